@@ -1,0 +1,54 @@
+"""Every key and channel name. One hash tag per namespace, so that every script stays in one slot."""
+
+from __future__ import annotations
+
+
+class Keys:
+    """The key names of one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self.prefix = f"tb:{{{namespace}}}:"
+        self.live = f"{self.prefix}live"
+        self.log = f"{self.prefix}log"
+        self.services = f"{self.prefix}reg:services"
+        self.names = f"{self.prefix}reg:names"
+        self.meta = f"{self.prefix}reg:meta"
+        self.items = f"{self.prefix}reg:items"
+        self.paused = f"{self.prefix}reg:paused"
+        self.reply_prefix = f"{self.prefix}rsp:"
+
+    def queue(self, name: str) -> str:
+        """A service's request stream."""
+        return f"{self.prefix}q:{name}"
+
+    def fence(self, name: str) -> str:
+        """Group generation, and a counter per consumer bumped whenever an entry is moved away from it."""
+        return f"{self.prefix}fence:{name}"
+
+    def cancelled(self, name: str) -> str:
+        """Calls that were cancelled after a worker had taken them, by deadline."""
+        return f"{self.prefix}cancelled:{name}"
+
+    def wake(self, name: str) -> str:
+        """Channel on which a service's workers hear of cancellations, pauses and hand-backs."""
+        return f"{self.prefix}wake:{name}"
+
+    def dead_letters(self, name: str) -> str:
+        """A service's dead letters."""
+        return f"{self.prefix}dlq:{name}"
+
+    def replies(self, agent: str) -> str:
+        """All replies to one agent process."""
+        return f"{self.reply_prefix}{agent}"
+
+    def flushes(self, agent: str) -> str:
+        """Verdicts of an agent's latest publish flushes."""
+        return f"{self.prefix}pub:{agent}"
+
+    def started(self, call: str) -> str:
+        """Mark that a ``once`` handler began."""
+        return f"{self.prefix}started:{call}"
+
+    def instances(self, service: str) -> str:
+        """A service's live instances and the publications they serve."""
+        return f"{self.prefix}reg:s:{service}"

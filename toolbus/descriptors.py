@@ -1,0 +1,338 @@
+"""What a service and a tool say about themselves: one model for every use.
+
+A service descriptor names config params; a tool descriptor names its service and
+carries the values of those params inline, so that many tools share one service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from toolbus.results import DescriptorError
+
+T = TypeVar("T")
+
+Effect = Literal["", "read", "idempotent", "once"]
+
+TOOL_SERVICE = "tool-service"
+
+# Config values stand inline beside these, so a config param may not take one of their names.
+RESERVED_KEYS = frozenset(
+    {
+        "type", "name", "description", "service", "arguments", "parameters", "groups", "category",
+        "timeout", "effect", "output_limit", "confirm", "external", "x-toolbus",
+    }
+)  # fmt: skip
+
+_SERVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+# Tool names are shown to people and models; wire formats map them to their own alphabets.
+_TOOL_NAME = re.compile(r"[^\s\x00-\x1f/\\{}]{1,128}\Z")
+
+# TrustGraph shows types to the model and enforces none; a word outside this table means any type.
+_TYPE_WORDS = {
+    "string": "string", "str": "string", "text": "string",
+    "number": "number", "float": "number",
+    "integer": "integer", "int": "integer",
+    "boolean": "boolean", "bool": "boolean",
+    "object": "object", "dict": "object",
+    "array": "array", "list": "array",
+}  # fmt: skip
+
+
+class ConfigParam(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A value that a tool descriptor may or must give its service."""
+
+    name: str
+    required: bool = False
+
+
+class Argument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One argument of a tool in the two-tier form."""
+
+    name: str
+    type: str
+    description: str
+    required: bool = False
+
+
+class ServiceDescriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
+    """A service: what its tools must configure, and how it may be called.
+
+    Attributes:
+        id: names the request stream; letters, digits, ``_``, ``.`` and ``-``.
+        request_queue: an outside name for the request stream, mapped into the namespace's own keys.
+        response_queue: stored and echoed; replies always go to the caller's own stream.
+        config_params: values that tool descriptors carry inline.
+        scale_to_zero: stays callable without live workers; calls wait for one to start.
+        queue_limit: most requests queued and running at once; 0 means the publisher's setting.
+    """
+
+    id: str
+    request_queue: str = ""
+    response_queue: str = ""
+    config_params: tuple[ConfigParam, ...] = ()
+    description: str = ""
+    scale_to_zero: bool = False
+    queue_limit: int = 0
+
+    @property
+    def queue(self) -> str:
+        """The name under which the request stream is keyed."""
+        return self.request_queue or self.id
+
+
+class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool as agents see it.
+
+    Attributes:
+        name: unique in the namespace.
+        service: id of the service that runs it.
+        config: values of the service's config params.
+        arguments: the arguments in the two-tier form; their types are shown to the model and not enforced.
+        parameters: JSON Schema of the arguments, enforced; None when they are untyped or in the two-tier form.
+        groups, category: for filtering.
+        timeout: seconds a call may take unless the caller says otherwise; 0 means the caller's default.
+        effect: what a second execution would do; empty when undeclared.
+        output_limit: characters of an observation, 0 for the default.
+        confirm: a person approves each call before it runs.
+        external: runs outside the operator's control.
+        extensions: the ``x-toolbus`` object, passed through.
+    """
+
+    name: str
+    description: str
+    service: str
+    config: dict[str, Any] = {}
+    arguments: tuple[Argument, ...] | None = None
+    parameters: dict[str, Any] | None = None
+    groups: tuple[str, ...] = ()
+    category: str = ""
+    timeout: float = 0.0
+    effect: Effect = ""
+    output_limit: int = 0
+    confirm: bool = False
+    external: bool = False
+    extensions: dict[str, Any] = {}
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The arguments as a JSON Schema for models, or None when nothing is known about them."""
+        return self.parameters if self.arguments is None else _arguments_schema(self.arguments)
+
+
+class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one process start publishes: a service and its tools, under one digest."""
+
+    service: ServiceDescriptor
+    tools: tuple[ToolDescriptor, ...] = ()
+    owner: str = ""
+    digest: str = ""
+
+    def with_digest(self) -> Publication:
+        """The same publication with its digest filled in; the owner does not count."""
+        return msgspec.structs.replace(self, digest=digest(msgspec.structs.replace(self, owner="", digest="")))
+
+
+def digest(value: object) -> str:
+    """A stable digest of a descriptor: 128 bits of BLAKE2b over its canonical JSON, in hexadecimal."""
+    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()
+
+
+def parse_service(document: object) -> ServiceDescriptor:
+    """Read a service descriptor (``id``, ``config-params``, …) from decoded JSON.
+
+    :raises DescriptorError: naming the field that is wrong.
+    """
+    fields = _mapping(document, "a service descriptor")
+    known = {"id", "type", "request-queue", "response-queue", "config-params", "description", "scale_to_zero", "queue_limit", "x-toolbus"}
+    for key in fields:
+        if key not in known:
+            raise DescriptorError(f"unknown key {key!r} of service {fields.get('id')!r}", path=f"$.{key}")
+    params = [
+        {"name": param} if isinstance(param, str) else param for param in _list(fields.get("config-params", []), "$.config-params")
+    ]
+    service = _convert(
+        {
+            "id": fields.get("id"),
+            "request-queue": fields.get("request-queue") or "",
+            "response-queue": fields.get("response-queue") or "",
+            "config-params": params,
+            "description": fields.get("description", ""),
+            "scale-to-zero": fields.get("scale_to_zero", False),
+            "queue-limit": fields.get("queue_limit", 0),
+        },
+        ServiceDescriptor,
+    )
+    return check_service(service)
+
+
+def check_service(service: ServiceDescriptor) -> ServiceDescriptor:
+    """Check what types can't say; returns the service unchanged.
+
+    :raises DescriptorError: naming the field that is wrong.
+    """
+    for path, value in (("$.id", service.id), ("$.request-queue", service.request_queue)):
+        if (value or path == "$.id") and not _SERVICE_ID.match(value):
+            raise DescriptorError(f"{value!r} is not 1 to 128 letters, digits, '_', '.' or '-'", path=path)
+    seen: set[str] = set()
+    for index, param in enumerate(service.config_params):
+        path = f"$.config-params[{index}].name"
+        if not param.name:
+            raise DescriptorError("a config param has no name", path=path)
+        if param.name in RESERVED_KEYS:
+            raise DescriptorError(f"config param {param.name!r} has a reserved name", path=path)
+        if param.name in seen:
+            raise DescriptorError(f"config param {param.name!r} is declared twice", path=path)
+        seen.add(param.name)
+    if service.queue_limit < 0:
+        raise DescriptorError("queue_limit is negative", path="$.queue_limit")
+    return service
+
+
+def is_tool_document(document: object) -> bool:
+    """Whether a document is a tool of ours; other ``type``s are somebody else's and left alone."""
+    return isinstance(document, Mapping) and document.get("type", TOOL_SERVICE) == TOOL_SERVICE
+
+
+def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescriptor:
+    """Read a two-tier tool descriptor from decoded JSON.
+
+    With ``service`` the inline config values are checked against its config
+    params, and ``type`` and ``service`` may be left out. Without it (the service
+    is not known yet) every key that is not reserved counts as a config value.
+
+    :raises DescriptorError: naming the key and the tool.
+    """
+    fields = dict(_mapping(document, "a tool descriptor"))
+    name = fields.get("name")
+    if service is not None:
+        fields.setdefault("type", TOOL_SERVICE)
+        fields.setdefault("service", service.id)
+    for key in ("type", "name", "description", "service"):
+        if not isinstance(fields.get(key), str) or not fields[key]:
+            raise DescriptorError(f"tool {name!r} needs a non-empty string {key!r}", path=f"$.{key}")
+    if fields["type"] != TOOL_SERVICE:
+        raise DescriptorError(f"tool {name!r} has type {fields['type']!r}, not {TOOL_SERVICE!r}", path="$.type")
+    if "arguments" in fields and "parameters" in fields:
+        raise DescriptorError(f"tool {name!r} has both 'arguments' and 'parameters'", path="$.parameters")
+    arguments = _parse_arguments(str(name), fields["arguments"]) if "arguments" in fields else None
+    tool = _convert(
+        {
+            "name": name,
+            "description": fields["description"],
+            "service": fields["service"],
+            "config": {key: value for key, value in fields.items() if key not in RESERVED_KEYS},
+            "arguments": arguments,
+            "parameters": fields.get("parameters"),
+            "extensions": fields.get("x-toolbus", {}),
+            **{key: fields[key] for key in ("groups", "category", "timeout", "effect", "output_limit", "confirm", "external") if key in fields},
+        },
+        ToolDescriptor,
+    )
+    if service is not None:
+        check_config(tool, service)
+    return check_tool(tool)
+
+
+def check_tool(tool: ToolDescriptor) -> ToolDescriptor:
+    """Check what types can't say; returns the tool unchanged.
+
+    :raises DescriptorError: naming the field that is wrong.
+    """
+    if not _TOOL_NAME.match(tool.name):
+        raise DescriptorError(f"{tool.name!r} is not 1 to 128 characters without spaces, slashes or braces", path="$.name")
+    if not _SERVICE_ID.match(tool.service):
+        raise DescriptorError(f"tool {tool.name!r} names an impossible service {tool.service!r}", path="$.service")
+    if tool.parameters is not None and tool.parameters.get("type", "object") != "object":
+        raise DescriptorError(f"the parameters of tool {tool.name!r} must be an object schema", path="$.parameters.type")
+    if not 0 <= tool.timeout < 1e9:
+        raise DescriptorError(f"the timeout of tool {tool.name!r} is not a number of seconds", path="$.timeout")
+    if tool.output_limit < 0:
+        raise DescriptorError(f"the output_limit of tool {tool.name!r} is negative", path="$.output_limit")
+    return tool
+
+
+def check_config(tool: ToolDescriptor, service: ServiceDescriptor) -> None:
+    """Check a tool's inline config values against its service's config params.
+
+    :raises DescriptorError: a key is undeclared, or a required param is missing.
+    """
+    declared = {param.name for param in service.config_params}
+    for key in tool.config:
+        if key not in declared:
+            known = ", ".join(sorted(declared)) or "none"
+            raise DescriptorError(
+                f"tool {tool.name!r} has the undeclared key {key!r} (config params of {service.id!r}: {known})", path=f"$.{key}"
+            )
+    for param in service.config_params:
+        if param.required and param.name not in tool.config:
+            raise DescriptorError(f"tool {tool.name!r} lacks the required config param {param.name!r}", path=f"$.{param.name}")
+
+
+def tool_document(tool: ToolDescriptor) -> dict[str, Any]:
+    """The JSON form of a tool, which ``parse_tool`` reads back."""
+    document: dict[str, Any] = {"type": TOOL_SERVICE, "name": tool.name, "description": tool.description, "service": tool.service}
+    defaults = ToolDescriptor("", "", "")
+    if tool.arguments is not None:
+        document["arguments"] = [msgspec.to_builtins(argument) for argument in tool.arguments]
+    for key in ("parameters", "groups", "category", "timeout", "effect", "output_limit", "confirm", "external"):
+        value = getattr(tool, key)
+        if value != getattr(defaults, key):
+            document[key] = value
+    if tool.extensions:
+        document["x-toolbus"] = tool.extensions
+    return {**document, **tool.config}
+
+
+def _parse_arguments(tool: str, documents: object) -> list[Argument]:
+    arguments: dict[str, Argument] = {}
+    for index, raw in enumerate(_list(documents, "$.arguments")):
+        path = f"$.arguments[{index}]"
+        fields = _mapping(raw, f"an argument of tool {tool!r}", path)
+        for key in ("name", "type", "description"):
+            if not isinstance(fields.get(key), str):
+                raise DescriptorError(f"an argument of tool {tool!r} needs a string {key!r}", path=f"{path}.{key}")
+        for key in fields:
+            if key not in Argument.__struct_fields__:
+                raise DescriptorError(f"an argument of tool {tool!r} has the unknown key {key!r}", path=f"{path}.{key}")
+        argument = _convert(fields, Argument, path)
+        if argument.name in arguments:
+            raise DescriptorError(f"argument {argument.name!r} of tool {tool!r} is declared twice", path=f"{path}.name")
+        arguments[argument.name] = argument
+    return list(arguments.values())
+
+
+def _arguments_schema(arguments: Iterable[Argument]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for argument in arguments:
+        word = _TYPE_WORDS.get(argument.type.lower())
+        properties[argument.name] = {"type": word, "description": argument.description} if word else {"description": argument.description}
+        if argument.required:
+            required.append(argument.name)
+    return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+
+
+def _mapping(value: object, what: str, path: str = "$") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise DescriptorError(f"{what} must be an object, not {type(value).__name__}", path=path)
+    return value
+
+
+def _list(value: object, path: str) -> Iterable[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise DescriptorError(f"expected a list, not {type(value).__name__}", path=path)
+    return value
+
+
+def _convert(value: object, type_: type[T], path: str = "$") -> T:
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        raise DescriptorError(message, path=f"{path}{where.rstrip('`')}") from None

@@ -1,0 +1,213 @@
+"""What travels between agents and workers: requests one way, frames the other.
+
+Both are JSON documents; unknown fields are ignored, so that either side may be
+newer than the other. docs/protocol.md specifies them for other languages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress
+
+VERSION = 1
+
+Ident = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+
+FrameKind = Literal["start", "text", "progress", "blob", "output", "data", "reset", "confirm", "end"]
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call on its way to a service.
+
+    Attributes:
+        id: correlation id, at least 128 random bits.
+        agent: the caller's agent id. Workers derive the reply stream from it; a request never names a key.
+        service: the service's id.
+        tool: the tool's name; empty for the untyped lower tier.
+        user: the tenant on whose behalf the call runs.
+        session: the agent's session, or empty.
+        config: values of the service's config params, from the tool descriptor.
+        arguments: what the model passed.
+        timeout: seconds from publication until the deadline, which the broker stamps.
+        effect: the declared effect, or empty when undeclared.
+        digest: digest of the descriptor the caller validated against.
+        events: the caller wants a ``start`` frame as soon as a worker takes the call.
+        priority: reserved.
+        idempotency_key: the caller's key for re-attaching, or empty.
+        metadata: free strings of the caller's own.
+        traceparent: W3C trace context of the calling span.
+        v: envelope version.
+    """
+
+    id: Ident
+    agent: Ident
+    service: str
+    tool: str = ""
+    user: str = ""
+    session: str = ""
+    config: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    timeout: float = 60.0
+    effect: str = ""
+    digest: str = ""
+    events: bool = False
+    priority: int = 0
+    idempotency_key: str = ""
+    metadata: dict[str, str] = {}
+    traceparent: str = ""
+    v: int = VERSION
+
+
+class Frame(msgspec.Struct, omit_defaults=True):
+    """One piece of a response; the last of a run has ``end_of_stream``.
+
+    Attributes:
+        id: the request's id.
+        run: random token of this start of the handler; one attempt has one run.
+        attempt: delivery number, from 1.
+        seq: position within the run, from 0, without gaps.
+        kind: what the frame carries.
+        response: a piece of text; on the ``end`` frame the whole output, or None for "the text sent".
+        end_of_stream: true on the one terminal frame.
+        error: on the ``end`` frame, why the call failed.
+        data: on the ``end`` frame, the result for programs.
+        progress: of a ``progress`` frame.
+        blob: of a ``blob`` frame; ``more`` says that the next one continues it.
+        worker: instance id, on the first frame of a run.
+        queued_ms: milliseconds the request waited, on the first frame of a run.
+    """
+
+    id: str
+    run: str
+    attempt: int = 1
+    seq: int = 0
+    kind: FrameKind = "text"
+    response: str | None = None
+    end_of_stream: bool = False
+    error: ErrorInfo | None = None
+    data: Any = None
+    progress: Progress | None = None
+    blob: Blob | None = None
+    more: bool = False
+    worker: str = ""
+    queued_ms: float = 0.0
+
+
+def new_id() -> str:
+    """A fresh call id: 128 random bits as 32 hexadecimal digits."""
+    return os.urandom(16).hex()
+
+
+def new_run() -> str:
+    """A fresh run token: 48 random bits as 12 hexadecimal digits."""
+    return os.urandom(6).hex()
+
+
+_encoder = msgspec.json.Encoder()
+_request_decoder = msgspec.json.Decoder(Request)
+_frame_decoder = msgspec.json.Decoder(Frame)
+_frames_decoder = msgspec.json.Decoder(list[Frame])
+_raws_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+# Deep nesting and bad UTF-8 are not msgspec.DecodeError: hostile bytes raise any of the three.
+_MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+_ADDRESS_FIELD = re.compile(rb'"(id|agent)"\s*:\s*"([A-Za-z0-9_-]{1,64})"')
+
+
+def encode(message: Request | Frame) -> bytes:
+    """Encode a request or a frame.
+
+    :raises EnvelopeError: a value in it can't be expressed in JSON.
+    """
+    try:
+        return _encoder.encode(message)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise EnvelopeError(f"not expressible in JSON: {error}") from None
+
+
+def decode_request(payload: bytes, *, limit: int) -> Request:
+    """Decode a request of at most ``limit`` bytes.
+
+    :raises EnvelopeError: it is too large, malformed, or of a newer major version.
+    """
+    if len(payload) > limit:
+        raise EnvelopeError(f"request of {len(payload)} bytes is over the limit of {limit}")
+    try:
+        request = _request_decoder.decode(payload)
+    except _MALFORMED as error:
+        raise EnvelopeError(f"malformed request: {error}") from None
+    if request.v != VERSION:
+        raise EnvelopeError(f"envelope version {request.v} is not supported, this side speaks {VERSION}")
+    return request
+
+
+def address(payload: bytes) -> tuple[str, str] | None:
+    """The (id, agent) of a request that can't be decoded, when both can still be read."""
+    found: dict[bytes, str] = {}
+    for name, value in _ADDRESS_FIELD.findall(payload[:4096]):
+        found.setdefault(name, value.decode())
+    if b"id" in found and b"agent" in found:
+        return found[b"id"], found[b"agent"]
+    return None
+
+
+def join_frames(frames: Sequence[bytes]) -> bytes:
+    """One reply entry's payload: a JSON list of already encoded frames."""
+    return b"[" + b",".join(frames) + b"]"
+
+
+def decode_frames(payload: bytes, *, limit: int) -> tuple[list[Frame], list[str]]:
+    """The frames of one reply entry, and a reason for each one that can't be read.
+
+    One bad frame never takes the good ones of its entry with it.
+    """
+    if len(payload) > limit:
+        return [], [f"reply entry of {len(payload)} bytes is over the limit of {limit}"]
+    try:
+        return _frames_decoder.decode(payload), []
+    except _MALFORMED as error:
+        reason = f"malformed reply entry: {error}"
+    try:
+        raws = _raws_decoder.decode(payload)
+    except _MALFORMED:
+        return [], [reason]
+    frames: list[Frame] = []
+    problems: list[str] = []
+    for raw in raws:
+        try:
+            frames.append(_frame_decoder.decode(raw))
+        except _MALFORMED as error:
+            problems.append(f"malformed frame: {error}")
+    return frames, problems
+
+
+def pieces(text: str, limit: int) -> Iterator[str]:
+    """Split text into pieces of at most ``limit`` bytes of UTF-8, never inside a character.
+
+    Lone surrogates, which UTF-8 can't carry, become U+FFFD.
+    """
+    data = _utf8(text)
+    if len(data) <= limit:
+        yield data.decode()
+        return
+    start = 0
+    while start < len(data):
+        end = min(start + limit, len(data))
+        while end < len(data) and data[end] & 0xC0 == 0x80:
+            end -= 1
+        yield data[start:end].decode()
+        start = end
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()

@@ -1,0 +1,220 @@
+"""What a tool answers with, and every exception toolbus raises.
+
+The exception tree::
+
+    ToolbusError
+    ├── ToolError                a tool's failure as an exception, with ``.error``
+    ├── StreamReset              plain iteration met an attempt that diverged
+    ├── CallCancelled            raised inside a handler by ``check_cancelled()``
+    ├── ConfigurationError       settings, URL or usage are wrong; says what to change
+    │   └── DescriptorError      a descriptor's field is wrong; carries its path
+    ├── EnvelopeError            a message on a stream can't be read
+    ├── RegistrationRefused      a name belongs to another owner
+    └── BrokerError              the server said no
+        ├── BrokerUnavailable    the server can't be reached
+        └── UnsupportedServer    the server lacks a command that toolbus needs
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+
+ErrorType = Literal[
+    "not_found",
+    "invalid_arguments",
+    "unavailable",
+    "overloaded",
+    "deadline_exceeded",
+    "cancelled",
+    "rate_limited",
+    "forbidden",
+    "outcome_unknown",
+    "slow_consumer",
+    "tool_error",
+]
+
+ERROR_TYPES: frozenset[str] = frozenset(get_args(ErrorType))
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a call failed, as a value.
+
+    Attributes:
+        type: one of the closed set of error types; what a program branches on.
+        code: free text of the tool's own.
+        message: one or two sentences for people and models.
+        retryable: whether the same call may succeed later.
+        retry_after: seconds to wait before trying again, when known.
+        details: anything more, JSON-encodable.
+    """
+
+    type: ErrorType
+    code: str = ""
+    message: str = ""
+    retryable: bool = False
+    retry_after: float | None = None
+    details: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a running handler has come; ``total`` is None when unknown."""
+
+    done: float
+    total: float | None = None
+    message: str = ""
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """Bytes with a media type (an image, a file); JSON carries them as base64."""
+
+    media_type: str
+    data: bytes
+
+
+class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Facts about a finished call.
+
+    Attributes:
+        id: the call's correlation id.
+        attempts: how many times a worker started it; 0 when none did.
+        worker: the instance that answered; empty when none did.
+        ms: milliseconds from the call's start to its end, measured at the caller.
+    """
+
+    id: str = ""
+    attempts: int = 0
+    worker: str = ""
+    ms: float = 0.0
+
+
+class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The one result of a call.
+
+    Attributes:
+        success: False when ``error`` is set.
+        output: text for people and models. As a handler's last item, None means "the text yielded".
+        data: a JSON-encodable value for programs.
+        error: why the call failed. The partial ``output`` of a failed call is kept.
+        content: blobs, in the order they were yielded.
+        meta: id, attempts, worker, milliseconds.
+    """
+
+    success: bool = True
+    output: str | None = None
+    data: Any = None
+    error: ErrorInfo | None = None
+    content: tuple[Blob, ...] = ()
+    meta: ResultMeta = ResultMeta()
+
+    @classmethod
+    def ok(cls, data: Any = None, *, output: str | None = None) -> ToolResult:
+        """A success that carries ``data``."""
+        return cls(output=output, data=data)
+
+    @classmethod
+    def fail(cls, error: ErrorInfo | str, *, output: str | None = None) -> ToolResult:
+        """A failure; a plain string becomes the message of a ``tool_error``."""
+        info = error if isinstance(error, ErrorInfo) else ErrorInfo("tool_error", message=error)
+        return cls(success=False, error=info, output=output)
+
+    @property
+    def observation(self) -> str:
+        """What a model sees: the text, or the data as JSON, or the failure after any partial text."""
+        text = self.output
+        if text is None:
+            text = "" if self.data is None else msgspec.json.encode(self.data).decode()
+        if self.error is None:
+            return text
+        failure = f"Error ({self.error.type}): {self.error.message or self.error.code or 'the tool failed'}"
+        return f"{text}\n{failure}" if text else failure
+
+    def __str__(self) -> str:
+        return self.observation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exactly ``{"success", "data", "error"}``; ``data`` is the text when there is no data."""
+        return {
+            "success": self.success,
+            "data": self.output if self.data is None else self.data,
+            "error": None if self.error is None else str(self.error),
+        }
+
+
+class ToolbusError(Exception):
+    """The root of every exception that toolbus raises."""
+
+
+class ToolError(ToolbusError):
+    """A tool's failure as an exception.
+
+    A handler raises it to fail with more than a message; plain iteration over a
+    stream raises it so that a short answer can't pass for a whole one.
+    """
+
+    def __init__(
+        self,
+        message: str | ErrorInfo,
+        *,
+        type: ErrorType = "tool_error",
+        code: str = "",
+        retryable: bool = False,
+        retry_after: float | None = None,
+        details: Any = None,
+    ) -> None:
+        if isinstance(message, ErrorInfo):
+            self.error = message
+        else:
+            self.error = ErrorInfo(type, code, message, retryable, retry_after, details)
+        super().__init__(str(self.error))
+
+
+class StreamReset(ToolbusError):
+    """A new attempt produced different text than what was already delivered.
+
+    ``events()`` reports the same as a ``Reset`` event and goes on with the new text.
+    """
+
+
+class CallCancelled(ToolbusError):
+    """The running call was cancelled, lost its lease, or passed its deadline."""
+
+
+class ConfigurationError(ToolbusError):
+    """Settings, a URL or a usage is wrong; the message says what to change."""
+
+
+class DescriptorError(ConfigurationError):
+    """A descriptor is invalid; ``path`` names the field (``$.arguments[0].name``)."""
+
+    def __init__(self, message: str, *, path: str = "$") -> None:
+        self.path = path
+        super().__init__(f"{message} - at `{path}`")
+
+
+class EnvelopeError(ToolbusError):
+    """A message on a stream is malformed, too large or of an unknown version."""
+
+
+class RegistrationRefused(ToolbusError):
+    """A service or tool name belongs to another owner; ``names`` maps each to that owner."""
+
+    def __init__(self, message: str, names: dict[str, str]) -> None:
+        self.names = names
+        super().__init__(message)
+
+
+class BrokerError(ToolbusError):
+    """The server refused a command."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The server can't be reached, or the connection was lost before it answered."""
+
+
+class UnsupportedServer(BrokerError):
+    """The server is too old or lacks a command; the message names it."""

@@ -1,0 +1,84 @@
+"""Every limit and default in one place, from arguments, ``TOOLBUS_*`` variables, or here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from toolbus.results import ConfigurationError
+
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+PREFIX = "TOOLBUS_"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one process; each field is read from ``TOOLBUS_<NAME>`` unless an argument gives it.
+
+    Times are in seconds and sizes in bytes unless a name says otherwise.
+    """
+
+    url: str = "redis://127.0.0.1:6379"
+    namespace: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")] = "default"
+    owner: str = ""
+    lease: Annotated[float, msgspec.Meta(ge=0.2, le=3600)] = 30.0
+    cooldown: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    concurrency: _Count = 100
+    grace: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    max_deliveries: _Count = 5
+    timeout: _Positive = 60.0
+    max_timeout: _Positive = 86_400.0
+    queue_limit: _Count = 10_000
+    max_request: _Count = 262_144
+    max_frame: Annotated[int, msgspec.Meta(ge=256)] = 65_536
+    max_output: _Count = 16_777_216
+    reply_limit: _Count = 10_000
+    retention: _Positive = 3600.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "text", "json"] = "auto"
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
+        """Settings from arguments that are not None, then ``TOOLBUS_*`` variables, then the defaults.
+
+        :raises ConfigurationError: naming the variable or argument that is wrong.
+        """
+        values: dict[str, Any] = {}
+        for name, (value, source) in _given(os.environ if environ is None else environ, arguments).items():
+            try:
+                values[name] = msgspec.convert(value, cls._types()[name], strict=False)
+            except msgspec.ValidationError as error:
+                raise ConfigurationError(f"{source} is wrong: {error} (given: {value!r})") from None
+        return cls(**values)
+
+    @classmethod
+    def sources(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> dict[str, tuple[Any, str]]:
+        """Each setting's value and where it comes from: an argument, a variable, or ``default``.
+
+        :raises ConfigurationError: naming the variable or argument that is wrong.
+        """
+        given = _given(os.environ if environ is None else environ, arguments)
+        settings = cls.load(environ, **arguments)
+        return {name: (getattr(settings, name), given[name][1] if name in given else "default") for name in cls.__struct_fields__}
+
+    @classmethod
+    def _types(cls) -> dict[str, Any]:
+        return {field.name: field.type for field in msgspec.structs.fields(cls)}
+
+
+def _given(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    given: dict[str, tuple[Any, str]] = {}
+    for name in Settings.__struct_fields__:
+        variable = PREFIX + name.upper()
+        if arguments.get(name) is not None:
+            given[name] = (arguments[name], f"argument {name!r}")
+        elif environ.get(variable, "") != "":
+            given[name] = (environ[variable], variable)
+    for name in arguments:
+        if name not in Settings.__struct_fields__:
+            raise ConfigurationError(f"there is no setting {name!r}; `toolbus settings` lists them")
+    return given
