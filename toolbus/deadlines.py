@@ -11,7 +11,8 @@ class Deadlines:
     """Calls back when monotonic times pass, to within one ``tick`` (seconds), from a single loop timer.
 
     Adding and removing cost a dict operation each. Callbacks run in the event
-    loop, never early and at most about one tick late. Without deadlines there is no timer.
+    loop, never early and at most about one tick late; one that raises goes to the
+    loop's exception handler. Without deadlines there is no timer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tick: float = 0.02) -> None:
@@ -45,6 +46,8 @@ class Deadlines:
 
     def close(self) -> None:
         """Forget every deadline."""
+        for bucket in self._buckets.values():
+            bucket.clear()
         self._buckets.clear()
         self._slots.clear()
         if self._timer is not None:
@@ -60,10 +63,26 @@ class Deadlines:
         self._timer = None
         # The loop may wake a clock resolution early; what is due by half a tick from now is due.
         now = int(self._loop.time() / self._tick + 0.5)
-        due: list[Callable[[], None]] = []
+        due: list[int] = []
         while self._slots and self._slots[0] <= now:
-            due.extend(self._buckets.pop(heapq.heappop(self._slots)).values())
+            due.append(heapq.heappop(self._slots))
+        for slot in due:
+            self._call_all(slot)
         if self._slots:
             self._arm(self._slots[0])
-        for callback in due:
-            callback()
+
+    def _call_all(self, slot: int) -> None:
+        # The bucket stays in its place meanwhile, so that a callback can still remove what is due in the same turn.
+        bucket = self._buckets.get(slot, {})
+        for key in list(bucket):
+            callback = bucket.pop(key, None)
+            if callback is None:
+                continue
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 - one bad callback must not keep the others from being called
+                self._loop.call_exception_handler({"message": "a deadline's callback raised", "exception": error})
+        if bucket:
+            heapq.heappush(self._slots, slot)
+        else:
+            self._buckets.pop(slot, None)

@@ -29,6 +29,8 @@ RESERVED_KEYS = frozenset(
     }
 )  # fmt: skip
 
+_OPTIONAL_KEYS = ("groups", "category", "timeout", "effect", "output_limit", "confirm", "external")
+
 _SERVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 # Tool names are shown to people and models; wire formats map them to their own alphabets.
 _TOOL_NAME = re.compile(r"[^\s\x00-\x1f/\\{}]{1,128}\Z")
@@ -153,9 +155,7 @@ def parse_service(document: object) -> ServiceDescriptor:
     for key in fields:
         if key not in known:
             raise DescriptorError(f"unknown key {key!r} of service {fields.get('id')!r}", path=f"$.{key}")
-    params = [
-        {"name": param} if isinstance(param, str) else param for param in _list(fields.get("config-params", []), "$.config-params")
-    ]
+    params = [{"name": param} if isinstance(param, str) else param for param in _list(fields.get("config-params", []), "$.config-params")]
     service = _convert(
         {
             "id": fields.get("id"),
@@ -221,8 +221,10 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
     if "arguments" in fields and "parameters" in fields:
         raise DescriptorError(f"tool {name!r} has both 'arguments' and 'parameters'", path="$.parameters")
     arguments = _parse_arguments(str(name), fields["arguments"]) if "arguments" in fields else None
+    optional: dict[str, Any] = {key: fields[key] for key in _OPTIONAL_KEYS if key in fields}
     tool = _convert(
         {
+            **optional,
             "name": name,
             "description": fields["description"],
             "service": fields["service"],
@@ -230,7 +232,6 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
             "arguments": arguments,
             "parameters": fields.get("parameters"),
             "extensions": fields.get("x-toolbus", {}),
-            **{key: fields[key] for key in ("groups", "category", "timeout", "effect", "output_limit", "confirm", "external") if key in fields},
         },
         ToolDescriptor,
     )
@@ -280,7 +281,7 @@ def tool_document(tool: ToolDescriptor) -> dict[str, Any]:
     defaults = ToolDescriptor("", "", "")
     if tool.arguments is not None:
         document["arguments"] = [msgspec.to_builtins(argument) for argument in tool.arguments]
-    for key in ("parameters", "groups", "category", "timeout", "effect", "output_limit", "confirm", "external"):
+    for key in ("parameters", *_OPTIONAL_KEYS):
         value = getattr(tool, key)
         if value != getattr(defaults, key):
             document[key] = value

@@ -17,6 +17,7 @@ The exception tree::
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -172,6 +173,9 @@ class ToolError(ToolbusError):
             self.error = ErrorInfo(type, code, message, retryable, retry_after, details)
         super().__init__(str(self.error))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.error,)
+
 
 class StreamReset(ToolbusError):
     """A new attempt produced different text than what was already delivered.
@@ -193,7 +197,11 @@ class DescriptorError(ConfigurationError):
 
     def __init__(self, message: str, *, path: str = "$") -> None:
         self.path = path
+        self._message = message
         super().__init__(f"{message} - at `{path}`")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(self.__class__, path=self.path), (self._message,)
 
 
 class EnvelopeError(ToolbusError):
@@ -206,6 +214,9 @@ class RegistrationRefused(ToolbusError):
     def __init__(self, message: str, names: dict[str, str]) -> None:
         self.names = names
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (str(self), self.names)
 
 
 class BrokerError(ToolbusError):

@@ -10,7 +10,10 @@ import msgspec
 
 from toolbus.results import ConfigurationError
 
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
+# Infinity is no time: event loops and servers refuse it.
+_FOREVER = 1e9
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=_FOREVER)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_FOREVER)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 PREFIX = "TOOLBUS_"
@@ -26,9 +29,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     namespace: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")] = "default"
     owner: str = ""
     lease: Annotated[float, msgspec.Meta(ge=0.2, le=3600)] = 30.0
-    cooldown: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    cooldown: _NotNegative = 60.0
     concurrency: _Count = 100
-    grace: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    grace: _NotNegative = 30.0
     max_deliveries: _Count = 5
     timeout: _Positive = 60.0
     max_timeout: _Positive = 86_400.0
@@ -37,18 +40,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_frame: Annotated[int, msgspec.Meta(ge=256)] = 65_536
     max_output: _Count = 16_777_216
     reply_limit: _Count = 10_000
+    call_buffer: _Count = 8_388_608
     retention: _Positive = 3600.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
+    def load(cls, environ: Mapping[str, str] | None = None, *, base: Settings | None = None, **arguments: Any) -> Settings:
         """Settings from arguments that are not None, then ``TOOLBUS_*`` variables, then the defaults.
+
+        With ``base`` the other values are its own, and variables are not looked at.
 
         :raises ConfigurationError: naming the variable or argument that is wrong.
         """
-        values: dict[str, Any] = {}
-        for name, (value, source) in _given(os.environ if environ is None else environ, arguments).items():
+        values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
+        variables = {} if base is not None else os.environ if environ is None else environ
+        for name, (value, source) in _given(variables, arguments).items():
             try:
                 values[name] = msgspec.convert(value, cls._types()[name], strict=False)
             except msgspec.ValidationError as error:

@@ -37,6 +37,10 @@ class Keys:
         """A service's dead letters."""
         return f"{self.prefix}dlq:{name}"
 
+    def scan(self, name: str) -> str:
+        """Lock of the worker that scans for entries nobody renews."""
+        return f"{self.prefix}scan:{name}"
+
     def replies(self, agent: str) -> str:
         """All replies to one agent process."""
         return f"{self.reply_prefix}{agent}"

@@ -1,0 +1,47 @@
+"""Server time as seen from a local monotonic clock, and whether it can be trusted."""
+
+from __future__ import annotations
+
+import time
+
+
+class ServerClock:
+    """Maps server milliseconds to local monotonic seconds.
+
+    Taken work runs on local monotonic deadlines, so a constant skew between machines
+    does no harm. When server time runs ahead of the local clock the server was stalled
+    (or its clock stepped): then other workers' leases may look ended although they are
+    alive, and nobody may reap for one lease.
+    """
+
+    def __init__(self, lease: float) -> None:
+        self._lease = lease
+        self._offset = 0.0
+        self._known = False
+        self._quiet_until = 0.0
+
+    def observe(self, server_ms: float, asked: float, answered: float) -> None:
+        """Take in a server time that was asked for and answered at these monotonic times."""
+        offset = server_ms / 1000 - answered
+        ahead = server_ms / 1000 - asked - self._offset if self._known else 0.0
+        if ahead > self._lease / 3:
+            self.hush()
+        self._offset = offset
+        self._known = True
+
+    def hush(self) -> None:
+        """No reaping for one lease from now: after a (re)connect, or after a stall."""
+        self._quiet_until = time.monotonic() + self._lease
+
+    @property
+    def trusted(self) -> bool:
+        """Whether ended leases may be acted on."""
+        return self._known and time.monotonic() >= self._quiet_until
+
+    def local(self, server_ms: float) -> float:
+        """The local monotonic time of a server time."""
+        return server_ms / 1000 - self._offset
+
+    def age_ms(self, server_ms: float) -> float:
+        """Milliseconds since a server time, never negative."""
+        return max(0.0, (time.monotonic() + self._offset) * 1000 - server_ms)

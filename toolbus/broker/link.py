@@ -1,0 +1,332 @@
+"""The hot path: one connection that packs a tick's commands into one write and calls back in order.
+
+redis-py opens the connection (TLS, AUTH, HELLO); this module takes its transport
+over and writes and reads by itself, which is several times faster (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import hiredis
+
+from toolbus import telemetry
+from toolbus.broker.connection import BLOCK, Connector, ServerInfo
+from toolbus.broker.scripts import Script
+from toolbus.results import BrokerError, BrokerUnavailable
+
+Reply = Any
+"""What the server answers: bytes, int, float, None, bool, list, dict, or an error as a value."""
+
+OnReply = Callable[[Reply], None]
+
+# Its stub says "a tuple of one"; it takes a tuple of any length.
+_pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+
+_NOTHING = object()
+_STALLED = BLOCK + 5.0
+_BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
+
+
+class ReplyError(BrokerError):
+    """An error reply of the server; its text starts with the server's error code."""
+
+
+class Command(NamedTuple):
+    """A packed command that waits for its answer."""
+
+    packed: bytes
+    on_reply: OnReply | None
+    repeatable: bool
+
+
+class LinkStatistics(NamedTuple):
+    """Counts of one link since it was made; ``unsent`` and ``unanswered`` are current."""
+
+    connects: int
+    commands: int
+    writes: int
+    unsent: int
+    unanswered: int
+
+
+class Link(asyncio.Protocol):
+    """One connection to the server, reconnecting with jittered backoff.
+
+    ``send`` never waits: commands of one event-loop tick leave in one write, and
+    their answers come back through callbacks in the same order. An error reply or a
+    lost connection is passed to the callback as an exception value. A command that was
+    sent with ``repeatable=True`` is written again after a reconnect, in order; one that
+    was not is answered with ``BrokerUnavailable``, because it may have been carried out.
+
+    Args:
+        connector: opens connections.
+        on_push: called with each out-of-band message ``[kind, channel, payload]``.
+        on_up: called after each connect, first one included, with ``restarted`` true when the server is another process.
+        limit: most bytes that wait to be written; more are refused.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        on_push: Callable[[list[Any]], None] | None = None,
+        on_up: Callable[[bool], None] | None = None,
+        limit: int = 64 * 1024 * 1024,
+    ) -> None:
+        self._connector = connector
+        self._on_push = on_push
+        self._on_up = on_up
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._opened_by: object = None
+        self._reader = hiredis.Reader()
+        self._unsent: list[Command] = []
+        self._unsent_bytes = 0
+        self._unanswered: deque[Command] = deque()
+        self._channels: set[str] = set()
+        self._flushing = False
+        self._paused = False
+        self._closing = False
+        self._lost = asyncio.Event()
+        self._heard = 0.0
+        self._connects = self._commands = self._writes = 0
+        self.server: ServerInfo | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether commands go out now rather than after a reconnect."""
+        return self._transport is not None
+
+    def statistics(self) -> LinkStatistics:
+        """Counts of this link."""
+        return LinkStatistics(self._connects, self._commands, self._writes, len(self._unsent), len(self._unanswered))
+
+    async def connect(self) -> None:
+        """Open the first connection.
+
+        :raises BrokerUnavailable: the server can't be reached.
+        :raises BrokerError: it refuses us.
+        """
+        connection, server = await self._connector.connect()
+        restarted = self.server is not None and self.server.run_id != server.run_id
+        self.server = server
+        self._take_over(connection)
+        self._connects += 1
+        if self._channels:
+            self._write(b"".join(_pack(("SUBSCRIBE", name)) for name in sorted(self._channels)))
+        # What was written to the old connection and may be repeated goes first, then what never left.
+        again = list(self._unanswered)
+        self._unanswered.clear()
+        self._unsent[:0] = again
+        self._flush()
+        if self._on_up is not None:
+            self._on_up(restarted)
+
+    async def maintain(self) -> None:
+        """Reconnect whenever the connection is lost; runs until ``close``."""
+        while not self._closing:
+            try:
+                async with asyncio.timeout(_STALLED / 2):
+                    await self._lost.wait()
+            except TimeoutError:
+                self._abort_if_stalled()
+                continue
+            await self._reconnect()
+
+    def close(self) -> None:
+        """Close the connection and answer everything that still waits with ``BrokerUnavailable``."""
+        self._closing = True
+        self._lost.set()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        waiting = [*self._unanswered, *self._unsent]
+        self._unanswered.clear()
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._answer_lost(waiting, "the connection was closed")
+
+    def send(self, args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False) -> None:
+        """Queue a command for the end of this tick. Never waits, never raises for the server's sake."""
+        packed = _pack(args)
+        self._unsent_bytes += len(packed)
+        if self._closing or self._unsent_bytes > self._limit:
+            self._unsent_bytes -= len(packed)
+            reason = "the connection was closed" if self._closing else "the connection does not take more and its buffer is full"
+            self._answer_lost([Command(packed, on_reply, False)], reason)
+            return
+        self._unsent.append(Command(packed, on_reply, repeatable))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def run(
+        self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False
+    ) -> None:
+        """Queue a script; a server that forgot it gets it again."""
+
+        def check(reply: Reply) -> None:
+            if isinstance(reply, ReplyError) and str(reply).startswith("NOSCRIPT"):
+                self.send(("EVAL", script.source, len(keys), *keys, *args), on_reply, repeatable=repeatable)
+            elif on_reply is not None:
+                on_reply(reply)
+
+        self.send(("EVALSHA", script.sha, len(keys), *keys, *args), check, repeatable=repeatable)
+
+    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
+        """Send a command and wait for its answer.
+
+        :raises ReplyError: the server answered with an error.
+        :raises BrokerUnavailable: the connection was lost before it answered.
+        """
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self.send(args, lambda reply: _settle(future, reply), repeatable=repeatable)
+        return await future
+
+    async def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Reply:
+        """Run a script and wait for its answer; raises as ``execute`` does."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self.run(script, keys, args, lambda reply: _settle(future, reply), repeatable=repeatable)
+        return await future
+
+    def subscribe(self, channel: str) -> None:
+        """Receive a channel's messages through ``on_push``, also after reconnects. RESP3 carries them on this same connection."""
+        self._channels.add(channel)
+        self._write(_pack(("SUBSCRIBE", channel)))
+
+    def unsubscribe(self, channel: str) -> None:
+        """Stop receiving a channel's messages."""
+        self._channels.discard(channel)
+        self._write(_pack(("UNSUBSCRIBE", channel)))
+
+    # -- asyncio.Protocol -------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        reader = self._reader
+        reader.feed(data)
+        gets, unanswered = reader.gets, self._unanswered
+        while True:
+            try:
+                reply = gets()
+            except hiredis.ProtocolError as error:
+                telemetry.log.error("link.protocol_error", server=self._connector.display, error=str(error))
+                self._abort()
+                return
+            if reply is _NOTHING:
+                return
+            if type(reply) is hiredis.PushNotification:
+                if self._on_push is not None:
+                    self._on_push(reply)
+                continue
+            on_reply = unanswered.popleft().on_reply
+            if on_reply is None:
+                continue
+            try:
+                on_reply(reply)
+            except Exception:  # noqa: BLE001 - one callback's bug must not take the other answers with it
+                telemetry.log.exception("link.callback_failed")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._paused = False
+        written = list(self._unanswered)
+        self._unanswered.clear()
+        self._unanswered.extend(command for command in written if command.repeatable and not self._closing)
+        self._lost.set()
+        if not self._closing:
+            telemetry.log.warning("link.lost", server=self._connector.display, error=str(exc or "closed by the server"))
+        self._answer_lost([command for command in written if not command.repeatable], "the connection was lost")
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _take_over(self, connection: Any) -> None:
+        transport, early = connection._writer.transport, connection._reader._buffer
+        # A StreamWriter that is collected closes its transport, so it lives as long as the link uses it.
+        self._opened_by = connection._writer
+        # redis-py must not close what is ours now, nor warn about it.
+        connection._reader = connection._writer = None
+        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_NOTHING)
+        self._paused = False
+        self._heard = self._loop.time()
+        self._lost.clear()
+        self._transport = transport
+        transport.set_protocol(self)
+        transport.resume_reading()
+        if early:
+            self.data_received(bytes(early))
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._transport is None or self._paused or not self._unsent:
+            return
+        unsent = self._unsent
+        if not self._unanswered:
+            self._heard = self._loop.time()
+        self._commands += len(unsent)
+        self._writes += 1
+        self._unanswered.extend(unsent)
+        data = unsent[0].packed if len(unsent) == 1 else b"".join([command.packed for command in unsent])
+        self._unsent = []
+        self._unsent_bytes = 0
+        self._transport.write(data)
+
+    def _write(self, packed: bytes) -> None:
+        if self._transport is not None:
+            self._flush()
+            self._transport.write(packed)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _abort_if_stalled(self) -> None:
+        if self._unanswered and self._loop.time() - self._heard > _STALLED:
+            telemetry.log.warning("link.stalled", server=self._connector.display, unanswered=len(self._unanswered))
+            self._abort()
+
+    async def _reconnect(self) -> None:
+        delay = _BACKOFF_FIRST
+        while not self._closing:
+            try:
+                await self.connect()
+            except BrokerError as error:
+                telemetry.log.warning("link.reconnect_failed", server=self._connector.display, error=str(error), retry_in=round(delay, 2))
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+                delay = min(delay * 2, _BACKOFF_MOST)
+            else:
+                telemetry.log.info("link.restored", server=self._connector.display)
+                return
+
+    def _answer_lost(self, commands: list[Command], reason: str) -> None:
+        for command in commands:
+            if command.on_reply is not None:
+                try:
+                    command.on_reply(BrokerUnavailable(f"{self._connector.display}: {reason}"))
+                except Exception:  # noqa: BLE001 - as in data_received
+                    telemetry.log.exception("link.callback_failed")
+
+
+def _settle(future: asyncio.Future[Reply], reply: Reply) -> None:
+    if future.done():
+        return
+    if isinstance(reply, BrokerError):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)

@@ -1,0 +1,14 @@
+-- include _registry
+-- Put or delete a static descriptor. ARGV (after the common four): 5 key ("tool/x", "tool-service/x"), 6 document or "" to delete
+-- Returns {"ok", how many changed} or {"refused", owner}
+local field = ARGV[5]:gsub('^tool%-service/', 's:'):gsub('^tool/', 't:')
+if ARGV[6] == '' then
+  local removed = redis.call('HDEL', items, ARGV[5])
+  if removed == 1 then record('item', ARGV[5], '') end
+  return {'ok', removed}
+end
+local owner, _, free_at = holder(field)
+if owner and (free_at == 0 or now < free_at) then return {'refused', owner} end
+redis.call('HSET', items, ARGV[5], ARGV[6])
+record('item', ARGV[5], ARGV[6])
+return {'ok', 1}

@@ -1,0 +1,334 @@
+"""The in-process broker behind ``memory://``: the same tools without a server, for tests and notebooks.
+
+Everything stays in one event loop. Documents are encoded and decoded as they would be on the
+wire, so that what works here works over Redis. There are no leases: nothing can crash alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from toolbus import telemetry
+from toolbus.broker.protocols import AgentListener, Delivery, ServiceRecord, Verdict, WorkerListener
+from toolbus.descriptors import Publication
+from toolbus.envelope import Request, decode_frames, decode_request, encode, join_frames, new_id, new_run
+from toolbus.results import BrokerUnavailable, EnvelopeError, RegistrationRefused
+from toolbus.settings import Settings
+
+_TAKE_WAIT = 2.0
+_DEAD_LETTERS = 1_000
+
+
+class _Entry(NamedTuple):
+    id: str
+    document: bytes
+    published: float
+    deadline: float
+    attempt: int
+
+
+class _Queue:
+    def __init__(self) -> None:
+        self.waiting: deque[_Entry] = deque()
+        self.running = 0
+        self.dead: deque[tuple[str, bytes]] = deque(maxlen=_DEAD_LETTERS)
+
+
+class _Instance(NamedTuple):
+    publication: Publication
+    worker: MemoryWorkerBroker
+
+
+class _Hub:
+    """What the processes of one namespace would share through the server."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, _Queue] = {}
+        self.instances: dict[str, list[_Instance]] = {}
+        self.items: dict[str, bytes] = {}
+        self.agents: dict[str, MemoryAgentBroker] = {}
+        self.started: dict[str, str] = {}
+        self.arrived = asyncio.Event()
+        self.entries = itertools.count(1)
+
+    def record(self, service: str) -> ServiceRecord | None:
+        instances = self.instances.get(service)
+        return ServiceRecord(instances[-1].publication, True) if instances else None
+
+    def announce(self, service: str) -> None:
+        for agent in list(self.agents.values()):
+            agent.listener.on_service(service, self.record(service))
+
+    def holder(self, tool: str) -> Publication | None:
+        for instances in self.instances.values():
+            for instance in instances:
+                if any(tool == each.name for each in instance.publication.tools):
+                    return instance.publication
+        return None
+
+
+_hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], _Hub]] = weakref.WeakKeyDictionary()
+
+
+def _hub(settings: Settings) -> _Hub:
+    hubs = _hubs.setdefault(asyncio.get_running_loop(), {})
+    return hubs.setdefault((settings.url, settings.namespace), _Hub())
+
+
+class MemoryAgentBroker:
+    """``AgentBroker`` in process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._agent = new_id()
+        self.listener: AgentListener
+        self._hub: _Hub | None = None
+        self._published = 0
+        self._frames = 0
+
+    @property
+    def agent(self) -> str:
+        """This bus's agent id, fresh at each start."""
+        return self._agent
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people and metrics."""
+        return {"published": self._published, "frames": self._frames}
+
+    async def open(self, listener: AgentListener) -> None:
+        """Join the hub of this event loop, URL and namespace."""
+        self.listener = listener
+        self._hub = hub = _hub(self._settings)
+        hub.agents[self._agent] = self
+        services = {service: record for service in hub.instances if (record := hub.record(service)) is not None}
+        listener.on_registry(services, dict(hub.items))
+
+    async def aclose(self) -> None:
+        """Leave the hub."""
+        if self._hub is not None:
+            self._hub.agents.pop(self._agent, None)
+            self._hub = None
+
+    def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+        """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded."""
+        document = encode(request)
+        self._published += 1
+        asyncio.get_running_loop().call_soon(self._publish, request, document, queue, limit, on_verdict)
+
+    def _publish(self, request: Request, document: bytes, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+        if self._hub is None:
+            on_verdict(Verdict("failed", message="the bus is closed"))
+            return
+        target = self._hub.queues.get(queue)
+        if target is None:
+            on_verdict(Verdict("absent", message="the service has no queue"))
+            return
+        depth = len(target.waiting) + target.running
+        if depth >= limit:
+            on_verdict(Verdict("full", depth=depth))
+            return
+        now = time.monotonic()
+        entry = _Entry(str(next(self._hub.entries)), document, now, now + request.timeout, 1)
+        target.waiting.append(entry)
+        self._hub.arrived.set()
+        on_verdict(Verdict("queued", entry=entry.id))
+
+    def cancel(self, request: Request, queue: str, entry: str) -> None:
+        """Remove a queued call, or tell the worker that runs it."""
+        if self._hub is None or queue not in self._hub.queues:
+            return
+        target = self._hub.queues[queue]
+        for waiting in target.waiting:
+            if waiting.id == entry:
+                target.waiting.remove(waiting)
+                return
+        for instance in self._hub.instances.get(request.service, ()):
+            instance.worker.listener.on_cancelled(request.id)
+
+    async def put_item(self, key: str, document: bytes) -> None:
+        """Store a static descriptor."""
+        hub = self._joined()
+        kind, _, name = key.partition("/")
+        holder = hub.holder(name) if kind == "tool" else getattr(hub.record(name), "publication", None)
+        if holder is not None:
+            raise RegistrationRefused(f"{key} is published by {holder.owner!r}", {key: holder.owner})
+        hub.items[key] = document
+        for agent in list(hub.agents.values()):
+            agent.listener.on_item(key, document)
+
+    async def delete_item(self, key: str) -> bool:
+        """Delete a static descriptor; False when there was none."""
+        hub = self._joined()
+        if hub.items.pop(key, None) is None:
+            return False
+        for agent in list(hub.agents.values()):
+            agent.listener.on_item(key, None)
+        return True
+
+    def _joined(self) -> _Hub:
+        if self._hub is None:
+            raise BrokerUnavailable("the bus is closed")
+        return self._hub
+
+    def receive(self, frames: bytes) -> None:
+        """Take in a reply entry, as the reader of a reply stream would."""
+        decoded, problems = decode_frames(frames, limit=4 * self._settings.max_frame + 262_144)
+        for problem in problems:
+            telemetry.log.error("frame.malformed", agent=self._agent, error=problem)
+        self._frames += len(decoded)
+        self.listener.on_frames(decoded)
+
+
+class MemoryWorkerBroker:
+    """``WorkerBroker`` in process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._instance = f"memory-{new_run()}"
+        self.listener: WorkerListener
+        self._hub: _Hub
+        self._services: dict[str, Publication] = {}
+        self._held: dict[str, tuple[Delivery, _Entry]] = {}
+        self._interrupted = asyncio.Event()
+        self._finished = 0
+
+    @property
+    def instance(self) -> str:
+        """This worker's instance id."""
+        return self._instance
+
+    @property
+    def congested(self) -> bool:
+        """Never: frames are handed over at once."""
+        return False
+
+    async def room(self) -> None:
+        """Let the callers in this loop take in what was sent."""
+        await asyncio.sleep(0)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people and metrics."""
+        return {"calls_finished": self._finished, "held": len(self._held)}
+
+    async def open(self, listener: WorkerListener) -> None:
+        """Join the hub of this event loop, URL and namespace."""
+        self.listener = listener
+        self._hub = _hub(self._settings)
+
+    async def register(self, publication: Publication) -> None:
+        """Publish a service and its tools; raises RegistrationRefused when names belong to another owner."""
+        service = publication.service.id
+        refused: dict[str, str] = {}
+        for instance in self._hub.instances.get(service, ()):
+            if instance.publication.owner != publication.owner:
+                refused[f"tool-service/{service}"] = instance.publication.owner
+        for tool in publication.tools:
+            holder = self._hub.holder(tool.name)
+            if holder is not None and (holder.owner != publication.owner or holder.service.id != service):
+                refused[f"tool/{tool.name}"] = holder.owner
+            elif f"tool/{tool.name}" in self._hub.items:
+                refused[f"tool/{tool.name}"] = "operator"
+        if refused:
+            listed = ", ".join(f"{name} belongs to {owner!r}" for name, owner in refused.items())
+            raise RegistrationRefused(f"not registered as {publication.owner!r}: {listed}", refused)
+        self._services[service] = publication
+        self._hub.queues.setdefault(publication.service.queue, _Queue())
+        self._hub.instances.setdefault(service, []).append(_Instance(publication, self))
+        self._hub.announce(service)
+
+    async def unregister(self) -> None:
+        """Take every service of this worker out of the registry."""
+        for service in self._services:
+            left = [instance for instance in self._hub.instances.get(service, []) if instance.worker is not self]
+            if left:
+                self._hub.instances[service] = left
+            else:
+                self._hub.instances.pop(service, None)
+            self._hub.announce(service)
+
+    async def take(self, slots: int) -> list[Delivery]:
+        """Wait up to about two seconds for at most ``slots`` deliveries."""
+        try:
+            async with asyncio.timeout(_TAKE_WAIT):
+                while not self._interrupted.is_set():
+                    taken = self._take_nowait(slots)
+                    if taken:
+                        return taken
+                    self._hub.arrived.clear()
+                    await self._hub.arrived.wait()
+        except TimeoutError:
+            pass
+        self._interrupted.clear()
+        return []
+
+    def _take_nowait(self, slots: int) -> list[Delivery]:
+        taken: list[Delivery] = []
+        for publication in self._services.values():
+            queue = self._hub.queues[publication.service.queue]
+            while queue.waiting and len(taken) < slots:
+                entry = queue.waiting.popleft()
+                try:
+                    request = decode_request(entry.document, limit=self._settings.max_request + 1024)
+                except EnvelopeError as error:
+                    telemetry.log.error("request.malformed", service=publication.service.id, error=str(error))
+                    queue.dead.append((str(error), entry.document))
+                    continue
+                age = (time.monotonic() - entry.published) * 1000
+                delivery = Delivery(request, queue, entry.id.encode(), b"", entry.attempt, entry.deadline, age, new_run())
+                self._held[entry.id] = delivery, entry
+                queue.running += 1
+                taken.append(delivery)
+        return taken
+
+    def interrupt(self) -> None:
+        """Make a waiting ``take`` return now."""
+        self._interrupted.set()
+        self._hub.arrived.set()
+
+    async def begin(self, delivery: Delivery) -> Literal["started", "began", "lost"]:
+        """Mark that a ``once`` handler begins."""
+        return "started" if self._hub.started.setdefault(delivery.request.id, delivery.run) == delivery.run else "began"
+
+    def send(self, delivery: Delivery, frame: bytes) -> None:
+        """Send a frame that is not the last one."""
+        self._send(delivery, frame)
+
+    def finish(self, delivery: Delivery, frame: bytes) -> None:
+        """Send the last frame and forget the request."""
+        if self._held.pop(delivery.entry.decode(), None) is not None:
+            delivery.queue.running -= 1
+            self._hub.started.pop(delivery.request.id, None)
+            self._finished += 1
+            self._send(delivery, frame)
+
+    def bury(self, delivery: Delivery, reason: str, frame: bytes) -> None:
+        """Set the request aside as a dead letter and send the last frame."""
+        delivery.queue.dead.append((reason, encode(delivery.request)))
+        self.finish(delivery, frame)
+
+    def _send(self, delivery: Delivery, frame: bytes) -> None:
+        agent = self._hub.agents.get(delivery.request.agent)
+        if agent is not None:
+            asyncio.get_running_loop().call_soon(agent.receive, join_frames([frame]))
+
+    async def aclose(self) -> None:
+        """Give back what is still held, as a crash of a worker process would."""
+        for delivery, entry in self._held.values():
+            delivery.queue.running -= 1
+            delivery.queue.waiting.appendleft(entry._replace(attempt=entry.attempt + 1))
+        self._held.clear()
+        self._hub.arrived.set()
+        for name in [publication.service.queue for publication in self._services.values()]:
+            queue = self._hub.queues.get(name)
+            if queue is not None and not queue.waiting and not queue.running and not self._served(name):
+                del self._hub.queues[name]
+        self._services.clear()
+
+    def _served(self, queue: str) -> bool:
+        return any(i.publication.service.queue == queue for instances in self._hub.instances.values() for i in instances)

@@ -1,0 +1,189 @@
+"""What an agent and a worker need of a broker. Redis and the in-process broker both provide it.
+
+The client and the worker speak only to these protocols, so the same tools run over
+``redis://`` and ``memory://``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from toolbus.descriptors import Publication
+from toolbus.envelope import Frame, Request
+from toolbus.results import ErrorInfo
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of one published request.
+
+    Attributes:
+        status: ``queued``; ``full``; ``absent`` (no such queue); ``unknown`` (the answer was lost, it may have been queued);
+            ``failed`` (certainly not queued).
+        entry: where it is queued, for cancelling it.
+        depth: how many requests the full queue holds, queued and running.
+        message: why it failed.
+    """
+
+    status: Literal["queued", "full", "absent", "unknown", "failed"]
+    entry: str = ""
+    depth: int = 0
+    message: str = ""
+
+
+class ServiceRecord(msgspec.Struct, frozen=True):
+    """A service in the registry: its current publication, and whether an instance is live."""
+
+    publication: Publication
+    live: bool
+
+
+class AgentListener(Protocol):
+    """Hears what arrives for an agent. Methods are called in the event loop and must not block."""
+
+    def on_frames(self, frames: Sequence[Frame]) -> None:
+        """Frames of this agent's calls, in the order they were written."""
+
+    def on_registry(self, services: dict[str, ServiceRecord], items: dict[str, bytes]) -> None:
+        """A fresh snapshot: everything known before is replaced."""
+
+    def on_service(self, service: str, record: ServiceRecord | None) -> None:
+        """A service changed, or is gone (None)."""
+
+    def on_item(self, key: str, document: bytes | None) -> None:
+        """A static descriptor changed, or was deleted (None)."""
+
+    def on_replies_lost(self) -> None:
+        """The reply stream had to be made anew: frames of running calls may be missing."""
+
+
+class AgentBroker(Protocol):
+    """The caller's side of a broker."""
+
+    @property
+    def agent(self) -> str:
+        """This process's agent id, fresh at each start."""
+
+    async def open(self, listener: AgentListener) -> None:
+        """Connect, load the registry's snapshot, and start to listen.
+
+        :raises BrokerError: the server can't be reached or can't serve.
+        """
+
+    async def aclose(self) -> None:
+        """Stop listening and remove this agent's keys."""
+
+    def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+        """Publish at the end of this tick, together with everything else published in it."""
+
+    def cancel(self, request: Request, queue: str, entry: str) -> None:
+        """Remove a queued call, or tell the worker that runs it. Returns at once."""
+
+    async def put_item(self, key: str, document: bytes) -> None:
+        """Store a static descriptor under ``tool/<name>`` or ``tool-service/<id>``.
+
+        :raises RegistrationRefused: the name is published by a service.
+        """
+
+    async def delete_item(self, key: str) -> bool:
+        """Delete a static descriptor; False when there was none."""
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people and metrics."""
+
+
+class Delivery:
+    """One request handed to this worker, under a run token of its own.
+
+    ``deadline`` is local monotonic seconds, ``queued_ms`` how long the request waited, and
+    ``attempt`` its delivery number. ``queue``, ``entry`` and ``generation`` are the broker's.
+    """
+
+    __slots__ = ("attempt", "deadline", "entry", "generation", "queue", "queued_ms", "request", "run")
+
+    def __init__(
+        self, request: Request, queue: Any, entry: bytes, generation: bytes, attempt: int, deadline: float, queued_ms: float, run: str
+    ) -> None:
+        self.request = request
+        self.queue = queue
+        self.entry = entry
+        self.generation = generation
+        self.attempt = attempt
+        self.deadline = deadline
+        self.queued_ms = queued_ms
+        self.run = run
+
+
+class WorkerListener(Protocol):
+    """Hears what concerns a worker's running calls. Methods are called in the event loop and must not block."""
+
+    def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
+        """Deliveries taken over from dead workers; they need slots like any other."""
+
+    def on_cancelled(self, call: str) -> None:
+        """A caller cancelled a call."""
+
+    def on_lost(self, delivery: Delivery) -> None:
+        """The delivery now belongs to another worker; whatever this one still says is refused."""
+
+    def on_agent_gone(self, agent: str, error: ErrorInfo) -> None:
+        """An agent no longer reads its replies: its calls end."""
+
+    def free_slots(self) -> int:
+        """How many more deliveries can run now."""
+
+
+class WorkerBroker(Protocol):
+    """The worker's side of a broker."""
+
+    @property
+    def instance(self) -> str:
+        """This process start's instance id, which is also its consumer name."""
+
+    async def open(self, listener: WorkerListener) -> None:
+        """Connect.
+
+        :raises BrokerError: the server can't be reached or can't serve.
+        """
+
+    async def register(self, publication: Publication) -> None:
+        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``.
+
+        :raises RegistrationRefused: names belong to another owner; nothing was published.
+        """
+
+    async def unregister(self) -> None:
+        """Take every service of this instance out of the registry; stop taking."""
+
+    async def take(self, slots: int) -> list[Delivery]:
+        """Wait up to about two seconds for at most ``slots`` deliveries."""
+
+    def interrupt(self) -> None:
+        """Make a waiting ``take`` return now."""
+
+    async def begin(self, delivery: Delivery) -> Literal["started", "began", "lost"]:
+        """Mark that a ``once`` handler begins; ``began`` when an earlier attempt did."""
+
+    def send(self, delivery: Delivery, frame: bytes) -> None:
+        """Send a frame that is not the last one."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether producers should wait for ``room`` before they send more frames."""
+
+    async def room(self) -> None:
+        """Wait until frames leave again."""
+
+    def finish(self, delivery: Delivery, frame: bytes) -> None:
+        """Send the last frame and remove the request, if it is still ours."""
+
+    def bury(self, delivery: Delivery, reason: str, frame: bytes) -> None:
+        """Set the request aside as a dead letter and send the last frame."""
+
+    async def aclose(self) -> None:
+        """Send what is still to be sent, and disconnect."""
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people and metrics."""

@@ -1,0 +1,224 @@
+"""The agent's side of the Redis broker: publishes requests, reads all replies of one process, follows the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.broker.clock import ServerClock
+from toolbus.broker.connection import BLOCK, Connector
+from toolbus.broker.keys import Keys
+from toolbus.broker.link import Link, ReplyError
+from toolbus.broker.protocols import AgentListener, Verdict
+from toolbus.broker.publisher import Publish, Publisher
+from toolbus.broker.registry import Registry, RegistryFollower
+from toolbus.envelope import Request, decode_frames, encode, new_id
+from toolbus.results import BrokerError, BrokerUnavailable
+from toolbus.settings import Settings
+
+_READ_COUNT = 512
+_RECONCILE = 60.0
+
+
+class RedisAgentBroker:
+    """``AgentBroker`` over Redis: a writing link, and a link that blocks on this agent's replies and the registry's log."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._keys = Keys(settings.namespace)
+        self._connector = Connector(settings.url)
+        self._agent = new_id()
+        self._replies = self._keys.replies(self._agent)
+        self._clock = ServerClock(settings.lease)
+        self._position = b"0"
+        self._closing = asyncio.Event()
+        self._home: asyncio.Task[None] | None = None
+        self._resync = False
+        self._interrupted = False
+        # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
+        self._entry_limit = 2 * max(262_144, settings.max_frame) + 65_536
+        self.frames = 0
+        self.malformed = 0
+
+    @property
+    def agent(self) -> str:
+        """This process's agent id, fresh at each start."""
+        return self._agent
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people and metrics."""
+        link = self._link.statistics()
+        return {
+            "published": self._publisher.published,
+            "frames": self.frames,
+            "malformed": self.malformed,
+            "commands": link.commands,
+            "writes": link.writes,
+            "connects": link.connects,
+        }
+
+    # -- opening and closing ----------------------------------------------------------------------
+
+    async def open(self, listener: AgentListener) -> None:
+        """Connect, load the registry's snapshot, and start to listen."""
+        self._listener = listener
+        self._link = Link(self._connector, on_up=self._up)
+        self._blocking = Link(self._connector, on_up=self._up)
+        self._publisher = Publisher(self._link, self._keys, self._agent)
+        self._registry = Registry(self._link, self._keys, self._settings)
+        self._follower = RegistryFollower(self._link, self._keys, listener)
+        try:
+            await self._link.connect()
+            await self._blocking.connect()
+            await self._make_replies()
+            await self._follower.load()
+        except BaseException:
+            self._link.close()
+            self._blocking.close()
+            raise
+        self._resync = False
+        ready = asyncio.Event()
+        self._home = asyncio.create_task(self._live(ready), name="toolbus-agent-broker")
+        await ready.wait()
+
+    async def _live(self, ready: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._link.maintain())
+            tasks.create_task(self._blocking.maintain())
+            upkeep = tasks.create_task(self._upkeep())
+            reading = tasks.create_task(self._read())
+            ready.set()
+            await self._closing.wait()
+            upkeep.cancel()
+            reading.cancel()
+
+    async def aclose(self) -> None:
+        """Stop listening and remove this agent's keys."""
+        if self._home is None:
+            return
+        try:
+            async with asyncio.timeout(2):
+                await self._link.execute("DEL", self._replies, self._keys.flushes(self._agent))
+        except (TimeoutError, BrokerError) as error:
+            # Both keys have a TTL, so nothing stays behind for long.
+            telemetry.log.warning("agent.close_incomplete", error=str(error) or "the server did not answer")
+        self._closing.set()
+        self._link.close()
+        self._blocking.close()
+        home, self._home = self._home, None
+        await home
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+        """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded."""
+        self._publisher.publish(Publish(queue, limit, int(request.timeout * 1000), encode(request), on_verdict))
+
+    def cancel(self, request: Request, queue: str, entry: str) -> None:
+        """Remove a queued call, or tell the worker that runs it."""
+        self._publisher.cancel(request.id, queue, entry, int(request.timeout * 1000))
+
+    async def put_item(self, key: str, document: bytes) -> None:
+        """Store a static descriptor."""
+        await self._registry.put_item(key, document)
+
+    async def delete_item(self, key: str) -> bool:
+        """Delete a static descriptor; False when there was none."""
+        return await self._registry.delete_item(key)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        log = self._keys.log.encode()
+        replies = self._replies.encode()
+        while not self._closing.is_set():
+            if self._resync:
+                await self._resynchronise()
+            try:
+                reply = await self._blocking.execute(
+                    "XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000),
+                    "STREAMS", replies, log, self._position, self._follower.position,
+                )  # fmt: skip
+            except BrokerUnavailable:
+                await asyncio.sleep(0.05)
+                continue
+            except ReplyError as error:
+                telemetry.log.error("replies.read_failed", error=str(error))
+                await asyncio.sleep(0.2)
+                continue
+            for key, entries in (reply or {}).items():
+                if key == replies:
+                    self._take(entries)
+                elif not self._follower.apply(entries):
+                    self._resync = True
+
+    def _take(self, entries: list[Any]) -> None:
+        for _, flat in entries:
+            # Entries without frames only create the stream.
+            if len(flat) < 2 or flat[0] != b"f":
+                continue
+            frames, problems = decode_frames(flat[1], limit=self._entry_limit)
+            for problem in problems:
+                self.malformed += 1
+                telemetry.log.error("frame.malformed", agent=self._agent, error=problem)
+            self.frames += len(frames)
+            self._listener.on_frames(frames)
+        self._position = entries[-1][0]
+        # Read entries go at once, ahead of the next read and in the same write.
+        milliseconds, _, sequence = self._position.partition(b"-")
+        self._blocking.send(("XTRIM", self._replies, "MINID", b"%b-%d" % (milliseconds, int(sequence) + 1)))
+
+    async def _resynchronise(self) -> None:
+        """After a reconnect or a gap: the replies from their start, and a fresh snapshot."""
+        self._resync = False
+        try:
+            if not await self._link.execute("EXISTS", self._replies, repeatable=True):
+                await self._make_replies()
+                self._listener.on_replies_lost()
+            self._position = b"0"
+            await self._follower.load()
+        except BrokerError as error:
+            telemetry.log.warning("agent.resync_failed", error=str(error))
+            self._resync = True
+            await asyncio.sleep(0.1)
+
+    async def _make_replies(self) -> None:
+        created = self._link.execute("XADD", self._replies, "*", "o", "1")
+        kept = self._link.execute("PEXPIRE", self._replies, self._ttl_ms())
+        await asyncio.gather(created, kept)
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    def _ttl_ms(self) -> int:
+        # An agent that does not renew for this long counts as dead: workers stop its calls.
+        return int(max(10.0, 2 * self._settings.lease) * 1000)
+
+    def _up(self, _restarted: bool) -> None:
+        self._clock.hush()
+        self._resync = True
+
+    async def _upkeep(self) -> None:
+        """Renew the reply stream three times a lease, sweep once a lease, reconcile about once a minute."""
+        turn = 0
+        next_reconcile = time.monotonic() + _RECONCILE * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+        while True:
+            await asyncio.sleep(self._settings.lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+            turn += 1
+            try:
+                asked = time.monotonic()
+                seconds, micros = await self._link.execute("TIME", repeatable=True)
+                self._clock.observe(int(seconds) * 1000 + int(micros) / 1000, asked, time.monotonic())
+                if not await self._link.execute("PEXPIRE", self._replies, self._ttl_ms(), repeatable=True):
+                    self._resync = True
+                if turn % 3 == 0 and self._clock.trusted:
+                    await self._registry.sweep()
+                if time.monotonic() > next_reconcile:
+                    next_reconcile = time.monotonic() + _RECONCILE * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+                    # The reader loads it, between two reads, so that no change is applied twice or out of order.
+                    self._resync = True
+            except BrokerError as error:
+                telemetry.log.warning("upkeep.failed", error=str(error))

@@ -1,0 +1,412 @@
+"""The worker's side of the Redis broker: takes deliveries, keeps their leases, sends what they produce."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import socket
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker import scripts
+from toolbus.broker.clock import ServerClock
+from toolbus.broker.connection import BLOCK, Connector
+from toolbus.broker.keys import Keys
+from toolbus.broker.leases import Beat, LeaseThread
+from toolbus.broker.link import Link, ReplyError
+from toolbus.broker.outbox import Outbox
+from toolbus.broker.protocols import Delivery, WorkerListener
+from toolbus.broker.registry import Registry
+from toolbus.broker.requests import GROUP, BadEntry, RequestStream
+from toolbus.descriptors import Publication
+from toolbus.envelope import Frame, encode, join_frames, new_run
+from toolbus.results import BrokerError, BrokerUnavailable, ErrorInfo, RegistrationRefused
+from toolbus.settings import Settings
+
+_RETRY = 0.2
+
+
+class Published(msgspec.Struct):
+    """A publication of this process and its place in the order of starts."""
+
+    publication: Publication
+    start: int
+
+
+class RedisWorkerBroker:
+    """``WorkerBroker`` over Redis: a writing link, a blocking link, and the lease thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._keys = Keys(settings.namespace)
+        self._connector = Connector(settings.url)
+        self._instance = new_instance()
+        self._clock = ServerClock(settings.lease)
+        self._streams: dict[str, RequestStream] = {}
+        self._published: dict[str, Published] = {}
+        self._registered = True
+        self._interrupted = False
+        self._resumed = asyncio.Event()
+        self._rotation = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._home: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self.recovered = 0
+        self.malformed = 0
+
+    @property
+    def instance(self) -> str:
+        """This process start's instance id, which is also its consumer name."""
+        return self._instance
+
+    @property
+    def congested(self) -> bool:
+        """Whether producers should wait for ``room``."""
+        return self._outbox.congested
+
+    async def room(self) -> None:
+        """Wait until frames leave again."""
+        await self._outbox.room()
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people and metrics."""
+        link = self._link.statistics()
+        return {
+            "frames_sent": self._outbox.frames_sent,
+            "calls_finished": self._outbox.calls_finished,
+            "calls_lost": self._outbox.lost,
+            "calls_recovered": self.recovered,
+            "malformed": self.malformed,
+            "commands": link.commands,
+            "writes": link.writes,
+            "connects": link.connects,
+            "held": sum(len(stream.held) for stream in self._streams.values()),
+        }
+
+    # -- opening and closing ----------------------------------------------------------------------
+
+    async def open(self, listener: WorkerListener) -> None:
+        """Connect; raises BrokerError when the server can't be reached or can't serve."""
+        self._listener = listener
+        self._link = Link(self._connector, on_push=self._pushed, on_up=self._up)
+        self._blocking = Link(self._connector)
+        self._registry = Registry(self._link, self._keys, self._settings)
+        self._outbox = Outbox(
+            self._link,
+            self._keys,
+            reply_limit=self._settings.reply_limit,
+            on_agent_gone=listener.on_agent_gone,
+            on_lost=listener.on_lost,
+        )
+        self._leases = LeaseThread(
+            self._connector,
+            self._keys,
+            self._instance,
+            self._settings.lease,
+            streams=self._streams,
+            members=self._members,
+            report=self._beaten,
+        )
+        try:
+            await self._link.connect()
+            await self._blocking.connect()
+            await self._tell_time()
+        except BaseException:
+            self._link.close()
+            self._blocking.close()
+            raise
+        self._clock.hush()
+        self._leases.start()
+        ready = asyncio.Event()
+        self._home = asyncio.create_task(self._live(ready), name="toolbus-worker-broker")
+        await ready.wait()
+
+    async def _live(self, ready: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._link.maintain())
+            tasks.create_task(self._blocking.maintain())
+            upkeep = tasks.create_task(self._upkeep())
+            ready.set()
+            await self._closing.wait()
+            upkeep.cancel()
+
+    async def aclose(self) -> None:
+        """Send what is still to be sent, leave the streams, and disconnect."""
+        if self._home is None:
+            return
+        try:
+            async with asyncio.timeout(5):
+                await self._outbox.drained()
+                for stream in self._streams.values():
+                    await self._link.execute_script(
+                        scripts.RETIRE,
+                        (stream.key, stream.fence, stream.cancelled, self._keys.instances(stream.service)),
+                        (self._instance,),
+                        repeatable=True,
+                    )
+        except (TimeoutError, BrokerError) as error:
+            telemetry.log.warning("worker.close_incomplete", error=str(error) or "the server did not answer")
+        await asyncio.to_thread(self._leases.stop)
+        self._closing.set()
+        self._link.close()
+        self._blocking.close()
+        home, self._home = self._home, None
+        await home
+
+    # -- the registry -----------------------------------------------------------------------------
+
+    async def register(self, publication: Publication) -> None:
+        """Publish a service and its tools, and serve its stream from now on."""
+        service = publication.service
+        published = Published(publication, 0)
+        answer = await self._registry.register(publication, self._instance, 0)
+        published.start = answer.start
+        stream = RequestStream(self._keys, service.id, service.queue, self._instance, self._clock, self._settings, self._listener.on_lost)
+        stream.fence_is(answer.generation, answer.counter)
+        # Cancelled calls are known before the first take: subscribed first, then mirrored.
+        self._link.subscribe(stream.wake)
+        await self._mirror_cancelled(stream)
+        stream.paused = bool(await self._link.execute("SISMEMBER", self._keys.paused, service.id, repeatable=True))
+        self._published[service.id] = published
+        self._streams[service.id] = stream
+        telemetry.log.info("service.registered", service=service.id, tools=len(publication.tools), digest=publication.digest)
+
+    async def unregister(self) -> None:
+        """Take every service of this instance out of the registry; leases of running calls go on."""
+        self._registered = False
+        members = [f"{service}/{self._instance}" for service in self._streams]
+        if members:
+            await self._registry.unregister(members)
+
+    def _members(self) -> list[str]:
+        return [f"{service}/{self._instance}" for service in list(self._published)] if self._registered else []
+
+    async def _register_again(self, services: list[str]) -> None:
+        for service in services:
+            published = self._published[service]
+            try:
+                answer = await self._registry.register(published.publication, self._instance, published.start)
+            except RegistrationRefused as error:
+                telemetry.log.error("service.refused", service=service, error=str(error))
+            except BrokerError as error:
+                telemetry.log.warning("service.register_failed", service=service, error=str(error))
+            else:
+                published.start = answer.start
+                self._streams[service].fence_is(answer.generation, answer.counter)
+                telemetry.log.warning("service.registered_again", service=service)
+
+    # -- taking -----------------------------------------------------------------------------------
+
+    async def take(self, slots: int) -> list[Delivery]:
+        """Wait up to about two seconds for at most ``slots`` deliveries."""
+        streams = [stream for stream in self._streams.values() if not stream.paused]
+        if not streams or not self._blocking.connected:
+            await self._pause_taking()
+            return []
+        if len(streams) > slots:
+            # COUNT is per stream: with fewer slots than streams they are served in turn.
+            self._rotation = (self._rotation + slots) % len(streams)
+            streams = (streams + streams)[self._rotation : self._rotation + slots]
+        if self._interrupted:
+            self._interrupted = False
+            self._resumed.clear()
+            return []
+        command = (
+            "XREADGROUP",
+            "GROUP",
+            GROUP,
+            self._instance,
+            "COUNT",
+            max(1, slots // len(streams)),
+            "BLOCK",
+            int(BLOCK * 1000),
+            "STREAMS",
+        )
+        try:
+            reply = await self._blocking.execute(*command, *(stream.key for stream in streams), *([">"] * len(streams)))
+        except BrokerUnavailable:
+            return []
+        except ReplyError as error:
+            if str(error).startswith("NOGROUP"):
+                telemetry.log.warning("requests.group_missing", error=str(error))
+                await self._register_again([stream.service for stream in streams])
+            else:
+                telemetry.log.error("requests.take_failed", error=str(error))
+                await self._pause_taking()
+            return []
+        if not reply:
+            return []
+        by_key = {stream.key.encode(): stream for stream in streams}
+        return [
+            delivery
+            for key, entries in (reply.items() if isinstance(reply, dict) else reply)
+            for delivery in self._deliveries(by_key[key], ((entry, 1, fields) for entry, fields in entries))
+        ]
+
+    def interrupt(self) -> None:
+        """Make a waiting ``take`` return now. Cancelling it instead could orphan what was just delivered."""
+        self._interrupted = True
+        self._resumed.set()
+        if self._blocking.server is not None and self._link.connected:
+            self._link.send(("CLIENT", "UNBLOCK", self._blocking.server.client_id))
+
+    async def _pause_taking(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_RETRY):
+                await self._resumed.wait()
+
+    def _deliveries(self, stream: RequestStream, entries: Any) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        for entry, attempt, fields in entries:
+            try:
+                deliveries.append(stream.delivery(entry, fields, attempt))
+            except BadEntry as bad:
+                self._set_aside(stream, bad)
+        return deliveries
+
+    def _set_aside(self, stream: RequestStream, bad: BadEntry) -> None:
+        self.malformed += 1
+        telemetry.log.error("request.malformed", service=stream.service, entry=bad.entry.decode(), error=bad.reason)
+        replies, frames = "", b""
+        if bad.address is not None:
+            call, agent = bad.address
+            error = ErrorInfo("invalid_arguments", "malformed_request", bad.reason)
+            frame = Frame(call, new_run(), bad.attempt, kind="end", end_of_stream=True, error=error, worker=self._instance)
+            replies, frames = self._keys.replies(agent), join_frames([encode(frame)])
+        stream.bury(
+            self._link,
+            bad.entry,
+            reason="malformed",
+            attempts=bad.attempt,
+            error=bad.reason,
+            document=bad.document,
+            replies=replies,
+            frames=frames,
+        )
+
+    # -- answering --------------------------------------------------------------------------------
+
+    async def begin(self, delivery: Delivery) -> Literal["started", "began", "lost"]:
+        """Mark that a ``once`` handler begins; ``began`` when an earlier attempt did."""
+        stream: RequestStream = delivery.queue
+        return await stream.begin(self._link, delivery, self._keys.started(delivery.request.id))
+
+    def send(self, delivery: Delivery, frame: bytes) -> None:
+        """Send a frame that is not the last one."""
+        self._outbox.send(delivery.request.agent, frame)
+
+    def finish(self, delivery: Delivery, frame: bytes) -> None:
+        """Send the last frame and remove the request, if it is still ours."""
+        self._outbox.finish(delivery.queue, delivery, frame)
+
+    def bury(self, delivery: Delivery, reason: str, frame: bytes) -> None:
+        """Set the request aside as a dead letter and send the last frame."""
+        delivery.queue.bury(
+            self._link,
+            delivery.entry,
+            reason=reason,
+            attempts=delivery.attempt,
+            error=reason,
+            document=encode(delivery.request),
+            replies=self._keys.replies(delivery.request.agent),
+            frames=join_frames([frame]),
+        )
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    def _up(self, restarted: bool) -> None:
+        # After any (re)connect nobody's lease may be judged for one lease.
+        self._clock.hush()
+        if self._tasks is not None and self._link.statistics().connects > 1:
+            self._leases.nudge()
+            for stream in self._streams.values():
+                self._tasks.create_task(self._mirror_cancelled(stream))
+        if restarted:
+            telemetry.log.warning("link.server_restarted", server=self._connector.display)
+
+    def _pushed(self, message: list[Any]) -> None:
+        if len(message) != 3 or message[0] != b"message":
+            return
+        word, _, rest = bytes(message[2]).decode("utf-8", "replace").partition(" ")
+        if word == "cancel":
+            self._listener.on_cancelled(rest)
+        elif word in {"pause", "resume"} and rest in self._streams:
+            self._pause(rest, word == "pause")
+
+    def _pause(self, service: str, paused: bool) -> None:
+        if self._streams[service].paused != paused:
+            self._streams[service].paused = paused
+            telemetry.log.info("service.paused" if paused else "service.resumed", service=service)
+            self.interrupt()
+
+    def _beaten(self, beat: Beat | None) -> None:
+        if beat is None or self._closing.is_set():
+            return
+        self._clock.observe(beat.server_ms, beat.asked, beat.answered)
+        for service, stream in self._streams.items():
+            if (service in beat.paused) != stream.paused:
+                self._pause(service, service in beat.paused)
+            if service in beat.renewed:
+                self._renewed(stream, *beat.renewed[service])
+        if beat.missing and self._registered and self._tasks is not None:
+            self._tasks.create_task(self._register_again([member.partition("/")[0] for member in beat.missing]))
+
+    def _renewed(self, stream: RequestStream, generation: bytes, counter: bytes, lost: list[bytes]) -> None:
+        for entry in lost:
+            delivery = stream.held.pop(entry, None)
+            if delivery is not None:
+                self._listener.on_lost(delivery)
+        if generation:
+            stream.fence_is(generation, counter)
+
+    async def _tell_time(self) -> None:
+        asked = time.monotonic()
+        seconds, micros = await self._link.execute("TIME", repeatable=True)
+        self._clock.observe(int(seconds) * 1000 + int(micros) / 1000, asked, time.monotonic())
+
+    async def _mirror_cancelled(self, stream: RequestStream) -> None:
+        try:
+            for call in await self._link.execute("ZRANGE", stream.cancelled, 0, -1, repeatable=True):
+                self._listener.on_cancelled(call.decode())
+        except BrokerError as error:
+            telemetry.log.warning("cancelled.unread", service=stream.service, error=str(error))
+
+    async def _upkeep(self) -> None:
+        """Take over from dead workers three times a lease, and sweep the registry once a lease."""
+        turn = 0
+        while True:
+            await asyncio.sleep(self._settings.lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+            turn += 1
+            if not self._clock.trusted or not self._link.connected:
+                continue
+            try:
+                if turn % 3 == 0:
+                    await self._registry.sweep()
+                for stream in list(self._streams.values()):
+                    await self._reap(stream)
+            except BrokerError as error:
+                telemetry.log.warning("upkeep.failed", error=str(error))
+
+    async def _reap(self, stream: RequestStream) -> None:
+        slots = self._listener.free_slots()
+        if slots < 1 or stream.paused or not self._registered:
+            return
+        taken = await stream.reap(self._link, self._keys.live, min(slots, 256))
+        deliveries = self._deliveries(stream, taken)
+        if deliveries:
+            self.recovered += len(deliveries)
+            telemetry.log.warning("requests.recovered", service=stream.service, calls=len(deliveries))
+            self._listener.on_recovered(deliveries)
+
+
+def new_instance() -> str:
+    """A readable instance id, fresh at each process start: host, pid and random digits."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:32]
+    return f"{host}-{os.getpid()}-{new_run()[:6]}"

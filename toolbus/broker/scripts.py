@@ -1,0 +1,43 @@
+"""The Lua scripts: one per atomic step, with shared parts put in where a script includes them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import resources
+
+_INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
+
+
+class Script:
+    """A script's source and the digest under which the server caches it."""
+
+    __slots__ = ("name", "sha", "source")
+
+    def __init__(self, name: str) -> None:
+        folder = resources.files("toolbus.broker").joinpath("lua")
+        text = folder.joinpath(f"{name}.lua").read_text("utf-8")
+        self.name = name
+        self.source = _INCLUDE.sub(lambda found: folder.joinpath(f"{found[1]}.lua").read_text("utf-8"), text)
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Script({self.name!r})"
+
+
+PUBLISH = Script("publish")
+CANCEL = Script("cancel")
+FINISH = Script("finish")
+RENEW = Script("renew")
+REAP = Script("reap")
+START = Script("start")
+BURY = Script("bury")
+RETIRE = Script("retire")
+REGISTER = Script("register")
+UNREGISTER = Script("unregister")
+SWEEP = Script("sweep")
+BEAT = Script("beat")
+ITEM = Script("item")
+TRANSFER = Script("transfer")
+
+ALL = (PUBLISH, CANCEL, FINISH, RENEW, REAP, START, BURY, RETIRE, REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER)

@@ -1,0 +1,1 @@
+"""The caller's side: the bus, its calls, and the live catalogue."""

@@ -1,0 +1,219 @@
+"""Frames reassembled, runs reconciled: pure logic, without tasks or clocks.
+
+A call may be run more than once, when a worker dies. Frames of the new run are held back until its
+text reaches what was already delivered: when it is the same, the caller sees nothing of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from toolbus.client.events import Event, Finished, Reset, Started, Text
+from toolbus.envelope import Frame
+from toolbus.results import Blob, ErrorInfo, ResultMeta, ToolResult
+
+HOLD_BACK = 1_048_576
+"""Most characters of a new run's text that are held back for comparison."""
+
+_MOST_BANNED = 64
+
+
+class Assembly:
+    """The state of one call's response; ``feed`` turns a frame into events.
+
+    Attributes:
+        text: the pieces delivered so far.
+        finished: whether the terminal frame was taken in; later frames are ignored.
+        attempt: delivery number of the current run, 0 before the first.
+    """
+
+    __slots__ = (
+        "_banned", "_blobs", "_blobs_seen", "_data", "_held", "_held_length", "_length", "_next", "_output", "_partial",
+        "_run", "_run_text", "attempt", "finished", "text", "worker",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.finished = False
+        self.attempt = 0
+        self.worker = ""
+        self._length = 0
+        self._run = ""
+        self._next = 0
+        self._banned: list[str] = []
+        self._held: list[str] | None = None
+        self._held_length = 0
+        self._run_text = False
+        self._blobs: list[Blob] = []
+        self._blobs_seen = 0
+        self._partial: list[bytes] = []
+        self._output: list[str] = []
+        self._data: list[str] = []
+
+    def feed(self, frame: Frame) -> list[Event]:
+        """Take in a frame; returns what the caller may see of it, in order."""
+        if self.finished or frame.run in self._banned:
+            return []
+        events: list[Event] = []
+        if frame.run != self._run:
+            if frame.attempt < self.attempt:
+                return []
+            self._begin(frame, events)
+        if frame.seq < self._next:
+            return []
+        if frame.seq > self._next:
+            return [*events, self._lost(frame)]
+        self._next += 1
+        if frame.seq == 0:
+            if not self.worker:
+                events.append(Started(frame.worker, frame.attempt, frame.queued_ms))
+            self.worker = frame.worker
+        self._take(frame, events)
+        if frame.end_of_stream:
+            self._end(frame, events)
+        return events
+
+    def fail(self, error: ErrorInfo) -> ToolResult:
+        """The result of a call that ends here for ``error``: what was delivered is kept as its partial output."""
+        self.finished = True
+        return ToolResult(
+            success=False,
+            output="".join(self.text) or None,
+            error=error,
+            content=tuple(self._blobs),
+            meta=ResultMeta(attempts=self.attempt, worker=self.worker),
+        )
+
+    # -- runs -------------------------------------------------------------------------------------
+
+    def _begin(self, frame: Frame, events: list[Event]) -> None:
+        if self._run:
+            # A replaced run may still write: a paused worker does not know yet.
+            self._banned.append(self._run)
+            del self._banned[:-_MOST_BANNED]
+        self._run = frame.run
+        self.attempt = frame.attempt
+        self._next = 0
+        self._run_text = False
+        self._blobs_seen = 0
+        self._partial = []
+        self._output = []
+        self._data = []
+        self._held, self._held_length = None, 0
+        if self._length > HOLD_BACK:
+            self._reset(events)
+        elif self._length or self._blobs:
+            self._held = []
+
+    def _lost(self, frame: Frame) -> Event:
+        message = f"frames {self._next} to {frame.seq - 1} of attempt {frame.attempt} are missing"
+        return Finished(self.fail(ErrorInfo("outcome_unknown", "frames_missing", message)))
+
+    def _reset(self, events: list[Event]) -> None:
+        events.append(Reset(self.attempt))
+        self.text = []
+        self._length = 0
+        self._blobs = []
+
+    def _take(self, frame: Frame, events: list[Event]) -> None:
+        match frame.kind:
+            case "text":
+                self._take_text(frame.response or "", events)
+            case "progress":
+                if frame.progress is not None and self._held is None:
+                    events.append(frame.progress)
+            case "blob":
+                self._take_blob(frame, events)
+            case "output":
+                self._output.append(frame.response or "")
+            case "data":
+                self._data.append(frame.response or "")
+            case "reset":
+                self._reset(events)
+            case _:
+                pass
+
+    # -- text and blobs ---------------------------------------------------------------------------
+
+    def _take_text(self, text: str, events: list[Event]) -> None:
+        self._run_text = True
+        if self._held is None:
+            self._deliver(text, events)
+            return
+        self._held.append(text)
+        self._held_length += len(text)
+        if self._held_length >= self._length:
+            self._compare(events)
+
+    def _deliver(self, text: str, events: list[Event]) -> None:
+        if text:
+            self.text.append(text)
+            self._length += len(text)
+            events.append(Text(text))
+
+    def _compare(self, events: list[Event]) -> None:
+        held, self._held = "".join(self._held or ()), None
+        if held.startswith("".join(self.text)):
+            self._deliver(held[self._length :], events)
+        else:
+            self._diverge(held, events)
+
+    def _diverge(self, text: str, events: list[Event]) -> None:
+        self._held = None
+        blobs = self._blobs[: self._blobs_seen]
+        self._reset(events)
+        self._deliver(text, events)
+        self._blobs = blobs
+        events.extend(blobs)
+
+    def _take_blob(self, frame: Frame, events: list[Event]) -> None:
+        if frame.blob is None:
+            return
+        self._partial.append(frame.blob.data)
+        if frame.more:
+            return
+        blob = Blob(frame.blob.media_type, b"".join(self._partial))
+        self._partial = []
+        index = self._blobs_seen
+        self._blobs_seen += 1
+        if index < len(self._blobs):
+            if self._blobs[index] == blob:
+                return
+            self._blobs_seen = index
+            self._diverge("".join(self._held or ()), events)
+            self._blobs_seen = index + 1
+        self._blobs.append(blob)
+        events.append(blob)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _end(self, frame: Frame, events: list[Event]) -> None:
+        output = "".join(self._output) if self._output else frame.response
+        if output is not None and not self._run_text:
+            # A plain value is its own only piece of text.
+            self._take_text(output, events)
+            output = None
+        if self._held is not None and frame.error is None:
+            if self._length:
+                self._diverge("".join(self._held), events)
+            elif self._blobs_seen < len(self._blobs):
+                self._diverge("", events)
+        self._held = None
+        error, data = frame.error, frame.data
+        if self._data:
+            try:
+                data = msgspec.json.decode("".join(self._data))
+            except (msgspec.DecodeError, RecursionError) as problem:
+                error = error or ErrorInfo("tool_error", "bad_data", f"the result's data can't be read: {problem}")
+        self.finished = True
+        if output is None and (self.text or data is None):
+            output = "".join(self.text)
+        result = ToolResult(
+            success=error is None,
+            output=output or None if error is not None else output,
+            data=data,
+            error=error,
+            content=tuple(self._blobs),
+            meta=ResultMeta(attempts=frame.attempt, worker=self.worker),
+        )
+        events.append(Finished(result))

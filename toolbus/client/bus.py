@@ -1,0 +1,418 @@
+"""``ToolBus``: the caller's side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self, Unpack
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker import AgentBroker, agent_broker
+from toolbus.broker.protocols import ServiceRecord
+from toolbus.client.call import Call, Target
+from toolbus.client.catalogue import Catalogue, Tool, ToolView
+from toolbus.deadlines import Deadlines
+from toolbus.descriptors import ServiceDescriptor
+from toolbus.envelope import Frame, Request, new_id
+from toolbus.options import CallOptions, ServiceCallOptions, merged
+from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolError, ToolResult
+from toolbus.settings import Settings
+
+_NOTHING: Mapping[str, Any] = {}
+# What a worker that registers may mend.
+_MAY_APPEAR = frozenset({"not_found", "unavailable"})
+
+
+class BusView:
+    """A bus with default options; what ``bind`` returns."""
+
+    def __init__(self, bus: ToolBus, defaults: Mapping[str, Any]) -> None:
+        self._bus = bus
+        self._defaults = defaults
+
+    @property
+    def tools(self) -> ToolView:
+        """The live tools, by name."""
+        return self._bus.tools
+
+    def bind(self, **options: Unpack[CallOptions]) -> BusView:
+        """A cheap view with these options as defaults, on top of this one's."""
+        return BusView(self._bus, merged(self._defaults, options))
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Call a tool and wait for its result, see ``ToolBus.call``."""
+        return await self._bus.make_call(Target(tool), arguments, merged(self._defaults, options), streaming=False).result()
+
+    def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
+        """Call a tool and read its answer as it is produced, see ``ToolBus.stream``."""
+        return self._bus.make_call(Target(tool), arguments, merged(self._defaults, options), streaming=True)
+
+    def service(self, id: str) -> ServiceView:
+        """The untyped lower tier of one service."""
+        return ServiceView(self._bus, id, self._defaults)
+
+
+class ServiceView:
+    """The untyped lower tier: calls a service's ``invoke`` with config and arguments as given."""
+
+    def __init__(self, bus: ToolBus, id: str, defaults: Mapping[str, Any]) -> None:
+        self._bus = bus
+        self._id = id
+        self._defaults = defaults
+
+    async def call(
+        self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]
+    ) -> ToolResult:
+        """Call the service; ``str()`` of the result is the observation."""
+        return await self._make(user, config, arguments, options, streaming=False).result()
+
+    def stream(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> Call:
+        """Call the service and read its answer as it is produced."""
+        return self._make(user, config, arguments, options, streaming=True)
+
+    def _make(
+        self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], options: Mapping[str, Any], *, streaming: bool
+    ) -> Call:
+        chosen = merged(self._defaults, {**options, "user": user})
+        return self._bus.make_call(Target("", self._id, config), arguments, chosen, streaming=streaming)
+
+
+class Resolution(NamedTuple):
+    """What the catalogue knows of a call's target; ``usual`` is the tool's own timeout (seconds), or 0."""
+
+    service: str
+    descriptor: ServiceDescriptor | None
+    config: Mapping[str, Any]
+    effect: str = ""
+    usual: float = 0.0
+    digest: str = ""
+
+
+class ToolBus(BusView):
+    """Finds the tools of a namespace and calls them.
+
+    ``async with``, or ``open()`` and ``aclose()``, which may run in different tasks of one event loop.
+
+    Args:
+        url, namespace: as in ``Settings``; ``memory://`` is a bus within the event loop, without a server.
+        settings: everything else.
+
+    :raises ConfigurationError: a setting or the URL is wrong.
+    """
+
+    def __init__(self, url: str | None = None, *, namespace: str | None = None, settings: Settings | None = None) -> None:
+        super().__init__(self, {})
+        self.settings = Settings.load(base=settings, url=url, namespace=namespace)
+        self._broker: AgentBroker | None = None
+        self._catalogue: Catalogue | None = None
+        self._calls: dict[str, Call] = {}
+        self._pid = 0
+        self._lock = asyncio.Lock()
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Connect and load the registry's snapshot; opening an open bus does nothing.
+
+        :raises BrokerError: the server can't be reached or can't serve.
+        """
+        async with self._lock:
+            if self._broker is not None:
+                self._check()
+                return
+            self._loop = asyncio.get_running_loop()
+            self._deadlines = Deadlines(self._loop)
+            self._catalogue = Catalogue()
+            self._tools = ToolView(self._catalogue)
+            broker = agent_broker(self.settings)
+            self._agent = broker.agent
+            await broker.open(self)
+            self._pid = os.getpid()
+            self._broker = broker
+
+    async def aclose(self) -> None:
+        """End every running call as cancelled, and disconnect; closing a closed bus does nothing."""
+        async with self._lock:
+            broker = self._broker
+            if broker is None:
+                return
+            self._check()
+            for call in list(self._calls.values()):
+                call.complete_with(ErrorInfo("cancelled", message="the bus was closed"))
+            self._broker = None
+            if self._catalogue is not None:
+                self._catalogue.close()
+            self._deadlines.close()
+            await broker.aclose()
+
+    # -- tools ------------------------------------------------------------------------------------
+
+    @property
+    def agent(self) -> str:
+        """This bus's agent id, fresh at each start."""
+        self._opened()
+        return self._agent
+
+    @property
+    def tools(self) -> ToolView:
+        """The live tools of the namespace, by name.
+
+        :raises ConfigurationError: the bus is not open.
+        """
+        self._opened()
+        return self._tools
+
+    @property
+    def services(self) -> Mapping[str, ServiceRecord]:
+        """The services in the registry, by id."""
+        return self._known().services
+
+    async def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
+        """Wait until a tool can be called.
+
+        :raises TimeoutError: it could not within ``timeout`` seconds.
+        """
+        catalogue = self._known()
+        try:
+            async with asyncio.timeout(timeout):
+                await catalogue.wait(lambda: name in catalogue.tools and catalogue.tools[name].available)
+        except TimeoutError:
+            raise TimeoutError(f"no live worker offered the tool {name!r} within {timeout:g} s") from None
+        return catalogue.tools[name]
+
+    async def put(self, key: str, document: bytes) -> None:
+        """Store a static descriptor (JSON) under ``tool/<name>`` or ``tool-service/<id>``.
+
+        :raises RegistrationRefused: a service publishes that name.
+        """
+        await self._opened().put_item(key, document)
+
+    async def delete(self, key: str) -> bool:
+        """Delete a static descriptor; False when there was none."""
+        return await self._opened().delete_item(key)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts: calls in flight, tools known, and the broker's own."""
+        broker = self._opened()
+        return {"in_flight": len(self._calls), "tools": len(self._known().tools), **broker.statistics()}
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Call a tool and wait for its result. A failure of the tool is a value, not an exception.
+
+        :raises ConfigurationError: an option is wrong, or the bus is not open.
+        """
+        return await self.make_call(Target(tool), arguments, merged(_NOTHING, options), streaming=False).result()
+
+    def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
+        """A call to be entered with ``async with`` and read as it is produced.
+
+        :raises ConfigurationError: an option is wrong, or the bus is not open.
+        """
+        return self.make_call(Target(tool), arguments, merged(_NOTHING, options), streaming=True)
+
+    def make_call(self, target: Target, arguments: Any, options: Mapping[str, Any], *, streaming: bool) -> Call:
+        """A call that has not been published yet; ``call`` and ``stream`` are the doors."""
+        self._check()
+        return Call(self, new_id(), target, arguments, options, streaming=streaming, buffer=self.settings.call_buffer)
+
+    # -- Desk, for calls --------------------------------------------------------------------------
+
+    async def launch(self, call: Call) -> None:
+        """Resolve, check and publish; ends the call when that fails."""
+        problem = self._try(call)
+        if problem is not None and problem.type in _MAY_APPEAR and call.options.get("wait"):
+            problem = await self._wait(call)
+        if problem is not None:
+            call.complete_with(problem)
+
+    def withdraw(self, call: Call) -> None:
+        """Tell the broker that nobody waits for the call any more."""
+        call.withdrawn = True
+        if call.entry and call.request is not None and self._broker is not None:
+            self._broker.cancel(call.request, call.queue, call.entry)
+
+    def forget(self, call: Call) -> None:
+        """Drop a call that has ended."""
+        if self._calls.pop(call.id, None) is not None:
+            self._deadlines.remove(call.slot, call.id)
+            if call.idle_slot:
+                self._deadlines.remove(call.idle_slot, (call.id, "idle"))
+
+    def _try(self, call: Call) -> ErrorInfo | None:
+        """Publish the call, or say why it can't be."""
+        found = self._resolve(call)
+        if isinstance(found, ErrorInfo):
+            return found
+        options = call.options
+        request = Request(
+            call.id,
+            self._agent,
+            found.service,
+            call.target.tool,
+            options.get("user", ""),
+            options.get("session", ""),
+            found.config,  # type: ignore[arg-type] # any mapping encodes as an object
+            call.arguments or {},
+            self._timeout(options, found.usual),
+            found.effect,
+            found.digest,
+            call.streaming,
+            options.get("priority", 0),
+            options.get("idempotency_key", ""),
+            options.get("metadata", {}),
+        )
+        call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=self._agent)
+        if call.span is not None:
+            request = msgspec.structs.replace(request, traceparent=call.span.traceparent)
+        return self._publish(call, request, found.descriptor)
+
+    def _resolve(self, call: Call) -> Resolution | ErrorInfo:
+        if call.arguments is not None and not isinstance(call.arguments, Mapping):
+            return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type(call.arguments).__name__}")
+        catalogue, (name, service, config) = self._known(), call.target
+        if not name:
+            descriptor, available = catalogue.service(service)
+            if descriptor is None:
+                return ErrorInfo("not_found", message=f"there is no service {service!r}")
+            return Resolution(service, descriptor, config) if available else _unavailable(f"service {service!r}", service)
+        tool = catalogue.tools.get(name)
+        if tool is None:
+            return _unknown_tool(name, catalogue.near(name))
+        if not tool.available:
+            return _unavailable(f"tool {name!r}", tool.service)
+        try:
+            tool.check(call.arguments or _NOTHING)
+        except ToolError as error:
+            return error.error
+        about = tool.descriptor
+        return Resolution(about.service, tool.service_descriptor, about.config, about.effect, about.timeout, tool.digest)
+
+    def _publish(self, call: Call, request: Request, service: ServiceDescriptor | None) -> ErrorInfo | None:
+        call.request = request
+        call.queue = request.service if service is None else service.queue
+        limit = (0 if service is None else service.queue_limit) or self.settings.queue_limit
+        try:
+            self._opened().publish(request, call.queue, limit, call.settle)
+        except EnvelopeError as error:
+            return ErrorInfo("invalid_arguments", message=str(error))
+        self._calls[call.id] = call
+        now = time.monotonic()
+        call.slot = self._deadlines.add(now + request.timeout, call.id, lambda: self._expire(call))
+        idle = call.options.get("idle_timeout")
+        if idle is not None:
+            call.idle_timeout = _seconds(idle, "idle_timeout")
+            call.last_heard = now
+            self._watch_idle(call)
+        return None
+
+    async def _wait(self, call: Call) -> ErrorInfo | None:
+        """Try again at each change of the registry, as long as the caller waits."""
+        wait = call.options["wait"]
+        limit = self._timeout(call.options, 0.0) if wait is True else _seconds(wait, "wait")
+        problem: ErrorInfo | None = None
+
+        def ready() -> bool:
+            nonlocal problem
+            problem = None if call.done else self._try(call)
+            return problem is None or problem.type not in _MAY_APPEAR
+
+        try:
+            async with asyncio.timeout(limit):
+                await self._known().wait(ready)
+        except TimeoutError:
+            pass
+        return problem
+
+    def _timeout(self, options: Mapping[str, Any], usual: float) -> float:
+        given = options.get("timeout")
+        timeout = _seconds(given, "timeout") if given is not None else usual or self.settings.timeout
+        if timeout > self.settings.max_timeout:
+            raise ConfigurationError(f"timeout {timeout:g} s is over the limit of {self.settings.max_timeout:g} s (TOOLBUS_MAX_TIMEOUT)")
+        return timeout
+
+    def _expire(self, call: Call) -> None:
+        timeout = call.request.timeout if call.request is not None else 0
+        call.complete_with(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+
+    def _watch_idle(self, call: Call) -> None:
+        left = call.last_heard + call.idle_timeout - time.monotonic()
+        if left <= 0:
+            message = f"nothing was heard for {call.idle_timeout:g} s (idle timeout)"
+            call.complete_with(ErrorInfo("deadline_exceeded", "idle_timeout", message, retryable=True))
+            return
+        call.idle_slot = self._deadlines.add(time.monotonic() + left, (call.id, "idle"), lambda: self._watch_idle(call))
+
+    # -- AgentListener ----------------------------------------------------------------------------
+
+    def on_frames(self, frames: Sequence[Frame]) -> None:
+        """Hand frames to their calls; those of ended calls are dropped."""
+        calls, now = self._calls, time.monotonic()
+        for frame in frames:
+            call = calls.get(frame.id)
+            if call is not None:
+                call.feed(frame, now)
+
+    def on_registry(self, services: dict[str, ServiceRecord], items: dict[str, bytes]) -> None:
+        """A fresh snapshot of the registry."""
+        self._known().on_registry(services, items)
+
+    def on_service(self, service: str, record: ServiceRecord | None) -> None:
+        """A service changed, or is gone."""
+        self._known().on_service(service, record)
+
+    def on_item(self, key: str, document: bytes | None) -> None:
+        """A static descriptor changed, or was deleted."""
+        self._known().on_item(key, document)
+
+    def on_replies_lost(self) -> None:
+        """The reply stream was made anew; calls that miss frames of it notice by their seq."""
+        telemetry.log.warning("replies.recreated", calls=len(self._calls))
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _opened(self) -> AgentBroker:
+        if self._broker is None:
+            raise ConfigurationError("the bus is not open: use `async with ToolBus(...) as bus`, or `await bus.open()`")
+        return self._broker
+
+    def _known(self) -> Catalogue:
+        if self._catalogue is None:
+            raise ConfigurationError("the bus is not open: use `async with ToolBus(...) as bus`, or `await bus.open()`")
+        return self._catalogue
+
+    def _check(self) -> None:
+        self._opened()
+        if os.getpid() != self._pid:
+            raise ConfigurationError("this bus was opened before a fork; open one of its own in each process")
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigurationError("this bus was opened in another event loop; use it there, or toolbus.sync from threads")
+
+
+def _unknown_tool(name: str, near: list[str]) -> ErrorInfo:
+    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+    return ErrorInfo("not_found", message=f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
+
+
+def _unavailable(what: str, service: str) -> ErrorInfo:
+    message = f"{what} is known, but no live worker serves {service!r}; pass wait=… to wait for one"
+    return ErrorInfo("unavailable", message=message, retryable=True)
+
+
+def _seconds(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {value!r}")
+    return float(value)

@@ -1,0 +1,243 @@
+"""``Call``: one call in the caller's hand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker.protocols import Verdict
+from toolbus.client.assembly import Assembly
+from toolbus.client.events import Event, Finished, Reset, Text
+from toolbus.envelope import Frame, Request
+from toolbus.results import Blob, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
+
+_CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
+
+
+class Target(NamedTuple):
+    """What a call is for: a tool, or with an empty ``tool`` a service and config values for it."""
+
+    tool: str
+    service: str = ""
+    config: Mapping[str, Any] = {}
+
+
+class Desk(Protocol):
+    """What a call needs of the bus that made it."""
+
+    async def launch(self, call: Call) -> None:
+        """Resolve, check and publish; ends the call when that fails."""
+
+    def withdraw(self, call: Call) -> None:
+        """Tell the broker that nobody waits for the call any more."""
+
+    def forget(self, call: Call) -> None:
+        """Drop a call that has ended."""
+
+
+class Call:
+    """One call of a tool: an async context manager, and an async iterator of its text.
+
+    Leaving the context early cancels the call. ``events()`` and ``result()`` never raise for the
+    tool's failure; plain iteration raises ``ToolError`` when it fails and ``StreamReset`` when a new
+    attempt diverges from what was already delivered.
+    """
+
+    __slots__ = (
+        "_arrived", "_assembly", "_buffer", "_buffered", "_desk", "_done", "_events", "_iterating", "_launched", "_result", "_started",
+        "arguments", "entry", "id", "idle_slot", "idle_timeout", "last_heard", "options", "queue", "request", "slot", "span", "streaming",
+        "target", "withdrawn",
+    )  # fmt: skip
+
+    def __init__(
+        self, desk: Desk, id: str, target: Target, arguments: Any, options: Mapping[str, Any], *, streaming: bool, buffer: int
+    ) -> None:
+        self._desk = desk
+        self._assembly = Assembly()
+        self._arrived: asyncio.Event | None = None
+        self._events: deque[Event] = deque()
+        self._buffer = buffer
+        self._buffered = 0
+        self.streaming = streaming
+        self._iterating = False
+        self._launched = False
+        self._done: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        self._result: ToolResult | None = None
+        self._started = time.monotonic()
+        # The bus's business from here on.
+        self.id = id
+        self.target = target
+        self.arguments = arguments
+        self.options = options
+        self.request: Request | None = None
+        self.queue = ""
+        self.entry = ""
+        self.slot = self.idle_slot = 0
+        self.idle_timeout = 0.0
+        self.last_heard = self._started
+        self.span: telemetry.CallSpan | None = None
+        self.withdrawn = False
+
+    # -- for callers ------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether the call has its result."""
+        return self._result is not None
+
+    async def __aenter__(self) -> Self:
+        await self._launch()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for event in self.events():
+            if isinstance(event, Text):
+                yield event.text
+            elif isinstance(event, Reset):
+                raise StreamReset(f"attempt {event.attempt} of {self.target.tool!r} diverges from the text already delivered; use events()")
+            elif isinstance(event, Finished) and event.result.error is not None:
+                raise ToolError(event.result.error)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Everything that happens, in order; the last event is ``Finished``.
+
+        :raises RuntimeError: somebody else iterates over this call.
+        """
+        if self._iterating:
+            raise RuntimeError("this call is already being iterated over")
+        self._iterating = True
+        try:
+            await self._launch()
+            while True:
+                while self._events:
+                    event = self._events.popleft()
+                    self._buffered -= _size(event)
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+                if self._result is not None:
+                    return
+                await self._arrival()
+        finally:
+            self._iterating = False
+
+    async def result(self) -> ToolResult:
+        """The one result; what is still to come is drained. A cancelled wait cancels the call."""
+        if self._result is not None:
+            return self._result
+        self.streaming = False
+        self._events.clear()
+        self._wake()
+        await self._launch()
+        try:
+            return await asyncio.shield(self._done) if self._iterating else await self._done
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """End the call now, with a ``cancelled`` result; the handler is told. Returns at once."""
+        self.complete_with(_CANCELLED)
+
+    # -- for the bus ------------------------------------------------------------------------------
+
+    def feed(self, frame: Frame, now: float) -> None:
+        """Take in a frame of this call."""
+        self.last_heard = now
+        for event in self._assembly.feed(frame):
+            if type(event) is Finished:
+                if not frame.end_of_stream:
+                    # Ended here for a gap: the worker still runs.
+                    self._desk.withdraw(self)
+                self._complete(event.result)
+            elif self.streaming:
+                self._buffered += _size(event)
+                self._events.append(event)
+                self._wake()
+                if self._buffered > self._buffer:
+                    message = f"more than {self._buffer} bytes wait to be read from this call"
+                    self.complete_with(ErrorInfo("slow_consumer", message=message))
+                    return
+
+    def complete_with(self, error: ErrorInfo) -> None:
+        """End the call from this side, and tell the worker."""
+        if self._result is None:
+            self._desk.withdraw(self)
+            self._complete(self._assembly.fail(error))
+
+    def settle(self, verdict: Verdict) -> None:
+        """Take in what became of the publication."""
+        if self.span is not None:
+            self.span.sent()
+        if verdict.status == "queued":
+            self.entry = verdict.entry
+            if self.withdrawn:
+                self._desk.withdraw(self)
+        elif self._result is None:
+            self._complete(self._assembly.fail(_refusal(verdict, self)))
+
+    def _complete(self, result: ToolResult) -> None:
+        elapsed = time.monotonic() - self._started
+        meta = result.meta
+        self._result = result = msgspec.structs.replace(
+            result, meta=ResultMeta(self.id, meta.attempts, meta.worker, round(elapsed * 1000, 3))
+        )
+        self._desk.forget(self)
+        if self.streaming:
+            self._events.append(Finished(result))
+        self._wake()
+        if not self._done.done():
+            self._done.set_result(result)
+        request = self.request
+        telemetry.record_call(self.target.tool, request.service if request is not None else "", elapsed, result.error)
+        if self.span is not None:
+            self.span.end(result.error)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    async def _launch(self) -> None:
+        if not self._launched:
+            self._launched = True
+            await self._desk.launch(self)
+
+    async def _arrival(self) -> None:
+        if self._arrived is None:
+            self._arrived = asyncio.Event()
+        self._arrived.clear()
+        await self._arrived.wait()
+
+    def _wake(self) -> None:
+        if self._arrived is not None:
+            self._arrived.set()
+
+
+def _refusal(verdict: Verdict, call: Call) -> ErrorInfo:
+    service = call.request.service if call.request is not None else call.target.service
+    if verdict.status == "full":
+        message = f"the queue of {service!r} holds {verdict.depth} requests and takes no more now"
+        return ErrorInfo("overloaded", message=message, retryable=True, retry_after=1.0, details={"depth": verdict.depth})
+    if verdict.status == "absent":
+        return ErrorInfo("unavailable", message=f"service {service!r} has no queue: none of its workers is registered", retryable=True)
+    if verdict.status == "unknown":
+        return ErrorInfo("outcome_unknown", message=f"the call may or may not have been published: {verdict.message}")
+    if verdict.message.startswith("OOM"):
+        return ErrorInfo("overloaded", message=f"the server is out of memory: {verdict.message}", retryable=True, retry_after=1.0)
+    return ErrorInfo("unavailable", message=verdict.message, retryable=True)
+
+
+def _size(event: Event) -> int:
+    if isinstance(event, Text):
+        return len(event.text)
+    if isinstance(event, Blob):
+        return len(event.data)
+    return 64

@@ -1,0 +1,36 @@
+"""What ``Call.events()`` yields."""
+
+from __future__ import annotations
+
+import msgspec
+
+from toolbus.results import Blob, Progress, ToolResult
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A worker started the call; ``queued_ms`` is how long the request waited (milliseconds)."""
+
+    worker: str
+    attempt: int
+    queued_ms: float
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A piece of the tool's text, in order."""
+
+    text: str
+
+
+class Reset(msgspec.Struct, frozen=True):
+    """A new attempt diverged: everything delivered so far is void, the new text follows."""
+
+    attempt: int
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The one end of every call."""
+
+    result: ToolResult
+
+
+Event = Started | Text | Progress | Blob | Reset | Finished

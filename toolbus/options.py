@@ -1,0 +1,56 @@
+"""The options of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from toolbus.results import ConfigurationError
+
+
+class ServiceCallOptions(TypedDict, total=False):
+    """Options of calls to the untyped lower tier, which names the user as an argument.
+
+    Keys:
+        session: the agent's session.
+        timeout: seconds until the call ends whatever happens (default: the tool's, else 60).
+        idle_timeout: seconds without any frame after which the call ends.
+        wait: seconds to wait for a worker to appear; True waits as long as ``timeout``.
+        idempotency_key: the caller's own key for this call.
+        priority: accepted, reserved.
+        metadata: free strings for the handler.
+    """
+
+    session: str
+    timeout: float | None
+    idle_timeout: float | None
+    wait: float | bool
+    idempotency_key: str
+    priority: int
+    metadata: Mapping[str, str]
+
+
+class CallOptions(ServiceCallOptions, total=False):
+    """Options of ``call`` and ``stream``; ``bind`` sets defaults for them.
+
+    Keys:
+        user: the tenant on whose behalf the call runs; the others as in ``ServiceCallOptions``.
+    """
+
+    user: str
+
+
+_KNOWN = frozenset(CallOptions.__optional_keys__)
+
+
+def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Defaults overridden by what was given.
+
+    :raises ConfigurationError: an option does not exist.
+    """
+    if not given:
+        return defaults
+    for name in given:
+        if name not in _KNOWN:
+            raise ConfigurationError(f"there is no call option {name!r} (there are: {', '.join(sorted(_KNOWN))})")
+    return {**defaults, **given} if defaults else given

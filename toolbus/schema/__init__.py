@@ -1,0 +1,8 @@
+"""What a tool's arguments must look like: derived from a function, or checked against a JSON Schema."""
+
+from __future__ import annotations
+
+from toolbus.schema.derive import Derived, derive
+from toolbus.schema.validate import Checker, Validator, check_for, required_only
+
+__all__ = ["Checker", "Derived", "Validator", "check_for", "derive", "required_only"]

@@ -1,0 +1,151 @@
+"""From checked arguments to the keyword arguments of a handler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from toolbus.results import ToolError
+from toolbus.schema import refusal
+from toolbus.schema.validate import Checker
+
+# What converting raises for arguments of the wrong shape, lone surrogates, numbers out of range and endless nesting.
+_WRONG = (msgspec.ValidationError, ValueError, OverflowError, RecursionError)
+# The argument in the path at the end of a message.
+_ARGUMENT = re.compile(r"`\$\.(\w+)[^`]*`\Z")
+
+
+class TypedBinder:
+    """Validates and converts arguments by the annotations of a function.
+
+    Arguments that were left out stay out, so the function's own defaults apply.
+    """
+
+    __slots__ = ("_fields", "_hints", "_known", "_required", "_reserved", "_rest", "_struct")
+
+    def __init__(
+        self,
+        function: str,
+        types: Mapping[str, Any],
+        required: Collection[str],
+        *,
+        rest: Any,
+        reserved: Collection[str],
+        hints: Mapping[str, object],
+    ) -> None:
+        """``rest`` is the type of further arguments, or None when there may be none; ``hints`` are schemas by name."""
+        # Fields have names of their own: a parameter may be called like one of Struct's attributes.
+        self._fields = {name: f"f{index}" for index, name in enumerate(types)}
+        self._known = types.keys()
+        self._hints = hints
+        self._required = tuple(required)
+        self._rest = rest
+        self._reserved = frozenset(reserved)
+        fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+            (field, types[name]) if name in required else (field, types[name], msgspec.UNSET) for name, field in self._fields.items()
+        ]
+        self._struct = msgspec.defstruct(
+            function.rpartition(".")[2].strip("<>") or "arguments",
+            fields,
+            rename={field: name for name, field in self._fields.items()},
+            kw_only=True,
+            forbid_unknown_fields=rest is None,
+        )
+
+    def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
+        """The keyword arguments for the handler.
+
+        :raises ToolError: ``invalid_arguments``, naming the place and what was expected there.
+        """
+        try:
+            values = msgspec.convert(arguments, self._struct, str_keys=True)
+        except _WRONG as error:
+            raise self._refusal(arguments, error) from None
+        fields = self._fields
+        if self._rest is None:
+            return {name: getattr(values, fields[name]) for name in arguments}
+        return {name: getattr(values, fields[name]) if name in fields else self._further(name, value) for name, value in arguments.items()}
+
+    def _further(self, name: object, value: object) -> Any:
+        if not isinstance(name, str):
+            raise refusal.of([refusal.violation(f"Expected names that are strings, got `{refusal.type_word(name)}`")])
+        if name in self._reserved:
+            raise refusal.of([refusal.unexpected([name], self._known)])
+        try:
+            return msgspec.convert(value, self._rest, str_keys=True)
+        except _WRONG as error:
+            raise refusal.of([_located(error, refusal.place([name]))]) from None
+
+    def _refusal(self, arguments: object, error: Exception) -> ToolError:
+        if not isinstance(arguments, Mapping):
+            return refusal.not_an_object(arguments)
+        violations: list[str] = []
+        unknown = [name for name in arguments if name not in self._fields]
+        if unknown and self._rest is None:
+            violations.append(refusal.unexpected(map(str, unknown), self._known))
+        violations += [refusal.missing(name) for name in self._required if name not in arguments]
+        if violations:
+            return refusal.of(violations)
+        located = _located(error, "$")
+        argument = _ARGUMENT.search(located)
+        return refusal.of([located + refusal.hint(self._hints.get(argument[1]) if argument else None)])
+
+
+class CheckedBinder:
+    """Passes arguments on as they are, once a schema of the author's accepts them."""
+
+    __slots__ = ("_checker", "_known", "_open", "_required", "_reserved")
+
+    def __init__(
+        self, checker: Checker, known: Collection[str], required: Collection[str], *, rest: bool, reserved: Collection[str]
+    ) -> None:
+        """``rest`` says whether the function takes any name, except those that are ``reserved``."""
+        self._checker = checker
+        self._known = frozenset(known)
+        self._required = frozenset(required)
+        self._open = rest
+        self._reserved = frozenset(reserved)
+
+    def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
+        """The keyword arguments for the handler.
+
+        :raises ToolError: ``invalid_arguments``, naming the place and what is expected there.
+        """
+        self._checker.check(arguments)
+        names = arguments.keys()
+        if self._required <= names and (self._reserved.isdisjoint(names) if self._open else names <= self._known):
+            return dict(arguments)
+        # The schema is looser than the function.
+        unknown = [name for name in names if name in self._reserved or not (self._open or name in self._known)]
+        violations = [refusal.unexpected(unknown, sorted(self._known))] if unknown else []
+        violations += [refusal.missing(name) for name in sorted(self._required - names)]
+        raise refusal.of(violations)
+
+
+class WholeBinder:
+    """Passes all arguments as one dict, once a schema of the author's accepts them."""
+
+    __slots__ = ("_checker", "_name")
+
+    def __init__(self, checker: Checker, name: str) -> None:
+        self._checker = checker
+        self._name = name
+
+    def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
+        """The one keyword argument for the handler.
+
+        :raises ToolError: ``invalid_arguments``, naming the place and what is expected there.
+        """
+        self._checker.check(arguments)
+        return {self._name: dict(arguments)}
+
+
+def _located(error: Exception, root: str) -> str:
+    """msgspec's message with its path moved under ``root``."""
+    what, _, where = str(error).rpartition(" - at `")
+    if not what:
+        return f"{refusal.shorten(where, 200)} - at `{root}`"
+    return f"{refusal.shorten(what, 200)} - at `{where.replace('$', root, 1)}"

@@ -1,0 +1,191 @@
+"""What a Python function says about its parameters: names, annotations, defaults and documentation."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import docstring_parser
+import msgspec
+
+from toolbus.results import DescriptorError
+
+# Which annotations the worker fills in by itself.
+Injected: TypeAlias = Container[type] | Callable[[type], bool]
+
+_Function: TypeAlias = Callable[..., Any]
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One parameter that a caller's argument goes to.
+
+    Attributes:
+        annotation: resolved; Any when there is none or it can't be resolved.
+        default: ``inspect.Parameter.empty`` when there is none.
+        description: from ``Annotated``, else from the docstring.
+        named: an argument can be passed by name.
+        positional: an argument can be passed by position.
+    """
+
+    name: str
+    annotation: Any
+    default: Any
+    description: str
+    named: bool
+    positional: bool
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """A function as its callers see it.
+
+    Attributes:
+        parameters: those that arguments go to, in order; no ``*args`` and ``**kwargs``.
+        injected: parameters that the worker fills in, with their types.
+        rest: ``**kwargs``, or None.
+        star: the name of ``*args``, or empty.
+        reserved: names that no argument may have even under ``**kwargs``.
+    """
+
+    function: str
+    description: str
+    parameters: tuple[Parameter, ...]
+    injected: dict[str, type]
+    rest: Parameter | None
+    star: str
+    reserved: frozenset[str]
+
+
+def read_signature(function: _Function, *, injected: Injected, skip_self: bool) -> Signature:
+    """Read a function, method, partial or callable object.
+
+    :raises DescriptorError: it has no signature that Python can show, or a parameter to be injected is positional-only.
+    """
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise DescriptorError(f"{name} shows no signature: wrap it in a function", path="$.parameters") from None
+    target = _target(function)
+    reserved = _bound_names(target)
+    if skip_self and found and found[0].kind in _POSITIONAL:
+        reserved.add(found.pop(0).name)
+    description, documented = _documentation(target)
+    namespace = _namespace(target, injected)
+
+    parameters: list[Parameter] = []
+    services: dict[str, type] = {}
+    rest: Parameter | None = None
+    star = ""
+    for each in found:
+        annotation = _resolve(each.annotation, namespace, target)
+        service = _service_type(annotation, injected)
+        said = _described(annotation) or documented.get(each.name, "")
+        parameter = Parameter(each.name, annotation, each.default, said, named=each.kind in _NAMED, positional=each.kind in _POSITIONAL)
+        if each.kind is inspect.Parameter.VAR_POSITIONAL:
+            star = each.name
+        elif each.kind is inspect.Parameter.VAR_KEYWORD:
+            rest = parameter
+        elif service is None:
+            parameters.append(parameter)
+        elif parameter.named:
+            services[each.name] = service
+        else:
+            raise DescriptorError(f"{name} takes the injected {each.name!r} by position only", path="$.parameters")
+    return Signature(name, description, tuple(parameters), services, rest, star, frozenset(reserved | services.keys()))
+
+
+def _target(function: _Function) -> _Function:
+    """What carries the documentation and the globals: the innermost function."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if isinstance(function, type) or inspect.isroutine(function):
+        return function
+    instance: Any = function
+    call: _Function = instance.__call__
+    return call
+
+
+def _bound_names(target: _Function) -> set[str]:
+    if not inspect.ismethod(target):
+        return set()
+    return set(list(inspect.signature(target.__func__).parameters)[:1])
+
+
+def _namespace(target: _Function, injected: Injected) -> dict[str, Any]:
+    """Names that string annotations may use; service types count even where they were only imported for type checkers."""
+    namespace: dict[str, Any] = {}
+    if isinstance(injected, Iterable):
+        namespace.update((service.__name__, service) for service in injected)
+    inner = getattr(target, "__func__", target)
+    namespace.update(getattr(inner, "__globals__", {}))
+    code = getattr(inner, "__code__", None)
+    for name, cell in zip(code.co_freevars if code else (), getattr(inner, "__closure__", None) or (), strict=False):
+        try:
+            namespace[name] = cell.cell_contents
+        except ValueError:  # the name is bound later
+            continue
+    return namespace
+
+
+def _resolve(annotation: object, namespace: dict[str, Any], target: _Function) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return Any
+    holder = types.SimpleNamespace(__annotations__={"it": annotation}, __type_params__=getattr(target, "__type_params__", ()))
+    try:
+        return get_type_hints(holder, globalns=namespace, include_extras=True)["it"]
+    except Exception:  # noqa: BLE001 - evaluating an annotation runs the user's code; what can't be resolved is any
+        return Any
+
+
+def _service_type(annotation: Any, injected: Injected) -> type | None:
+    """The service type in ``X``, ``Optional[X]`` or ``Annotated[X, …]``, if that is what the annotation says."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _service_type(get_args(annotation)[0], injected)
+    if origin in (Union, types.UnionType):
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        return _service_type(members[0], injected) if len(members) == 1 else None
+    candidate = origin or annotation
+    if not isinstance(candidate, type):
+        return None
+    wanted = candidate in injected if isinstance(injected, Container) else injected(candidate)
+    return candidate if wanted else None
+
+
+def _described(annotation: Any) -> str:
+    """The description in ``Annotated``: a plain string, or an object that has one (``msgspec.Meta``, ``Doc``, …)."""
+    if get_origin(annotation) is not Annotated:
+        return ""
+    for extra in get_args(annotation)[1:]:
+        text = extra if isinstance(extra, str) else getattr(extra, "description", None) or getattr(extra, "documentation", None)
+        if isinstance(text, str) and text:
+            return text
+    return ""
+
+
+def _documentation(target: _Function) -> tuple[str, Mapping[str, str]]:
+    owner = getattr(target, "__self__", None)
+    # Of a callable object without words on its call, the class speaks; ``getdoc`` would find what ``object`` says.
+    silent = target.__name__ == "__call__" and not target.__doc__
+    text = (inspect.getdoc(type(owner) if silent else target) or "").strip()
+    try:
+        parsed = docstring_parser.parse(text)
+    except docstring_parser.ParseError:
+        return text, {}
+    described: dict[str, str] = {}
+    for parameter in parsed.params:
+        for name in parameter.arg_name.split(","):
+            described[name.strip().lstrip("*")] = " ".join((parameter.description or "").split())
+    parts = [part.strip() for part in (parsed.short_description, parsed.long_description) if part]
+    return "\n\n".join(parts) or text, described

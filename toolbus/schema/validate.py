@@ -1,0 +1,175 @@
+"""Arguments checked against a JSON Schema that did not come from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+import jsonschema_rs
+from jsonschema_rs import ValidationError, ValidationErrorKind
+
+from toolbus.descriptors import ToolDescriptor
+from toolbus.results import DescriptorError
+from toolbus.schema import bounds, refusal
+
+# A pattern with look-around or back-references may backtrack; 100,000 steps take about 3 ms.
+_PATTERNS = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000)
+# Stands for the offending value in messages: values can be large or private.
+_MASK = "the value"
+# A recursive schema follows the arguments on the native stack: 500 levels overflow a thread of 256 KB.
+_MOST_LEVELS = 64
+# Where a schema forks, each level of nesting can double the time, and the memory that a description of the failure takes.
+_MOST_FORKED_LEVELS = 16
+_MOST_DESCRIBED_LEVELS = 4
+# Every violation is built before the first is seen, so large arguments are only asked for one.
+_MOST_WEIGHT = 1000
+
+
+class Checker(Protocol):
+    """Says whether a tool may be called with some arguments."""
+
+    def check(self, arguments: Mapping[str, Any], /) -> None:
+        """Accept the arguments or refuse them.
+
+        :raises ToolError: ``invalid_arguments``, naming the place and what is expected there.
+        """
+
+
+class Validator:
+    """Checks arguments against a JSON Schema; never fetches what the schema refers to.
+
+    The schema is compiled at once (about 10 µs, some 400 µs with ``\\p{…}`` patterns), because only that tells whether it is possible.
+
+    :raises DescriptorError: the schema is impossible; its ``path`` starts with ``path``.
+    """
+
+    __slots__ = ("_compiled", "_forks", "_levels", "_schema")
+
+    def __init__(self, schema: Mapping[str, Any], *, path: str = "$") -> None:
+        if not isinstance(schema, Mapping):
+            raise DescriptorError(f"a JSON Schema must be an object, not {type(schema).__name__}", path=path)
+        self._schema = dict(schema)
+        try:
+            self._compiled = jsonschema_rs.validator_for(self._schema, offline=True, pattern_options=_PATTERNS, mask=_MASK)
+            self._forks = bounds.forks(self._schema)
+            self._levels = (_MOST_FORKED_LEVELS if self._forks else _MOST_LEVELS) if bounds.refers(self._schema) else 0
+        except ValidationError as error:
+            where = refusal.place(error.instance_path or _broken_reference(self._schema, error.message))
+            raise DescriptorError(f"impossible JSON Schema: {refusal.shorten(error.message, 300)}", path=path + where[1:]) from None
+        except (ValueError, RecursionError) as error:
+            raise DescriptorError(f"impossible JSON Schema: {refusal.shorten(str(error), 300)}", path=path) from None
+
+    def check(self, arguments: Mapping[str, Any], /) -> None:
+        """Accept the arguments or refuse them.
+
+        :raises ToolError: ``invalid_arguments``, naming up to five places, what is expected there, and a hint of the schema.
+        """
+        if type(arguments) is not dict:
+            arguments = _as_dict(arguments)
+        if self._levels and bounds.deeper_than(arguments, self._levels):
+            raise refusal.of([refusal.violation(f"Expected at most {self._levels} nested levels")])
+        try:
+            if self._compiled.is_valid(arguments):
+                return
+            violations = self._violations(arguments)
+        except ValueError as error:
+            # Keys that are no strings, lone surrogates, values that are not JSON.
+            violations = [refusal.violation(f"Expected JSON values: {error}")]
+        raise refusal.of(violations)
+
+    def _violations(self, arguments: dict[str, Any]) -> list[str]:
+        if self._forks and bounds.deeper_than(arguments, _MOST_DESCRIBED_LEVELS):
+            return [refusal.violation("The arguments do not match the schema")]
+        if not bounds.heavier_than(arguments, _MOST_WEIGHT):
+            errors = islice(self._compiled.iter_errors(arguments), refusal.MOST_VIOLATIONS + 1)
+            return [self._describe(error, arguments) for error in errors]
+        try:
+            self._compiled.validate(arguments)
+        except ValidationError as error:
+            return [self._describe(error, arguments)]
+        return [refusal.violation("The arguments do not match the schema")]
+
+    def _describe(self, error: ValidationError, arguments: dict[str, Any]) -> str:
+        path = error.instance_path
+        schema = _look_up(self._schema, error.schema_path[:-1])
+        known = _look_up(schema, ["properties"])
+        match error.kind:
+            case ValidationErrorKind.Required(name):
+                return refusal.missing(name, path) + refusal.hint(_look_up(known, [name]))
+            case ValidationErrorKind.AdditionalProperties(names) | ValidationErrorKind.UnevaluatedProperties(names):
+                return refusal.unexpected(names, known if isinstance(known, dict) else (), path)
+            case ValidationErrorKind.FalseSchema():
+                return refusal.violation("Expected nothing here", path)
+            case ValidationErrorKind.Type(types):
+                wanted = " | ".join(types)
+                what = f"Expected `{wanted}`, got `{refusal.type_word(_look_up(arguments, path))}`"
+                return refusal.violation(what, path) + refusal.hint(schema)
+        # The schema of the arguments as a whole is no short hint.
+        return refusal.violation(error.message[:1].upper() + error.message[1:], path) + (refusal.hint(schema) if path else "")
+
+
+class _RequiredOnly:
+    """Checks that some arguments are there, whatever their values."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(dict.fromkeys(names))
+
+    def check(self, arguments: Mapping[str, Any], /) -> None:
+        if not isinstance(arguments, Mapping):
+            raise refusal.not_an_object(arguments)
+        for name in self._names:
+            if name not in arguments:
+                raise refusal.of([refusal.missing(name) for name in self._names if name not in arguments])
+
+
+class _Anything:
+    """Accepts all arguments."""
+
+    __slots__ = ()
+
+    def check(self, arguments: Mapping[str, Any], /) -> None:
+        pass
+
+
+def required_only(names: Iterable[str]) -> Checker:
+    """A checker for the two-tier form: these arguments must be there, and nothing else is enforced."""
+    return _RequiredOnly(names)
+
+
+def check_for(tool: ToolDescriptor) -> Checker:
+    """The checker that a tool's descriptor asks for: its schema, its required arguments, or none.
+
+    :raises DescriptorError: the tool's schema is impossible.
+    """
+    if tool.parameters is not None:
+        return Validator(tool.parameters, path="$.parameters")
+    if tool.arguments is not None:
+        return _RequiredOnly(argument.name for argument in tool.arguments if argument.required)
+    return _Anything()
+
+
+def _as_dict(arguments: object) -> dict[str, Any]:
+    if not isinstance(arguments, Mapping):
+        raise refusal.not_an_object(arguments)
+    return dict(arguments)
+
+
+def _look_up(value: Any, path: Iterable[str | int]) -> Any:
+    """What stands at a path, or None: schemas with ids of their own report paths that start elsewhere."""
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _broken_reference(schema: Mapping[str, Any], message: str) -> tuple[str | int, ...]:
+    """The place of the reference that a message speaks of; the compiler does not say."""
+    for path, reference in bounds.references(schema):
+        if any(part and part in message for part in reference.split("#", 1)):
+            return path
+    return ()

@@ -1,0 +1,53 @@
+"""``ToolService``: the base class of services with configuration and many tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from toolbus.descriptors import Effect
+from toolbus.results import ConfigurationError
+
+
+class ToolService:
+    """Subclass it, describe the tools, override ``invoke``, and give it to a ``Worker``.
+
+    ``invoke`` receives the user (tenant), the config values of the called tool's descriptor, and the
+    model's arguments. It may be a coroutine function, an async generator function, or a plain function or
+    generator, which run in a thread. A two-argument ``invoke(self, config, arguments)`` is accepted.
+    It returns a value or yields ``str``, ``Progress``, ``Blob`` and lastly at most one ``ToolResult``.
+    Methods decorated with ``@tool`` are tools too, and are dispatched by name.
+
+    Attributes:
+        id: the service's id; names its request stream.
+        config_params: names of the values that tool descriptors carry, or ``{"name", "required"}``.
+        tools: tool descriptors in the two-tier form; ``type`` and ``service`` may be left out.
+        effect: what a second execution would do, for tools that do not say so themselves.
+        description: for people.
+        request_queue, response_queue: outside names, see ``ServiceDescriptor``.
+        scale_to_zero: callable without live workers; calls wait for one to start.
+        queue_limit: most requests queued and running; 0 means the publisher's setting.
+    """
+
+    id: ClassVar[str] = ""
+    config_params: ClassVar[Sequence[str | Mapping[str, Any]]] = ()
+    tools: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    effect: ClassVar[Effect] = ""
+    description: ClassVar[str] = ""
+    request_queue: ClassVar[str] = ""
+    response_queue: ClassVar[str] = ""
+    scale_to_zero: ClassVar[bool] = False
+    queue_limit: ClassVar[int] = 0
+
+    def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        """Run one call.
+
+        :raises ToolError: to fail with a type, code and retry hint of its own.
+        """
+        raise ConfigurationError(f"{type(self).__name__} has neither invoke() nor a @tool method for this call")
+
+    async def startup(self) -> None:
+        """Prepare what all calls share; runs once, before the service takes requests."""
+
+    async def cleanup(self) -> None:
+        """Release what ``startup`` prepared; runs once, after the last call."""

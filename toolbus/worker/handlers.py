@@ -1,0 +1,299 @@
+"""From services to handlers: what is published, and what runs for each tool."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from toolbus.descriptors import (
+    Effect,
+    Publication,
+    ToolDescriptor,
+    check_tool,
+    parse_service,
+    parse_tool,
+)
+from toolbus.envelope import Request
+from toolbus.results import ConfigurationError, DescriptorError, ErrorInfo, ToolError
+from toolbus.schema import check_for, derive
+from toolbus.settings import Settings
+from toolbus.worker.base import ToolService
+from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_module, tools_of_service
+
+Start = Callable[[Request], Any]
+"""Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
+
+
+class Handler:
+    """How one tool runs.
+
+    Attributes:
+        start: binds the request's arguments and calls the function; raises ToolError when they do not fit.
+        coroutine: the function is a coroutine function, the most frequent kind.
+        threaded: the function is plain, so calling it belongs in a thread.
+        effect: the declared effect, or empty.
+    """
+
+    __slots__ = ("coroutine", "effect", "start", "threaded")
+
+    def __init__(self, function: Callable[..., Any], start: Start, effect: Effect) -> None:
+        self.start = start
+        self.coroutine = inspect.iscoroutinefunction(function)
+        self.threaded = not self.coroutine and not inspect.isasyncgenfunction(function)
+        self.effect = effect
+
+
+class Served:
+    """One service as this process serves it."""
+
+    def __init__(
+        self, publication: Publication, handlers: Mapping[str, Handler], untyped: Handler | None, service: ToolService | None
+    ) -> None:
+        self.publication = publication
+        self._handlers = handlers
+        self._untyped = untyped
+        self._service = service
+
+    @property
+    def id(self) -> str:
+        """The service's id."""
+        return self.publication.service.id
+
+    def handler(self, request: Request) -> Handler:
+        """The handler of a request.
+
+        :raises ToolError: there is none.
+        """
+        found = self._handlers.get(request.tool) or self._untyped
+        if found is None:
+            known = ", ".join(sorted(self._handlers)) or "none"
+            raise ToolError(f"service {self.id!r} has no tool {request.tool!r} (it has: {known})", type="not_found")
+        return found
+
+    def undeclared(self) -> list[str]:
+        """Tools that do not say what a second execution would do."""
+        return sorted(name for name, handler in self._handlers.items() if not handler.effect)
+
+    async def startup(self) -> None:
+        """Run the service's own preparation."""
+        if self._service is not None:
+            await _await(self._service.startup())
+
+    async def cleanup(self) -> None:
+        """Run the service's own clean-up."""
+        if self._service is not None:
+            await _await(self._service.cleanup())
+
+
+def collect(targets: object, settings: Settings) -> list[Served]:
+    """What to serve: services (classes or instances), decorated functions, modules, or lists of them.
+
+    :raises ConfigurationError: a target is not a tool, or two services have one id.
+    """
+    instances: dict[str, ToolService] = {}
+    functions: dict[str, dict[str, FunctionTool]] = {}
+    for target in _flat(targets):
+        if isinstance(target, ToolService):
+            name = target.id or type(target).__name__
+            if name in instances:
+                raise ConfigurationError(f"two services have the id {name!r}")
+            instances[name] = target
+            continue
+        for found in _functions(target):
+            functions.setdefault(found.service, {})[found.name] = found
+    for name in functions.keys() & instances.keys():
+        raise ConfigurationError(f"both a ToolService and decorated functions form the service {name!r}")
+    served = [_served_service(name, service, settings) for name, service in instances.items()]
+    served += [_served_functions(name, list(tools.values()), settings) for name, tools in functions.items()]
+    if not served:
+        raise ConfigurationError("there is nothing to serve: give a ToolService, functions decorated with @tool, or a module with them")
+    return served
+
+
+def _flat(targets: object) -> Iterable[object]:
+    if isinstance(targets, (list, tuple, set, frozenset)):
+        for target in targets:
+            yield from _flat(target)
+    elif isinstance(targets, type) and issubclass(targets, ToolService):
+        yield targets()
+    elif isinstance(targets, ModuleType):
+        yield from _in_module(targets)
+    else:
+        yield targets
+
+
+def _in_module(module: ModuleType) -> Iterable[object]:
+    found = False
+    for value in list(vars(module).values()):
+        own = getattr(value, "__module__", None) == module.__name__
+        if isinstance(value, ToolService):
+            found = True
+            yield value
+        elif own and isinstance(value, type) and issubclass(value, ToolService) and not _instantiated(value, module):
+            found = True
+            yield value()
+    for made in tools_of_module(module.__name__):
+        found = True
+        yield made.function
+    if not found:
+        raise ConfigurationError(f"{module.__name__} defines no ToolService and no function decorated with @tool")
+
+
+def _instantiated(cls: type[ToolService], module: ModuleType) -> bool:
+    return any(type(value) is cls for value in vars(module).values())
+
+
+def _functions(target: object) -> list[FunctionTool]:
+    found = tool_of(target)
+    if found is None:
+        raise ConfigurationError(f"{target!r} is not a tool: decorate it with @tool, or give a ToolService or a module")
+    if not found.service:
+        raise ConfigurationError(f"{found.origin} is a method; give its ToolService instead")
+    # A service is served whole, or replicas would differ.
+    return tools_of_service(found.service)
+
+
+# -- services -----------------------------------------------------------------------------------------
+
+
+def _served_service(name: str, service: ToolService, settings: Settings) -> Served:
+    cls = type(service)
+    descriptor = parse_service(
+        {
+            "id": name,
+            "config-params": list(service.config_params),
+            "description": service.description or inspect.cleandoc(cls.__doc__ or "").partition("\n")[0],
+            "request-queue": service.request_queue,
+            "response-queue": service.response_queue,
+            "scale_to_zero": service.scale_to_zero,
+            "queue_limit": service.queue_limit,
+        }
+    )
+    invoke = None if cls.invoke is ToolService.invoke else service.invoke
+    tools: dict[str, ToolDescriptor] = {}
+    handlers: dict[str, Handler] = {}
+    for index, document in enumerate(service.tools):
+        if invoke is None:
+            raise ConfigurationError(f"{cls.__name__} lists tools but does not override invoke()")
+        try:
+            tool = parse_tool({"effect": service.effect, **document}, descriptor)
+        except DescriptorError as error:
+            raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
+        _add(tools, tool)
+        handlers[tool.name] = _invoke_handler(invoke, tool, cls)
+    for attribute in dir(cls):
+        made = tool_of(getattr(cls, attribute, None))
+        if made is not None:
+            tool, handler = _function_handler(made, name, getattr(service, attribute), service.effect)
+            _add(tools, tool)
+            handlers[tool.name] = handler
+    untyped = None if invoke is None else _invoke_handler(invoke, None, cls, service.effect)
+    owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
+    publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
+    return Served(publication, handlers, untyped, service)
+
+
+def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, cls: type, effect: Effect = "") -> Handler:
+    arity = _arity(invoke, cls)
+    check = None if tool is None else check_for(tool).check
+
+    def start(request: Request) -> Any:
+        if check is not None:
+            check(request.arguments)
+        if arity == 2:
+            return invoke(request.config, request.arguments)
+        return invoke(request.user, request.config, request.arguments)
+
+    return Handler(invoke, start, effect if tool is None else tool.effect)
+
+
+def _arity(invoke: Callable[..., Any], cls: type) -> int:
+    parameters = inspect.signature(invoke).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 3
+    taken = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD} and p.default is p.empty]
+    if len(taken) not in {2, 3}:
+        raise ConfigurationError(
+            f"{cls.__name__}.invoke takes (user, config, arguments) or (config, arguments), not {len(taken)} arguments"
+        )
+    return len(taken)
+
+
+# -- functions ----------------------------------------------------------------------------------------
+
+
+def _served_functions(name: str, functions: list[FunctionTool], settings: Settings) -> Served:
+    descriptor = parse_service({"id": name, "description": _module_summary(functions[0].function.__module__)})
+    tools: dict[str, ToolDescriptor] = {}
+    handlers: dict[str, Handler] = {}
+    for made in functions:
+        tool, handlers[made.name] = _function_handler(made, name, made.function, "")
+        _add(tools, tool)
+    owner = settings.owner or owner_of(functions[0].function.__module__, "")
+    publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
+    return Served(publication, handlers, None, None)
+
+
+def _function_handler(made: FunctionTool, service: str, bound: Callable[..., Any], effect: Effect) -> tuple[ToolDescriptor, Handler]:
+    derived = derive(bound, parameters=made.parameters)
+    tool = check_tool(
+        ToolDescriptor(
+            name=made.name,
+            description=made.description or derived.description or made.name.replace("_", " "),
+            service=service,
+            parameters=derived.parameters,
+            groups=made.groups,
+            category=made.category,
+            timeout=made.timeout,
+            effect=made.effect or effect,
+            output_limit=made.output_limit,
+            confirm=made.confirm,
+        )
+    )
+    bind = derived.bind
+
+    def start(request: Request) -> Any:
+        return bound(**bind(request.arguments))
+
+    return tool, Handler(bound, start, tool.effect)
+
+
+def _add(tools: dict[str, ToolDescriptor], tool: ToolDescriptor) -> None:
+    if tool.name in tools:
+        raise ConfigurationError(f"service {tool.service!r} defines the tool {tool.name!r} twice")
+    tools[tool.name] = tool
+
+
+async def _await(value: Any) -> None:
+    if asyncio.iscoroutine(value) or inspect.isawaitable(value):
+        await value
+
+
+def _module_summary(module: str) -> str:
+    return inspect.cleandoc(getattr(sys.modules.get(module), "__doc__", None) or "").partition("\n")[0]
+
+
+def owner_of(module: str, qualname: str) -> str:
+    """Who may change what a module publishes: the distribution that holds it, else module and class.
+
+    Never host, path or process: replicas on other machines must count as the same owner.
+    """
+    top = module.partition(".")[0]
+    distributions = importlib.metadata.packages_distributions().get(top, [])
+    if distributions:
+        return min(distributions)
+    name = service_name(module)
+    return f"{name}:{qualname}" if qualname else name
+
+
+def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:
+    """The error of arguments that were checked against another revision of the descriptor: names both digests."""
+    if error.type != "invalid_arguments" or not request.digest or request.digest == publication.digest:
+        return error
+    message = f"{error.message} (the caller checked against descriptor {request.digest}, this worker serves {publication.digest})"
+    return ErrorInfo(error.type, error.code, message, True, error.retry_after, error.details)

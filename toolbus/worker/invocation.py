@@ -1,0 +1,153 @@
+"""What a running call knows about itself: ``toolbus.invocation()``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol, Unpack
+
+from toolbus.options import CallOptions
+from toolbus.results import CallCancelled, ErrorInfo, Progress, ToolResult
+
+
+class Caller(Protocol):
+    """Makes nested calls; a ``ToolBus`` is one."""
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Call a tool and wait for its result."""
+
+
+class Host(Protocol):
+    """What an invocation needs of the worker that runs it."""
+
+    def emit(self, item: Progress) -> None:
+        """Send progress to the caller; event loop only."""
+
+    async def caller(self) -> Caller:
+        """The bus for nested calls, opened at first use."""
+
+
+class Invocation:
+    """One running call.
+
+    Attributes:
+        tool: the tool's name; empty for the untyped lower tier.
+        service: the service's id.
+        id: the call's correlation id.
+        user: the tenant on whose behalf the call runs.
+        session: the agent's session, or empty.
+        attempt: delivery number, from 1; more than 1 after a worker crashed.
+        deadline: monotonic seconds (``time.monotonic()``) at which the caller gives up.
+        idempotency_key: the caller's key, or the call's id: stable over attempts.
+        metadata: the caller's own strings.
+    """
+
+    __slots__ = (
+        "_host", "_loop", "_stopped", "attempt", "deadline", "id", "idempotency_key", "metadata", "service", "session", "tool", "user",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        host: Host,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        tool: str,
+        service: str,
+        id: str,
+        user: str,
+        session: str,
+        attempt: int,
+        deadline: float,
+        idempotency_key: str,
+        metadata: Mapping[str, str],
+    ) -> None:
+        self._host = host
+        self._loop = loop
+        self._stopped: ErrorInfo | None = None
+        self.tool = tool
+        self.service = service
+        self.id = id
+        self.user = user
+        self.session = session
+        self.attempt = attempt
+        self.deadline = deadline
+        self.idempotency_key = idempotency_key or id
+        self.metadata = metadata
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline, never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for this call any more."""
+        return self._stopped is not None
+
+    def check_cancelled(self) -> None:
+        """Stop here when nobody waits any more; for handlers that run in a thread.
+
+        :raises CallCancelled: the call was cancelled, lost its lease or passed its deadline.
+        """
+        if self._stopped is not None:
+            raise CallCancelled(str(self._stopped))
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Tell the caller how far the call has come; from the event loop or a thread."""
+        item = Progress(done, total, message)
+        if _in_loop(self._loop):
+            self._host.emit(item)
+        else:
+            self._loop.call_soon_threadsafe(self._host.emit, item)
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Call another tool on behalf of the same user and session.
+
+        The nested call's timeout is at most what is left of this one; it is cancelled with this one.
+        """
+        self.check_cancelled()
+        options.setdefault("user", self.user)
+        options.setdefault("session", self.session)
+        asked = options.get("timeout")
+        options["timeout"] = max(0.001, self.remaining if asked is None else min(asked, self.remaining))
+        caller = await self._host.caller()
+        return await caller.call(tool, arguments, **options)
+
+    def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """``call`` for handlers that run in a thread.
+
+        :raises RuntimeError: called in the event loop's own thread, which it would block for good.
+        """
+        if _in_loop(self._loop):
+            raise RuntimeError("call_sync() would block the event loop; use `await invocation().call(...)`")
+        return asyncio.run_coroutine_threadsafe(self.call(tool, arguments, **options), self._loop).result()
+
+    def stop(self, reason: ErrorInfo) -> None:
+        """Mark that nobody waits any more; the worker's business."""
+        self._stopped = reason
+
+
+_current: ContextVar[Invocation] = ContextVar("toolbus_invocation")
+
+enter = _current.set
+"""Make an invocation the current one of this context; the worker's business."""
+
+
+def invocation() -> Invocation:
+    """The call that is running here, also in threads that the worker started for it.
+
+    :raises RuntimeError: no call is running here.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise RuntimeError("invocation() is only available while a tool runs") from None
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

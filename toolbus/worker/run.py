@@ -1,0 +1,359 @@
+"""One run of a handler: from a delivery to frames, the last of which ends the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker.protocols import Delivery, WorkerBroker
+from toolbus.envelope import Frame, encode, pieces
+from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.settings import Settings
+from toolbus.worker.handlers import Handler, Served, mismatch
+from toolbus.worker.invocation import Caller, Invocation, enter
+from toolbus.worker.threads import ThreadIteration, Threads
+
+
+class Shelter(Protocol):
+    """What runs share: the worker, as far as a run needs it."""
+
+    broker: WorkerBroker
+    settings: Settings
+    threads: Threads
+
+    async def caller(self) -> Caller:
+        """The bus for nested calls."""
+
+
+class Run:
+    """One start of a handler.
+
+    Exactly one terminal frame is sent: by the handler's end, or by ``stop`` before it. What a
+    stopped handler still produces is dropped.
+    """
+
+    __slots__ = (
+        "_answered",
+        "_deadline_slot",
+        "_invocation",
+        "_iteration",
+        "_loop",
+        "_sent",
+        "_seq",
+        "_shelter",
+        "_started",
+        "_text",
+        "_thread",
+        "delivery",
+        "handler",
+        "served",
+        "task",
+    )  # fmt: skip
+
+    def __init__(self, shelter: Shelter, delivery: Delivery, served: Served, handler: Handler) -> None:
+        self._shelter = shelter
+        self._loop = asyncio.get_running_loop()
+        self.delivery = delivery
+        self.served = served
+        self.handler = handler
+        self.task: asyncio.Task[None] | None = None
+        self._seq = 0
+        self._sent = 0
+        self._text = False
+        self._answered = False
+        self._started = 0.0
+        self._iteration: ThreadIteration | None = None
+        self._thread: asyncio.Future[Any] | None = None
+        request = delivery.request
+        self._invocation = Invocation(
+            self,
+            self._loop,
+            tool=request.tool,
+            service=request.service,
+            id=request.id,
+            user=request.user,
+            session=request.session,
+            attempt=delivery.attempt,
+            deadline=delivery.deadline,
+            idempotency_key=request.idempotency_key,
+            metadata=request.metadata,
+        )
+
+    # -- the run's own life -----------------------------------------------------------------------
+
+    async def execute(self) -> None:
+        """Run the handler to its end and answer; never raises for the handler's sake."""
+        self._started = time.monotonic()
+        request = self.delivery.request
+        enter(self._invocation)
+        try:
+            if request.events:
+                self._send(self._frame("start"))
+            if self.handler.effect == "once" or request.effect == "once":
+                await self._begin_once()
+            if telemetry.active():
+                with telemetry.handler_span(
+                    request.traceparent,
+                    tool=request.tool,
+                    service=request.service,
+                    id=request.id,
+                    attempt=self.delivery.attempt,
+                    worker=self._shelter.broker.instance,
+                ):
+                    result = await self._handle()
+            else:
+                result = await self._handle()
+            self._answer(result)
+        except asyncio.CancelledError:
+            # A stopped run has been answered. Otherwise the worker is going down with its task group,
+            # unless the handler let a cancellation of its own out.
+            if not self._answered:
+                if self.task is None or self.task.cancelling():
+                    raise
+                self._fail(ToolError("the handler was cancelled from within", code="CancelledError"))
+        except BaseException as error:
+            # Whatever a handler raises is contained and becomes its answer.
+            if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+                raise
+            self._fail(error)
+        finally:
+            await self._join_thread()
+
+    def stop(self, error: ErrorInfo | None) -> None:
+        """End the run now: answer with ``error``, or not at all when the delivery is lost (None); cancel the handler."""
+        if not self._answered:
+            self._answered = True
+            if error is not None:
+                self._finish(self._frame("end", error))
+        self._invocation.stop(error or ErrorInfo("cancelled", message="the call moved to another worker"))
+        if self._iteration is not None:
+            self._iteration.stop()
+        if self.task is not None:
+            self.task.cancel()
+
+    # -- Host, for the invocation -----------------------------------------------------------------
+
+    def emit(self, item: Progress) -> None:
+        """Send progress to the caller."""
+        if not self._answered:
+            frame = self._frame("progress")
+            frame.progress = item
+            self._send(frame)
+
+    async def caller(self) -> Caller:
+        """The bus for nested calls."""
+        return await self._shelter.caller()
+
+    # -- handling ---------------------------------------------------------------------------------
+
+    async def _begin_once(self) -> None:
+        state = await self._shelter.broker.begin(self.delivery)
+        if state == "began":
+            message = "an earlier attempt began and its worker is gone; it may or may not have taken effect"
+            raise ToolError(message, type="outcome_unknown")
+        if state == "lost":
+            self._answered = True
+            raise asyncio.CancelledError
+
+    async def _handle(self) -> ToolResult:
+        start, request = self.handler.start, self.delivery.request
+        if self.handler.coroutine:
+            return _result(await start(request))
+        if self.handler.threaded:
+            self._thread = self._shelter.threads.call(lambda: start(request))
+            value = await asyncio.shield(self._thread)
+        else:
+            value = start(request)
+        if inspect.isawaitable(value):
+            value = await value
+        if hasattr(value, "__aiter__"):
+            return await self._consume(value)
+        if isinstance(value, Iterator):
+            self._iteration = self._shelter.threads.iterate(value)
+            self._thread = self._iteration.thread
+            return await self._consume(self._iteration)
+        return _result(value)
+
+    async def _consume(self, items: Any) -> ToolResult:
+        result: ToolResult | None = None
+        broker = self._shelter.broker
+        iterator: AsyncIterator[Any] = aiter(items)
+        try:
+            async for item in iterator:
+                if result is not None:
+                    raise ToolError("the handler yielded more after its ToolResult", code="bad_stream")
+                if type(item) is str:
+                    self._send_text(item)
+                elif isinstance(item, ToolResult):
+                    result = item
+                else:
+                    self._send_item(item)
+                if broker.congested:
+                    await broker.room()
+        finally:
+            close: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
+            if close is not None:
+                await close()
+        return result if result is not None else ToolResult(output=None if self._text else "")
+
+    async def _join_thread(self) -> None:
+        # A thread can't be stopped: it keeps its slot until it ends.
+        while self._thread is not None and not self._thread.done():
+            try:
+                await asyncio.wait([self._thread])
+            except asyncio.CancelledError:
+                if not self._answered:
+                    raise
+        if self._thread is not None and not self._thread.cancelled():
+            self._thread.exception()
+
+    # -- answering --------------------------------------------------------------------------------
+
+    def _frame(self, kind: Any, error: ErrorInfo | None = None) -> Frame:
+        frame = Frame(self.delivery.request.id, self.delivery.run, self.delivery.attempt, self._seq, kind)
+        if self._seq == 0:
+            frame.worker = self._shelter.broker.instance
+            frame.queued_ms = round(self.delivery.queued_ms, 1)
+        self._seq += 1
+        if kind == "end":
+            frame.end_of_stream = True
+            frame.error = error
+        return frame
+
+    def _send(self, frame: Frame) -> None:
+        self._shelter.broker.send(self.delivery, encode(frame))
+
+    def _send_pieces(self, kind: Any, text: str) -> None:
+        settings = self._shelter.settings
+        for piece in pieces(text, settings.max_frame):
+            self._sent += len(piece)
+            if self._sent > settings.max_output:
+                raise ToolError(f"the output is over the limit of {settings.max_output} bytes", code="output_limit")
+            frame = self._frame(kind)
+            frame.response = piece
+            self._send(frame)
+
+    def _send_text(self, text: str) -> None:
+        if not self._answered and text:
+            self._text = True
+            self._send_pieces("text", text)
+
+    def _send_item(self, item: object) -> None:
+        if self._answered:
+            return
+        if isinstance(item, Progress):
+            self.emit(item)
+        elif isinstance(item, Blob):
+            self._send_blob(item)
+        elif isinstance(item, str):
+            self._send_text(str(item))
+        else:
+            self._send_text(msgspec.json.encode(item).decode())
+
+    def _send_blob(self, blob: Blob) -> None:
+        settings = self._shelter.settings
+        # Base64 makes four bytes of three.
+        step = max(1, settings.max_frame * 3 // 4)
+        for start in range(0, max(1, len(blob.data)), step):
+            self._sent += min(step, len(blob.data) - start)
+            if self._sent > settings.max_output:
+                raise ToolError(f"the output is over the limit of {settings.max_output} bytes", code="output_limit")
+            frame = self._frame("blob")
+            frame.blob = Blob(blob.media_type, blob.data[start : start + step])
+            frame.more = start + step < len(blob.data)
+            self._send(frame)
+
+    def _answer(self, result: ToolResult) -> None:
+        if self._answered:
+            return
+        for blob in result.content:
+            self._send_blob(blob)
+        error = result.error
+        if error is None and not result.success:
+            error = ErrorInfo("tool_error", message="the tool reported a failure without a reason")
+        output, data = result.output, result.data
+        limit = self._shelter.settings.max_frame
+        if output is not None and len(output) * 4 > limit and len(output.encode("utf-8", "replace")) > limit:
+            self._send_pieces("output" if self._text else "text", output)
+            output = None
+        if data is not None:
+            encoded = msgspec.json.encode(data)
+            if len(encoded) > limit:
+                self._send_pieces("data", encoded.decode())
+                data = None
+        frame = self._frame("end", error)
+        frame.response = output
+        frame.data = data
+        payload = encode(frame)
+        self._answered = True
+        self._shelter.broker.finish(self.delivery, payload)
+        self._log_end(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._answered:
+            return
+        info = self._error_info(error)
+        self._answered = True
+        self._finish(self._frame("end", info))
+        self._log_end(info, error if info.type == "tool_error" and not isinstance(error, ToolError) else None)
+
+    def _finish(self, frame: Frame) -> None:
+        try:
+            payload = encode(frame)
+        except EnvelopeError:
+            kind = frame.error.type if frame.error is not None else "tool_error"
+            frame.error = ErrorInfo(kind, "unencodable_error", "the tool failed, and what it said can't be expressed in JSON")
+            payload = encode(frame)
+        self._shelter.broker.finish(self.delivery, payload)
+
+    def _error_info(self, error: BaseException) -> ErrorInfo:
+        if isinstance(error, ToolError):
+            return mismatch(self.delivery.request, self.served.publication, error.error)
+        if isinstance(error, CallCancelled):
+            return ErrorInfo("cancelled", message=str(error))
+        if isinstance(error, SystemExit):
+            return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
+        if isinstance(error, (EnvelopeError, TypeError)) and "JSON" in str(error):
+            return ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")
+        return ErrorInfo("tool_error", type(error).__name__, str(error) or type(error).__name__)
+
+    def _log_end(self, error: ErrorInfo | None, exception: BaseException | None = None) -> None:
+        request = self.delivery.request
+        elapsed = time.monotonic() - self._started
+        telemetry.record_run(request.service, elapsed, self.delivery.queued_ms / 1000, self._seq, error)
+        if error is None and not telemetry.logs(logging.INFO):
+            return
+        fields = {
+            "tool": request.tool or request.service,
+            "user": request.user,
+            "id": request.id,
+            "attempt": self.delivery.attempt,
+            "ms": round(elapsed * 1000, 1),
+        }
+        if error is None:
+            telemetry.log.info("call.finished", **fields)
+        elif exception is None:
+            telemetry.log.warning("call.failed", error=error.type, code=error.code, **fields)
+        else:
+            telemetry.log.error("call.crashed", error=error.code, exc_info=exception, **fields)
+
+
+def _result(value: object) -> ToolResult:
+    if type(value) is str:
+        return ToolResult(output=value)
+    if isinstance(value, ToolResult):
+        return value
+    if value is None:
+        return ToolResult(output="")
+    if isinstance(value, str):
+        return ToolResult(output=str(value))
+    if isinstance(value, Blob):
+        return ToolResult(output="", content=(value,))
+    return ToolResult(data=value)

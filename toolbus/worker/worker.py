@@ -1,0 +1,313 @@
+"""``Worker``: takes requests of the services it serves and runs their handlers in its slots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from toolbus import telemetry
+from toolbus.broker import worker_broker
+from toolbus.broker.protocols import Delivery, WorkerBroker
+from toolbus.deadlines import Deadlines
+from toolbus.descriptors import Publication
+from toolbus.envelope import Frame, encode
+from toolbus.results import ConfigurationError, ErrorInfo, RegistrationRefused, ToolError
+from toolbus.settings import Settings
+from toolbus.worker.handlers import Served, collect
+from toolbus.worker.invocation import Caller
+from toolbus.worker.nested import NestedBus
+from toolbus.worker.run import Run
+from toolbus.worker.threads import Threads
+
+_EARLY_CANCELS = 10_000
+_CANCEL_GRACE = 1.0
+
+
+class Worker:
+    """Serves tools: one process start, one consumer of each service's group.
+
+    Args:
+        services: a ``ToolService`` (class or instance), functions decorated with ``@tool``, modules that define
+            them, or lists of these.
+        url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
+
+    ``async with`` serves in the background without touching signals; ``run()`` handles them and returns after
+    the drain.
+
+    :raises ConfigurationError: there is nothing to serve, or a service or setting is wrong.
+    """
+
+    def __init__(
+        self,
+        services: object,
+        *,
+        url: str | None = None,
+        namespace: str | None = None,
+        concurrency: int | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
+        self._served = {served.id: served for served in collect(services, self.settings)}
+        self._runs: dict[str, Run] = {}
+        self._cancelled_early: dict[str, float] = {}
+        self._free = self.settings.concurrency
+        self._stopping = False
+        self._home: asyncio.Task[None] | None = None
+        self.started = self.finished = 0
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.drain()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stopped() -> None:
+            if stop.is_set():
+                telemetry.log.error("worker.killed", running=len(self._runs))
+                os._exit(1)
+            stop.set()
+
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, stopped)
+        try:
+            async with self:
+                await stop.wait()
+                telemetry.log.info("worker.draining", running=len(self._runs), grace=self.settings.grace)
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def drain(self) -> None:
+        """Leave the registry, stop taking, finish what runs within the grace period, and close."""
+        if self._home is None:
+            return
+        self._stopping = True
+        self.broker.interrupt()
+        self._wake.set()
+        try:
+            await self.broker.unregister()
+        except Exception as error:  # noqa: BLE001 - draining must go on whatever the server says
+            telemetry.log.warning("worker.unregister_failed", error=str(error))
+        home, self._home = self._home, None
+        await home
+        for served in self._served.values():
+            await self._cleanup(served)
+        await self._nested.aclose()
+        await self.broker.aclose()
+        self._deadlines.close()
+        self.threads.close()
+        telemetry.log.info("worker.stopped", calls=self.finished)
+
+    async def _open(self) -> None:
+        if self._home is not None:
+            raise ConfigurationError("this worker already serves")
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._deadlines = Deadlines(self._loop)
+        self._nested = NestedBus(self.settings)
+        self.threads = Threads(self.settings.concurrency)
+        self.broker: WorkerBroker = worker_broker(self.settings)
+        await self.broker.open(self)
+        ready: list[Served] = []
+        try:
+            for served in self._served.values():
+                await served.startup()
+                ready.append(served)
+            for served in self._served.values():
+                await self._register(served)
+        except BaseException:
+            for served in ready:
+                await self._cleanup(served)
+            with contextlib.suppress(Exception):
+                await self.broker.unregister()
+            await self.broker.aclose()
+            self.threads.close()
+            raise
+        started = asyncio.Event()
+        self._home = asyncio.create_task(self._serve(started), name="toolbus-worker")
+        await started.wait()
+
+    async def _register(self, served: Served) -> None:
+        """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
+        publication = served.publication
+        try:
+            await self.broker.register(publication)
+        except RegistrationRefused as refusal:
+            kept = tuple(tool for tool in publication.tools if f"tool/{tool.name}" not in refusal.names)
+            if f"tool-service/{served.id}" in refusal.names or not kept:
+                raise
+            telemetry.log.warning("tools.refused", service=served.id, error=str(refusal))
+            left = Publication(publication.service, kept, publication.owner).with_digest()
+            await self.broker.register(left)
+            served.publication = left
+        undeclared = served.undeclared()
+        if undeclared:
+            telemetry.log.info("tools.undeclared_effect", service=served.id, tools=undeclared, meaning="may be re-run after a crash")
+
+    async def _cleanup(self, served: Served) -> None:
+        try:
+            await served.cleanup()
+        except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
+            telemetry.log.exception("service.cleanup_failed", service=served.id)
+
+    # -- taking and running -----------------------------------------------------------------------
+
+    async def _serve(self, started: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            taking = tasks.create_task(self._take())
+            started.set()
+            await taking
+            await self._finish_running()
+
+    async def _take(self) -> None:
+        while not self._stopping:
+            if self._free < 1:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            for delivery in await self.broker.take(self._free):
+                self._start(delivery)
+
+    async def _finish_running(self) -> None:
+        deadline = time.monotonic() + self.settings.grace
+        while self._runs and time.monotonic() < deadline:
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._wake.wait()
+        if self._runs:
+            telemetry.log.warning("worker.grace_ended", running=len(self._runs))
+            for run in list(self._runs.values()):
+                # Not answered: another worker takes these requests over.
+                run.stop(None)
+            deadline = time.monotonic() + _CANCEL_GRACE
+            tasks = [run.task for run in self._runs.values() if run.task is not None]
+            if tasks:
+                await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+
+    def _start(self, delivery: Delivery) -> None:
+        request = delivery.request
+        served = self._served.get(request.service)
+        error: ErrorInfo | None = None
+        if request.id in self._cancelled_early:
+            error = ErrorInfo("cancelled", message="cancelled before it ran")
+        elif delivery.deadline <= time.monotonic():
+            error = ErrorInfo("deadline_exceeded", message=f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
+        elif delivery.attempt > self.settings.max_deliveries:
+            self._bury(delivery)
+            return
+        elif served is None:
+            error = ErrorInfo("not_found", message=f"this worker does not serve {request.service!r}")
+        if error is not None or served is None:
+            self._refuse(delivery, error)
+            return
+        try:
+            handler = served.handler(request)
+        except ToolError as failure:
+            self._refuse(delivery, failure.error)
+            return
+        run = Run(self, delivery, served, handler)
+        key = delivery.run
+        self._runs[key] = run
+        self._free -= 1
+        self.started += 1
+        slot = self._deadlines.add(delivery.deadline, key, lambda: self._expire(run))
+        run.task = self._tasks.create_task(run.execute())
+        run.task.add_done_callback(lambda _: self._ended(key, slot))
+
+    def _ended(self, key: str, slot: int) -> None:
+        self._deadlines.remove(slot, key)
+        del self._runs[key]
+        self._free += 1
+        self.finished += 1
+        self._wake.set()
+
+    def _expire(self, run: Run) -> None:
+        run.stop(ErrorInfo("deadline_exceeded", message=f"the tool did not finish within {run.delivery.request.timeout:g} s"))
+
+    def _refuse(self, delivery: Delivery, error: ErrorInfo | None) -> None:
+        self.broker.finish(delivery, self._end_frame(delivery, error))
+
+    def _bury(self, delivery: Delivery) -> None:
+        reason = f"given up after {delivery.attempt - 1} deliveries: its workers died or lost their leases while it ran"
+        telemetry.log.error("request.buried", service=delivery.request.service, id=delivery.request.id, reason=reason)
+        error = ErrorInfo("tool_error", "max_deliveries", reason)
+        self.broker.bury(delivery, reason, self._end_frame(delivery, error))
+
+    def _end_frame(self, delivery: Delivery, error: ErrorInfo | None) -> bytes:
+        frame = Frame(delivery.request.id, delivery.run, delivery.attempt, kind="end", end_of_stream=True, error=error)
+        frame.worker = self.broker.instance
+        frame.queued_ms = round(delivery.queued_ms, 1)
+        return encode(frame)
+
+    # -- WorkerListener ---------------------------------------------------------------------------
+
+    def free_slots(self) -> int:
+        """How many more deliveries can run now."""
+        return 0 if self._stopping else self._free
+
+    def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
+        """Run deliveries taken over from dead workers."""
+        for delivery in deliveries:
+            self._start(delivery)
+
+    def on_cancelled(self, call: str) -> None:
+        """Stop a call, or remember that it must not start."""
+        found = [run for run in self._runs.values() if run.delivery.request.id == call]
+        for run in found:
+            run.stop(ErrorInfo("cancelled", message="cancelled by the caller"))
+        if not found:
+            if len(self._cancelled_early) >= _EARLY_CANCELS:
+                del self._cancelled_early[next(iter(self._cancelled_early))]
+            self._cancelled_early[call] = time.monotonic()
+
+    def on_lost(self, delivery: Delivery) -> None:
+        """Stop a run whose delivery another worker has now."""
+        run = self._runs.get(delivery.run)
+        telemetry.log.warning("call.lost", id=delivery.request.id, tool=delivery.request.tool, running=run is not None)
+        if run is not None:
+            run.stop(None)
+
+    def on_agent_gone(self, agent: str, error: ErrorInfo) -> None:
+        """Stop every call of an agent that no longer reads."""
+        for run in [run for run in self._runs.values() if run.delivery.request.agent == agent]:
+            run.stop(error)
+
+    # -- for runs ---------------------------------------------------------------------------------
+
+    async def caller(self) -> Caller:
+        """The bus for nested calls, opened when a handler first makes one."""
+        return await self._nested.get()
+
+    # -- for people -------------------------------------------------------------------------------
+
+    @property
+    def instance(self) -> str:
+        """This process start's instance id."""
+        return self.broker.instance
+
+    def statistics(self) -> dict[str, int]:
+        """Counts: running, free, started and finished calls, and the broker's own."""
+        return {
+            "running": len(self._runs),
+            "free": self._free,
+            "started": self.started,
+            "finished": self.finished,
+            **self.broker.statistics(),
+        }
