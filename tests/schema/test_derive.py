@@ -1,0 +1,609 @@
+"""A function's signature becomes a JSON Schema and a binder of arguments."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, TypedDict
+
+import jsonschema_rs
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolbus.results import DescriptorError, ToolError
+from toolbus.schema import derive
+
+if TYPE_CHECKING:
+    from elsewhere import Graph  # type: ignore[import-not-found]
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Box(msgspec.Struct):
+    corner: Point
+    label: str = ""
+
+
+class Options(TypedDict, total=False):
+    depth: int
+
+
+class Pair(NamedTuple):
+    left: int
+    right: str
+
+
+class Node(msgspec.Struct):
+    children: list[Node] = []
+
+
+class Opaque:
+    pass
+
+
+class Database:
+    pass
+
+
+def properties(function: Any, **options: Any) -> dict[str, Any]:
+    found = derive(function, **options).parameters["properties"]
+    assert isinstance(found, dict)
+    return found
+
+
+def refused(bind: Any, arguments: Any) -> str:
+    with pytest.raises(ToolError) as caught:
+        bind(arguments)
+    assert caught.value.error.type == "invalid_arguments"
+    return caught.value.error.message
+
+
+def search(query: str, count: int = 5, *, exact: bool = False) -> list[str]:
+    """Search the web.
+
+    Uses whatever index is at hand.
+
+    Args:
+        query: what to look for
+        count: how many results,
+            at most
+    """
+    return [query] * count if exact else []
+
+
+def test_a_plain_function_becomes_a_closed_object_schema() -> None:
+    """Annotations, defaults and the docstring make the whole schema."""
+    derived = derive(search)
+    assert derived.description == "Search the web.\n\nUses whatever index is at hand."
+    assert derived.parameters == {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "what to look for"},
+            "count": {"type": "integer", "description": "how many results, at most", "default": 5},
+            "exact": {"type": "boolean", "default": False},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+
+def test_bound_arguments_leave_defaults_to_the_function() -> None:
+    """Only what the caller gave is passed on."""
+    assert derive(search).bind({"query": "x"}) == {"query": "x"}
+    assert derive(search).bind({"query": "x", "exact": True}) == {"query": "x", "exact": True}
+
+
+def test_a_function_without_parameters_takes_no_arguments() -> None:
+    """An empty schema refuses every argument."""
+
+    def ping() -> str:
+        return "pong"
+
+    derived = derive(ping)
+    assert derived.parameters == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert derived.description == ""
+    assert derived.bind({}) == {}
+    assert refused(derived.bind, {"x": 1}) == "Unexpected `x` - at `$` (known: none)"
+
+
+def test_a_wrong_value_names_its_place_and_the_schema() -> None:
+    """A refusal carries the path, what was expected, and the schema there."""
+    assert refused(derive(search).bind, {"query": "x", "count": "3"}) == (
+        'Expected `int`, got `str` - at `$.count` (schema: {"type":"integer"})'
+    )
+
+
+def test_unknown_and_missing_names_are_told_together() -> None:
+    """A misspelt required argument is answered with both halves of the mistake."""
+    assert refused(derive(search).bind, {"qery": "x"}) == (
+        "Unexpected `qery` - at `$` (known: `query`, `count`, `exact`); Missing required `query` - at `$.query`"
+    )
+
+
+@pytest.mark.parametrize("arguments", [None, [], "x", 3])
+def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
+    """Only an object can be bound."""
+    assert refused(derive(search).bind, arguments).startswith("Expected `object`, got `")
+
+
+def test_async_functions_and_generators_are_read_alike() -> None:
+    """What a handler returns or yields does not matter to its arguments."""
+
+    async def one(n: int) -> int:
+        return n
+
+    async def two(n: int) -> AsyncIterator[int]:
+        yield n
+
+    def three(n: int) -> Iterator[int]:
+        yield n
+
+    for function in (one, two, three):
+        assert properties(function) == {"n": {"type": "integer"}}
+
+
+def test_methods_partials_and_callable_objects_are_read() -> None:
+    """Bound methods lose ``self``, partials keep what is left, callable objects are their ``__call__``."""
+
+    class Service:
+        """Serves."""
+
+        def add(self, n: int) -> int:
+            """Add one."""
+            return n + 1
+
+        def __call__(self, m: int) -> int:
+            return m
+
+    assert properties(Service().add) == {"n": {"type": "integer"}}
+    assert properties(Service.add, skip_self=True) == {"n": {"type": "integer"}}
+    assert derive(Service().add).description == "Add one."
+    assert properties(Service()) == {"m": {"type": "integer"}}
+    assert derive(Service()).description == "Serves."
+    partial = derive(functools.partial(search, "x"))
+    assert list(partial.parameters["properties"]) == ["count", "exact"]
+    assert partial.description.startswith("Search the web.")
+
+
+def test_a_wrapped_function_is_read_through_its_decorator() -> None:
+    """``functools.wraps`` is followed for parameters, annotations and words."""
+
+    @functools.wraps(search)
+    def wrapper(*args: object, **kwargs: object) -> object:
+        return search(*args, **kwargs)  # type: ignore[arg-type]
+
+    assert derive(wrapper).parameters == derive(search).parameters
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        "Say it.\n\nArgs:\n    word: the word\n",
+        "Say it.\n\nParameters\n----------\nword : str\n    the word\n",
+        "Say it.\n\n:param word: the word\n:returns: nothing\n",
+    ],
+    ids=["google", "numpy", "rest"],
+)
+def test_docstring_styles(doc: str) -> None:
+    """Google, numpy and ReST docstrings describe parameters."""
+
+    def say(word: str) -> None: ...
+
+    say.__doc__ = doc
+    assert derive(say).description == "Say it."
+    assert properties(say)["word"]["description"] == "the word"
+
+
+def test_annotated_describes_and_constrains() -> None:
+    """Descriptions and constraints in ``Annotated`` win over the docstring."""
+
+    def f(
+        a: Annotated[str, "plain"], b: Annotated[int, msgspec.Meta(ge=1, description="meta")], c: Annotated[int, msgspec.Meta(le=3)] = 1
+    ) -> None:
+        """F.
+
+        Args:
+            a: docs
+            c: docs
+        """
+
+    assert properties(f) == {
+        "a": {"type": "string", "description": "plain"},
+        "b": {"type": "integer", "minimum": 1, "description": "meta"},
+        "c": {"type": "integer", "maximum": 3, "description": "docs", "default": 1},
+    }
+    assert "$.b" in refused(derive(f).bind, {"a": "", "b": 0})
+
+
+def test_rich_types_are_described_and_converted() -> None:
+    """JSON values become the types the function asks for."""
+
+    def f(
+        *,
+        colour: Colour,
+        mode: Literal["r", "w"],
+        point: Point,
+        box: Box,
+        options: Options,
+        pair: Pair,
+        when: datetime.datetime,
+        key: uuid.UUID,
+        data: bytes,
+        unique: set[int],
+        both: tuple[int, str],
+        table: dict[int, list[float]],
+        either: int | str | None,
+    ) -> None: ...
+
+    derived = derive(f)
+    key = uuid.uuid4()
+    arguments = {
+        "colour": "red",
+        "mode": "w",
+        "point": {"x": 1},
+        "box": {"corner": {"x": 1, "y": 2}, "label": "b"},
+        "options": {"depth": 2},
+        "pair": [1, "r"],
+        "when": "2024-02-29T12:00:00Z",
+        "key": str(key),
+        "data": "aGk=",
+        "unique": [1, 2],
+        "both": [1, "b"],
+        "table": {"7": [1.5]},
+        "either": None,
+    }
+    jsonschema_rs.validator_for(derived.parameters, offline=True).validate(arguments)
+    assert derived.bind(arguments) == {
+        "colour": Colour.RED,
+        "mode": "w",
+        "point": Point(1, 0),
+        "box": Box(Point(1, 2), "b"),
+        "options": {"depth": 2},
+        "pair": Pair(1, "r"),
+        "when": datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC),
+        "key": key,
+        "data": b"hi",
+        "unique": {1, 2},
+        "both": (1, "b"),
+        "table": {7: [1.5]},
+        "either": None,
+    }
+    assert set(derived.parameters["$defs"]) == {"Box", "Colour", "Options", "Pair", "Point"}
+    assert derived.parameters["properties"]["point"] == {"$ref": "#/$defs/Point"}
+
+
+def test_the_options_of_an_enum_are_told() -> None:
+    """A refused enum value is answered with the schema behind its reference."""
+
+    def f(colour: Colour) -> None: ...
+
+    assert '"enum":["blue","red"]' in refused(derive(f).bind, {"colour": "green"})
+
+
+def test_a_recursive_type_is_described() -> None:
+    """A type that holds itself is a reference into ``$defs``."""
+
+    def f(root: Node) -> None: ...
+
+    derived = derive(f)
+    assert derived.parameters["properties"]["root"] == {"$ref": "#/$defs/Node"}
+    assert derived.bind({"root": {"children": [{}]}}) == {"root": Node([Node()])}
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"children": [deep]}
+    assert refused(derived.bind, {"root": deep})
+
+
+def test_a_default_of_none_allows_null() -> None:
+    """``x: str = None`` may be given as null, as models do when they see the default."""
+
+    def f(x: str = None, y: Annotated[int, "why"] = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+    assert properties(f)["x"] == {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
+    assert properties(f)["y"]["description"] == "why"
+    assert derive(f).bind({"x": None, "y": 3}) == {"x": None, "y": 3}
+
+
+def test_defaults_appear_when_json_can_hold_them() -> None:
+    """Enum members and structs appear as their JSON; what JSON can't hold is left out."""
+
+    point, thing, numbers = Point(1), object(), [1]
+
+    def f(
+        *, a: Colour = Colour.BLUE, b: Point = point, c: Any = thing, d: float = float("inf"), e: Any = ..., g: list[int] = numbers
+    ) -> None: ...
+
+    found = properties(f)
+    assert found["a"]["default"] == "blue"
+    assert found["b"]["default"] == {"x": 1, "y": 0}
+    assert found["g"]["default"] == [1]
+    assert not any("default" in found[name] for name in "cde")
+    assert derive(f).bind({}) == {}
+
+
+def test_what_can_not_be_described_is_any() -> None:
+    """Unannotated parameters, arbitrary classes and ambiguous unions take every value as it is."""
+
+    def f(a, b: Opaque, c: list[Opaque], d: list[int] | set[int], e: object) -> None: ...  # type: ignore[no-untyped-def]
+
+    assert properties(f) == {name: {} for name in "abcde"}
+    value = Opaque()
+    assert derive(f).bind({"a": value, "b": value, "c": [3], "d": "x", "e": None}) == {
+        "a": value,
+        "b": value,
+        "c": [3],
+        "d": "x",
+        "e": None,
+    }
+
+
+def test_a_pydantic_model_is_any() -> None:
+    """Models of other libraries are passed as they are."""
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("Model", n=(int, ...))
+
+    def f(m: Any) -> None: ...
+
+    f.__annotations__["m"] = model
+    assert properties(f) == {"m": {}}
+
+
+def test_an_unresolvable_annotation_is_any_and_spares_the_others() -> None:
+    """A name that is gone makes its own parameter any, and no other."""
+
+    def f(a: Missing, b: int) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    assert properties(f) == {"a": {}, "b": {"type": "integer"}}
+
+
+def test_an_annotation_local_to_a_function_resolves_when_the_body_uses_it() -> None:
+    """String annotations see what the function closes over."""
+
+    class Local(msgspec.Struct):
+        n: int
+
+    def f(x: Local) -> object:
+        return Local(x.n)
+
+    assert derive(f).bind({"x": {"n": 1}}) == {"x": Local(1)}
+
+
+def test_further_keyword_arguments_open_the_schema() -> None:
+    """``**kwargs`` lets unknown arguments through, by its own type when it has one."""
+
+    def loose(a: int, **rest: Any) -> None: ...
+
+    def typed(a: int, **rest: int) -> None: ...
+
+    assert "additionalProperties" not in derive(loose).parameters
+    assert derive(loose).bind({"a": 1, "b": "x"}) == {"a": 1, "b": "x"}
+    assert derive(typed).parameters["additionalProperties"] == {"type": "integer"}
+    assert refused(derive(typed).bind, {"a": 1, "b": "x"}) == "Expected `int`, got `str` - at `$.b`"
+    assert refused(derive(loose).bind, {"b": 1}) == "Missing required `a` - at `$.a`"
+    assert refused(derive(loose).bind, {"a": 1, 3: 1})
+
+
+def test_names_that_struct_fields_can_not_have_still_work() -> None:
+    """Parameters named like attributes of a Struct, or in other alphabets, are ordinary."""
+
+    def f(__init__: int, __struct_fields__: str, _x: int, größe: int, type: int = 0) -> None: ...  # noqa: PLC2401
+
+    arguments = {"__init__": 1, "__struct_fields__": "s", "_x": 2, "größe": 3, "type": 4}
+    assert derive(f).bind(arguments) == arguments
+    assert refused(derive(f).bind, {**arguments, "größe": "x"}).startswith("Expected `int`, got `str` - at `$.größe`")
+
+
+def test_positional_only_and_star_parameters_are_refused() -> None:
+    """A function that can't be called by name says so, with its name and the parameter's."""
+
+    def positional(a: int, /) -> None: ...
+
+    def star(*rest: int) -> None: ...
+
+    with pytest.raises(DescriptorError, match=r"positional takes 'a' by position only"):
+        derive(positional)
+    with pytest.raises(DescriptorError, match=r"star takes '\*rest'"):
+        derive(star)
+
+
+def test_a_callable_without_a_signature_is_refused() -> None:
+    """Built-ins that show no signature ask to be wrapped."""
+    with pytest.raises(DescriptorError, match="wrap it in a function"):
+        derive(dict.update)
+
+
+def test_injected_parameters_leave_the_schema() -> None:
+    """Service types are reported, never described, and never taken from arguments."""
+
+    def f(a: int, db: Database, maybe: Optional[Database] = None, other: Annotated[Database | None, "x"] = None) -> None: ...  # noqa: UP045
+
+    for injected in ((Database,), {Database: 1}, lambda type_: issubclass(type_, Database)):
+        derived = derive(f, injected=injected)
+        assert list(derived.parameters["properties"]) == ["a"]
+        assert derived.injected == {"db": Database, "maybe": Database, "other": Database}
+        assert "Unexpected `db`" in refused(derived.bind, {"a": 1, "db": 1})
+
+
+def test_an_injected_type_imported_for_type_checkers_only_is_found() -> None:
+    """A string annotation may name a service type that the module never imports."""
+
+    def f(graph: Graph, n: int) -> None: ...
+
+    graph = type("Graph", (), {})
+    derived = derive(f, injected=(graph,))
+    assert derived.injected == {"graph": graph}
+    assert list(derived.parameters["properties"]) == ["n"]
+
+
+def test_injected_names_and_self_are_not_taken_through_kwargs() -> None:
+    """Under ``**kwargs`` a caller can't smuggle in a service, or a second ``self``."""
+
+    class Service:
+        def run(self, db: Database, **rest: Any) -> None: ...
+
+    derived = derive(Service.run, injected=(Database,), skip_self=True)
+    assert derived.bind({"x": 1}) == {"x": 1}
+    assert "Unexpected `db`" in refused(derived.bind, {"db": 1})
+    assert "Unexpected `self`" in refused(derived.bind, {"self": 1})
+    assert "Unexpected `self`" in refused(derive(Service().run, injected=(Database,)).bind, {"self": 1})
+    explicit = derive(Service().run, parameters={}, injected=(Database,))
+    assert explicit.bind({"x": 1}) == {"x": 1}
+    assert "Unexpected `db`" in refused(explicit.bind, {"db": 1})
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
+
+
+def test_explicit_parameters_are_the_schema() -> None:
+    """A schema of the author's is enforced and its arguments passed by name."""
+
+    def weather(city: str, days: int = 1) -> None:
+        """The weather."""
+
+    derived = derive(weather, parameters=WEATHER)
+    assert derived.parameters == WEATHER
+    assert derived.description == "The weather."
+    assert derived.bind({"city": "x", "days": 2}) == {"city": "x", "days": 2}
+    assert refused(derived.bind, {"city": 3}).startswith("Expected `string`, got `integer` - at `$.city`")
+
+
+def test_one_parameter_that_is_no_property_receives_the_whole_dict() -> None:
+    """The convention ``handler(params)`` is kept, also beside injected parameters."""
+
+    def weather(params: dict[str, Any], *, db: Database) -> None: ...
+
+    derived = derive(weather, parameters=WEATHER, injected=(Database,))
+    arguments = {"city": "x"}
+    bound = derived.bind(arguments)
+    assert bound == {"params": {"city": "x"}}
+    assert bound["params"] is not arguments
+    assert "$.city" in refused(derived.bind, {})
+
+
+def test_a_single_parameter_that_is_a_property_is_passed_by_name() -> None:
+    """With the one property's own name the function is an ordinary one."""
+
+    def weather(city: str) -> None: ...
+
+    assert derive(weather, parameters={"properties": {"city": {}}}).bind({"city": "x"}) == {"city": "x"}
+
+
+def test_a_schema_and_a_function_that_do_not_fit_are_refused() -> None:
+    """Properties the function doesn't take, and parameters the schema doesn't have, fail when the tool is defined."""
+
+    def narrow(city: str, country: str = "") -> None: ...
+
+    def greedy(city: str, days: int, token: str) -> None: ...
+
+    def open_(city: str, **rest: Any) -> None: ...
+
+    def whole(params: dict[str, Any], *, token: str) -> None: ...
+
+    with pytest.raises(DescriptorError, match="takes no argument 'days'") as caught:
+        derive(narrow, parameters=WEATHER)
+    assert caught.value.path == "$.parameters.properties.days"
+    with pytest.raises(DescriptorError, match="needs 'token'"):
+        derive(greedy, parameters=WEATHER)
+    with pytest.raises(DescriptorError, match="nothing is left for 'token'"):
+        derive(whole, parameters=WEATHER)
+    assert derive(open_, parameters=WEATHER).bind({"city": "x", "days": 1, "z": 1}) == {"city": "x", "days": 1, "z": 1}
+
+
+def test_a_property_named_like_an_injected_parameter_is_refused() -> None:
+    """A schema can't offer the model what only the worker may fill in."""
+
+    def f(city: str, days: Database) -> None: ...
+
+    with pytest.raises(DescriptorError, match="takes no argument 'days'"):
+        derive(f, parameters=WEATHER, injected=(Database,))
+
+
+def test_a_schema_looser_than_the_function_still_refuses() -> None:
+    """What the schema lets pass but the function can't take is a refusal, not a TypeError in the handler."""
+
+    def f(city: str, days: int) -> None: ...
+
+    derived = derive(f, parameters=WEATHER)
+    assert (
+        refused(derived.bind, {"city": "x", "z": 1})
+        == "Unexpected `z` - at `$` (known: `city`, `days`); Missing required `days` - at `$.days`"
+    )
+
+
+@pytest.mark.parametrize(("schema", "path"), [({"type": "array"}, "$.parameters.type"), ({"required": 3}, "$.parameters.required")])
+def test_explicit_parameters_must_be_a_possible_object_schema(schema: dict[str, Any], path: str) -> None:
+    """An impossible schema fails when the tool is defined."""
+
+    def f(a: int) -> None: ...
+
+    with pytest.raises(DescriptorError) as caught:
+        derive(f, parameters=schema)
+    assert caught.value.path == path
+
+
+def test_every_derived_schema_is_a_possible_one() -> None:
+    """Schemas are the same each time and valid against their meta-schema."""
+
+    def f(a: Box, b: Literal["z", "a"], c: dict[str, Point | None], d: Annotated[list[Node], msgspec.Meta(max_length=3)]) -> None: ...
+
+    jsonschema_rs.meta.validate(derive(f).parameters)
+    assert msgspec.json.encode(derive(f).parameters) == msgspec.json.encode(derive(f).parameters)
+
+
+@given(
+    n=st.integers(),
+    x=st.floats(allow_nan=False),
+    s=st.text(alphabet=st.characters(codec="utf-8")),
+    when=st.datetimes(),
+    data=st.binary(),
+    colour=st.sampled_from(Colour),
+    point=st.builds(Point, st.integers(), st.integers()),
+    many=st.lists(st.integers() | st.none()),
+)
+def test_values_survive_json_and_binding(**values: Any) -> None:
+    """What is encoded as JSON comes back as the same values."""
+
+    def f(
+        *, n: int, x: float, s: str, when: datetime.datetime, data: bytes, colour: Colour, point: Point, many: list[int | None]
+    ) -> None: ...
+
+    assert derive(f).bind(msgspec.to_builtins(values)) == values
+
+
+@given(
+    st.dictionaries(st.text() | st.sampled_from(["query", "count", "exact"]), st.recursive(st.none() | st.integers() | st.text(), st.lists))
+)
+def test_binding_only_ever_raises_tool_error(arguments: dict[str, Any]) -> None:
+    """For any JSON object the answer is keyword arguments or a bounded refusal."""
+    try:
+        bound = derive(search).bind(arguments)
+    except ToolError as error:
+        bound, message = arguments, error.error.message
+    else:
+        message = ""
+    assert bound == arguments
+    assert len(message) <= 1000
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters came with Python 3.12")
+def test_type_parameters_are_any() -> None:
+    """A generic function's own type variables accept everything."""
+    scope: dict[str, Any] = {}
+    exec("def f[T](x: T, y: 'list[T]') -> T: return x", scope)
+    assert derive(scope["f"]).bind({"x": 1, "y": ["a"]}) == {"x": 1, "y": ["a"]}

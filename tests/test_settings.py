@@ -1,0 +1,88 @@
+"""Settings: where values come from, and what a wrong one says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toolbus.results import ConfigurationError
+from toolbus.settings import Settings
+
+
+def test_defaults_need_nothing() -> None:
+    """Without arguments and variables every setting has its default."""
+    assert Settings.load({}) == Settings()
+
+
+def test_argument_beats_variable_beats_default() -> None:
+    """An argument wins over a variable, which wins over the default; None is no argument."""
+    environ = {"TOOLBUS_LEASE": "12.5", "TOOLBUS_CONCURRENCY": "7", "TOOLBUS_URL": "redis://elsewhere"}
+    settings = Settings.load(environ, lease=5.0, url=None)
+    assert (settings.lease, settings.concurrency, settings.url, settings.grace) == (5.0, 7, "redis://elsewhere", 30.0)
+
+
+def test_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mapping of its own, load() reads the process's environment."""
+    monkeypatch.setenv("TOOLBUS_NAMESPACE", "from-the-environment")
+    assert Settings.load().namespace == "from-the-environment"
+
+
+def test_empty_variable_counts_as_unset() -> None:
+    """A variable that is set to nothing leaves the default."""
+    assert Settings.load({"TOOLBUS_LEASE": ""}).lease == Settings().lease
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_every_setting_reads_its_variable(name: str) -> None:
+    """Each field can be given as TOOLBUS_<NAME>, as text."""
+    given = {"namespace": "other", "url": "redis://x", "owner": "me", "log_level": "debug", "log_format": "json"}.get(name, "1000")
+    settings = Settings.load({f"TOOLBUS_{name.upper()}": given})
+    assert str(getattr(settings, name)).removesuffix(".0") == given
+    assert Settings.sources({f"TOOLBUS_{name.upper()}": given})[name][1] == f"TOOLBUS_{name.upper()}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LEASE", "soon"),
+        ("LEASE", "0.1"),
+        ("LEASE", "nan"),
+        ("TIMEOUT", "inf"),
+        ("CONCURRENCY", "0"),
+        ("CONCURRENCY", "1.5"),
+        ("GRACE", "-1"),
+        ("MAX_FRAME", "10"),
+        ("LOG_LEVEL", "loud"),
+        ("NAMESPACE", "a{b}"),
+        ("NAMESPACE", "a\n"),
+        ("NAMESPACE", "x" * 65),
+    ],
+)
+def test_wrong_variable_is_named(name: str, value: str) -> None:
+    """A value out of range or of the wrong type names its variable and shows what was given."""
+    with pytest.raises(ConfigurationError, match=f"TOOLBUS_{name} is wrong: .*given: ") as raised:
+        Settings.load({f"TOOLBUS_{name}": value})
+    assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("lease", 0.0), ("timeout", float("inf")), ("queue_limit", -5), ("namespace", "")])
+def test_wrong_argument_is_named(name: str, value: Any) -> None:
+    """A wrong argument is named as one."""
+    with pytest.raises(ConfigurationError, match=f"argument '{name}' is wrong"):
+        Settings.load({}, **{name: value})
+
+
+def test_unknown_argument_is_refused() -> None:
+    """A misspelt setting is an error, not silence."""
+    with pytest.raises(ConfigurationError, match="no setting 'leese'"):
+        Settings.load({}, leese=1.0)
+
+
+def test_sources_say_where_each_value_comes_from() -> None:
+    """sources() tells for every setting its value and the argument, variable or default it comes from."""
+    sources = Settings.sources({"TOOLBUS_LEASE": "12"}, grace=3.0)
+    assert set(sources) == set(Settings.__struct_fields__)
+    assert sources["lease"] == (12.0, "TOOLBUS_LEASE")
+    assert sources["grace"] == (3.0, "argument 'grace'")
+    assert sources["url"] == (Settings().url, "default")

@@ -1,0 +1,408 @@
+"""Log lines, spans and metrics, and that they cost nothing when nobody listens."""
+
+from __future__ import annotations
+
+import ast
+import io
+import itertools
+import json
+import logging
+import re
+import subprocess
+import sys
+import timeit
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
+
+import toolbus
+from toolbus import telemetry
+from toolbus.results import CallCancelled, ErrorInfo, ToolError
+
+CALL = {"tool": "add", "service": "calculator", "id": "c1"}
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with telemetry.providers(tracer=provider):
+        yield exporter
+    provider.shutdown()
+
+
+@pytest.fixture
+def reader() -> Iterator[InMemoryMetricReader]:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader])
+    with telemetry.providers(meter=provider):
+        yield reader
+    provider.shutdown()
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """The library's logger, put back as it was."""
+    logger = logging.getLogger("toolbus")
+    before = logger.level, logger.propagate, logger.handlers[:]
+    yield logger
+    logger.level, logger.propagate = before[0], before[1]
+    logger.handlers[:] = before[2]
+    logger.setLevel(before[0])
+
+
+def named(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    data = reader.get_metrics_data()
+    assert data is not None
+    return {
+        metric.name: list(metric.data.data_points)
+        for each in data.resource_metrics
+        for scope in each.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+# --- Logs ---
+
+
+def test_plain_logging_sees_event_and_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """An application with plain logging gets one readable line, with the place that logged it and the fields beside it."""
+    with caplog.at_level(logging.INFO, logger="toolbus"):
+        telemetry.log.info("link.restored", server="here", tries=3, name="a b", args="=", note="")
+    (record,) = caplog.records
+    assert record.getMessage() == 'link.restored server=here tries=3 name="a b" args="=" note=""'
+    assert record.toolbus == {"event": "link.restored", "server": "here", "tries": 3, "name": "a b", "args": "=", "note": ""}
+    assert (record.filename, record.funcName) == ("test_telemetry.py", "test_plain_logging_sees_event_and_fields")
+
+
+def test_exceptions_are_logged_with_traceback_and_place(caplog: pytest.LogCaptureFixture) -> None:
+    """log.exception() carries the exception and the place that logged it."""
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        telemetry.log.exception("link.callback_failed")
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "broken" in caplog.text
+    assert record.funcName == "test_exceptions_are_logged_with_traceback_and_place"
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_values_cannot_forge_lines(logger: logging.Logger, format: Any) -> None:
+    """Line breaks, terminal sequences and percent signs in a value stay inside it."""
+    stream = io.StringIO()
+    telemetry.configure_logging(format=format, stream=stream)
+    telemetry.log.warning("link.lost", error="one\ntwo \x1b[31m%s \ud800")
+    (line,) = stream.getvalue().splitlines()
+    assert "\x1b" not in line
+    assert "\\ntwo" in line
+
+
+def test_disabled_levels_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """Below the level nothing is written, and logs() says so beforehand."""
+    with caplog.at_level(logging.WARNING, logger="toolbus"):
+        assert not telemetry.logs(logging.INFO)
+        assert telemetry.logs(logging.WARNING)
+        telemetry.log.info("link.restored")
+    assert caplog.records == []
+
+
+def test_lines_carry_the_current_trace(caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter) -> None:
+    """A line logged inside a handler's span names its trace and span, one outside names none."""
+    with caplog.at_level(logging.INFO, logger="toolbus"):
+        with telemetry.handler_span("", **CALL, attempt=1, worker="w1"):
+            telemetry.log.info("link.restored")
+        telemetry.log.info("link.restored")
+    context = spans.get_finished_spans()[0].context
+    inside, outside = caplog.records
+    assert inside.toolbus["trace_id"] == trace.format_trace_id(context.trace_id)
+    assert inside.toolbus["span_id"] == trace.format_span_id(context.span_id)
+    assert "trace_id" not in outside.toolbus
+
+
+def test_json_lines(logger: logging.Logger) -> None:
+    """Each JSON line has time, level, event and the fields; exceptions are text and unknown values are told."""
+    stream = io.StringIO()
+    telemetry.configure_logging("debug", "json", stream)
+    telemetry.log.debug("link.lost", server=Path("a"), level="mine")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        telemetry.log.exception("link.callback_failed")
+    logging.getLogger("toolbus.other").warning("plain %d", 1)
+    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
+    assert first == {"level": "debug", "event": "link.lost", "server": "a"}
+    assert second["exception"].endswith("ValueError: broken")
+    assert (third["event"], third["logger"]) == ("plain 1", "toolbus.other")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_text_has_colours_on_a_terminal_only(logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``auto`` is coloured text on a terminal, plain with NO_COLOR, and JSON elsewhere; the newest configuration counts."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal, plain, pipe = Terminal(), Terminal(), io.StringIO()
+    telemetry.configure_logging(stream=terminal)
+    telemetry.log.info("link.restored", server="here")
+    monkeypatch.setenv("NO_COLOR", "1")
+    telemetry.configure_logging(stream=plain)
+    telemetry.log.info("link.restored", server="here")
+    telemetry.configure_logging(stream=pipe)
+    telemetry.log.info("link.restored", server="here")
+    assert "\x1b[" in terminal.getvalue()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} info     link\.restored server=here\n", plain.getvalue())
+    assert json.loads(pipe.getvalue())["event"] == "link.restored"
+
+
+def test_library_is_silent_until_configured() -> None:
+    """Without any logging configuration nothing is printed, not even errors."""
+    program = "from toolbus import telemetry; telemetry.log.error('link.lost')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def _choices(node: ast.expr) -> list[ast.expr]:
+    return [*_choices(node.body), *_choices(node.orelse)] if isinstance(node, ast.IfExp) else [node]
+
+
+def test_every_logged_event_is_documented() -> None:
+    """Each event name in the package's source stands in EVENTS, and each name there is used."""
+    used: set[str] = set()
+    for path in Path(toolbus.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and re.fullmatch(r"(telemetry\.)?log\.\w+", ast.unparse(node.func)):
+                names = {each.value for each in _choices(node.args[0]) if isinstance(each, ast.Constant)}
+                assert names, f"{path}:{node.lineno} logs a computed event name"
+                used |= names
+    assert used == set(telemetry.EVENTS)
+
+
+# --- Spans ---
+
+
+def test_one_trace_from_agent_to_handler(spans: InMemorySpanExporter) -> None:
+    """The call, its publication and its handler are one trace, each the child of the one before."""
+    with trace.use_span(telemetry._tracer().start_span("agent's own"), end_on_exit=True):
+        call = telemetry.start_call_span(**CALL, agent="a1")
+    assert call is not None
+    call.sent()
+    with (
+        telemetry.handler_span(call.traceparent, **CALL, attempt=2, worker="w1"),
+        telemetry._tracer().start_as_current_span("handler's own"),
+    ):
+        pass
+    call.end()
+    found = named(spans)
+    chain = ["agent's own", "execute_tool add", "send calculator", "process calculator", "handler's own"]
+    for parent, child in itertools.pairwise(chain):
+        assert found[child].parent is not None
+        assert found[child].parent.span_id == found[parent].context.span_id
+    assert len({span.context.trace_id for span in found.values()}) == 1
+    assert all(span.status.status_code is StatusCode.UNSET for span in found.values())
+
+
+def test_span_attributes_follow_the_conventions(spans: InMemorySpanExporter) -> None:
+    """Spans have the kinds and attributes of OpenTelemetry's conventions for tools and messaging."""
+    call = telemetry.start_call_span(**CALL, agent="a1")
+    assert call is not None
+    with telemetry.handler_span(call.traceparent, **CALL, attempt=2, worker="w1"):
+        pass
+    call.end()
+    found = named(spans)
+    tool, send, process = found["execute_tool add"], found["send calculator"], found["process calculator"]
+    assert (tool.kind, send.kind, process.kind) == (SpanKind.INTERNAL, SpanKind.PRODUCER, SpanKind.CONSUMER)
+    assert dict(tool.attributes or {}) == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "add",
+        "gen_ai.tool.call.id": "c1",
+        "gen_ai.tool.type": "function",
+    }
+    messaging = {"messaging.system": "redis", "messaging.destination.name": "calculator", "messaging.message.id": "c1"}
+    assert dict(send.attributes or {}) == messaging | {
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.client.id": "a1",
+    }
+    assert dict(process.attributes or {}) == messaging | {
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.client.id": "w1",
+        "gen_ai.tool.name": "add",
+        "gen_ai.tool.call.id": "c1",
+        "toolbus.attempt": 2,
+    }
+
+
+def test_failed_call_marks_its_span(spans: InMemorySpanExporter) -> None:
+    """end() with an error sets status and error type of the call's span, and leaves the publication's alone."""
+    call = telemetry.start_call_span(**CALL, agent="a1")
+    assert call is not None
+    call.end(ErrorInfo("deadline_exceeded", message="too late"))
+    found = named(spans)
+    assert found["execute_tool add"].status.status_code is StatusCode.ERROR
+    assert (found["execute_tool add"].attributes or {})["error.type"] == "deadline_exceeded"
+    assert found["send calculator"].status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize(
+    ("error", "type", "events"),
+    [
+        (ValueError("no"), "tool_error", 1),
+        (ToolError("slow down", type="rate_limited"), "rate_limited", 1),
+        (CallCancelled("lost"), "cancelled", 1),
+        (KeyboardInterrupt(), "cancelled", 0),
+    ],
+)
+def test_handlers_exception_is_recorded_and_passed_on(spans: InMemorySpanExporter, error: BaseException, type: str, events: int) -> None:
+    """What a handler raises goes on; its span has the error type that the caller will see."""
+    with pytest.raises(error.__class__), telemetry.handler_span("", **CALL, attempt=1, worker="w1"):
+        raise error
+    (span,) = spans.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == type
+    assert len(span.events) == events
+
+
+def test_first_failure_of_a_run_stays(spans: InMemorySpanExporter) -> None:
+    """A run that failed for one reason and is then cancelled keeps the first reason."""
+
+    def run() -> None:
+        with telemetry.handler_span("", **CALL, attempt=1, worker="w1") as span:
+            assert span is not None
+            span.fail(ErrorInfo("deadline_exceeded"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert (spans.get_finished_spans()[0].attributes or {})["error.type"] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("traceparent", ["", "x", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-" + "é" * 32 + "-1-01", "\x00" * 1000])
+def test_unreadable_traceparent_starts_a_new_trace(spans: InMemorySpanExporter, traceparent: str) -> None:
+    """A missing or malformed trace context, or the worker's ambient span, never becomes a handler's parent."""
+    with telemetry._tracer().start_as_current_span("ambient"), telemetry.handler_span(traceparent, **CALL, attempt=1, worker="w1"):
+        pass
+    assert named(spans)["process calculator"].parent is None
+
+
+def test_unsampled_call_stays_unsampled(spans: InMemorySpanExporter) -> None:
+    """An agent's decision not to sample travels to the worker."""
+    with telemetry.providers(tracer=TracerProvider(sampler=ParentBased(ALWAYS_OFF))):
+        call = telemetry.start_call_span(**CALL, agent="a1")
+    assert call is not None
+    assert int(call.traceparent[-2:], 16) & 1 == 0
+    with telemetry.handler_span(call.traceparent, **CALL, attempt=1, worker="w1"):
+        pass
+    call.end()
+    assert spans.get_finished_spans() == ()
+
+
+def test_service_stands_in_for_a_missing_tool(spans: InMemorySpanExporter) -> None:
+    """A call of the lower tier, which names no tool, is called after its service."""
+    call = telemetry.start_call_span(tool="", service="calculator", id="c1", agent="a1")
+    assert call is not None
+    call.end()
+    assert "execute_tool calculator" in named(spans)
+
+
+# --- Nobody listens ---
+
+
+def test_nothing_happens_without_an_sdk() -> None:
+    """Without an SDK no spans are made, no metrics recorded, and the handler runs as ever."""
+    assert not telemetry.active()
+    assert not telemetry.metering()
+    assert telemetry.start_call_span(**CALL, agent="a1") is None
+    with telemetry.handler_span("", **CALL, attempt=1, worker="w1") as span:
+        assert span is None
+    telemetry.count("toolbus.resets")
+    telemetry.record_call("add", "calculator", 0.1, None)
+    telemetry.record_run("calculator", 0.1, 0.0, 1, None)
+
+
+def test_no_op_providers_are_not_active() -> None:
+    """Providers that record nothing count as none."""
+    with telemetry.providers(tracer=NoOpTracerProvider(), meter=NoOpMeterProvider()):
+        assert not telemetry.active()
+        assert not telemetry.metering()
+
+
+def test_asking_costs_next_to_nothing() -> None:
+    """active(), metering() and logs() each take less than a microsecond when nobody listens."""
+    for ask in (telemetry.active, telemetry.metering, lambda: telemetry.logs(logging.DEBUG)):
+        assert min(timeit.repeat(ask, number=10_000, repeat=5)) / 10_000 < 1e-6
+
+
+@pytest.mark.parametrize("environment", [False, True])
+def test_global_sdk_is_noticed(environment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An SDK that is configured after the import, or that the environment names, is active from then on."""
+    if environment:
+        monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
+        monkeypatch.setenv("OTEL_PYTHON_METER_PROVIDER", "sdk_meter_provider")
+    program = (
+        "from toolbus import telemetry\n"
+        f"if not {environment}:\n"
+        "    assert not telemetry.active() and not telemetry.metering()\n"
+        "    from opentelemetry import trace, metrics\n"
+        "    from opentelemetry.sdk.trace import TracerProvider\n"
+        "    from opentelemetry.sdk.metrics import MeterProvider\n"
+        "    trace.set_tracer_provider(TracerProvider()); metrics.set_meter_provider(MeterProvider())\n"
+        "assert telemetry.active() and telemetry.metering()\n"
+        "call = telemetry.start_call_span(tool='t', service='s', id='i', agent='a')\n"
+        "assert len(call.traceparent) == 55; call.end(); telemetry.count('toolbus.resets')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+# --- Metrics ---
+
+
+def test_call_and_run_are_measured(reader: InMemoryMetricReader) -> None:
+    """A call's duration and outcome, a run's duration, waiting time, attempts and frames are recorded under their names."""
+    telemetry.record_call("add", "calculator", 0.25, None)
+    telemetry.record_call("add", "calculator", 0.5, ErrorInfo("tool_error"))
+    telemetry.record_run("calculator", 0.2, 0.05, 3, None)
+    telemetry.count("toolbus.resets", 2, toolbus__reason="hash")
+    found = points(reader)
+    assert set(found) == {
+        "gen_ai.execute_tool.duration",
+        "messaging.process.duration",
+        "toolbus.queue.duration",
+        "toolbus.calls",
+        "toolbus.attempts",
+        "toolbus.frames",
+        "toolbus.resets",
+    }
+    about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "add"}
+    calls = {frozenset(point.attributes.items()): point.sum for point in found["gen_ai.execute_tool.duration"]}
+    assert calls == {frozenset(about.items()): 0.25, frozenset((about | {"error.type": "tool_error"}).items()): 0.5}
+    assert [point.value for point in found["toolbus.frames"]] == [3]
+    assert [(point.value, dict(point.attributes)) for point in found["toolbus.resets"]] == [(2, {"toolbus.reason": "hash"})]
+
+
+def test_metrics_of_the_wrong_kind_are_refused(reader: InMemoryMetricReader) -> None:
+    """A histogram can't be counted, and an unknown name is an error."""
+    with pytest.raises(TypeError, match="not a counter"):
+        telemetry.count("toolbus.queue.duration")
+    with pytest.raises(KeyError):
+        telemetry.count("toolbus.unknown")
