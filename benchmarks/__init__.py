@@ -1,0 +1,1 @@
+"""Measurements of toolbus beside its peers; ``python -m benchmarks --help`` explains them."""

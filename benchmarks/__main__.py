@@ -1,0 +1,9 @@
+"""Run the command line: ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""One program per peer; ``contract.py`` says what they have in common."""

