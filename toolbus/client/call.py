@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
-
-import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
@@ -32,8 +30,8 @@ class Target(NamedTuple):
 class Desk(Protocol):
     """What a call needs of the bus that made it."""
 
-    async def launch(self, call: Call) -> None:
-        """Resolve, check and publish; ends the call when that fails."""
+    def launch(self, call: Call) -> Coroutine[Any, Any, None] | None:
+        """Resolve, check and publish; returns what is to be awaited when that fails at first."""
 
     def withdraw(self, call: Call) -> None:
         """Tell the broker that nobody waits for the call any more."""
@@ -138,7 +136,8 @@ class Call:
         self.streaming = False
         self._events.clear()
         self._wake()
-        await self._launch()
+        if not self._launched:
+            await self._launch()
         try:
             return await asyncio.shield(self._done) if self._iterating else await self._done
         except asyncio.CancelledError:
@@ -175,6 +174,11 @@ class Call:
             self._desk.withdraw(self)
             self._complete(self._assembly.fail(error))
 
+    def expire(self) -> None:
+        """End the call because its time is up."""
+        timeout = self.request.timeout if self.request is not None else 0
+        self.complete_with(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+
     def settle(self, verdict: Verdict) -> None:
         """Take in what became of the publication."""
         if self.span is not None:
@@ -188,10 +192,9 @@ class Call:
 
     def _complete(self, result: ToolResult) -> None:
         elapsed = time.monotonic() - self._started
-        meta = result.meta
-        self._result = result = msgspec.structs.replace(
-            result, meta=ResultMeta(self.id, meta.attempts, meta.worker, round(elapsed * 1000, 3))
-        )
+        meta = ResultMeta(self.id, result.meta.attempts, result.meta.worker, round(elapsed * 1000, 3))
+        result = ToolResult(result.success, result.output, result.data, result.error, result.content, meta)
+        self._result = result
         self._desk.forget(self)
         if self.streaming:
             self._events.append(Finished(result))
@@ -208,7 +211,9 @@ class Call:
     async def _launch(self) -> None:
         if not self._launched:
             self._launched = True
-            await self._desk.launch(self)
+            trouble = self._desk.launch(self)
+            if trouble is not None:
+                await trouble
 
     async def _arrival(self) -> None:
         if self._arrived is None:

@@ -28,6 +28,9 @@ class Shelter(Protocol):
     settings: Settings
     threads: Threads
 
+    def ended(self, run: Run) -> None:
+        """Free a run's slot."""
+
     async def caller(self) -> Caller:
         """The bus for nested calls."""
 
@@ -40,8 +43,8 @@ class Run:
     """
 
     __slots__ = (
+        "_abandoned",
         "_answered",
-        "_deadline_slot",
         "_invocation",
         "_iteration",
         "_loop",
@@ -54,6 +57,7 @@ class Run:
         "delivery",
         "handler",
         "served",
+        "slot",
         "task",
     )  # fmt: skip
 
@@ -64,10 +68,12 @@ class Run:
         self.served = served
         self.handler = handler
         self.task: asyncio.Task[None] | None = None
+        self.slot = 0
         self._seq = 0
         self._sent = 0
         self._text = False
         self._answered = False
+        self._abandoned = False
         self._started = 0.0
         self._iteration: ThreadIteration | None = None
         self._thread: asyncio.Future[Any] | None = None
@@ -126,6 +132,16 @@ class Run:
         finally:
             await self._join_thread()
 
+    def expire(self) -> None:
+        """End the run because its time is up."""
+        self.stop(ErrorInfo("deadline_exceeded", message=f"the tool did not finish within {self.delivery.request.timeout:g} s"))
+
+    def end(self, task: asyncio.Task[None]) -> None:
+        """Leave the worker; called when the task is done, whether it ever began or not."""
+        self._shelter.ended(self)
+        if not task.cancelled() and task.exception() is not None:
+            telemetry.log.error("run.bug", id=self.delivery.request.id, exc_info=task.exception())
+
     def stop(self, error: ErrorInfo | None) -> None:
         """End the run now: answer with ``error``, or not at all when the delivery is lost (None); cancel the handler."""
         if not self._answered:
@@ -137,6 +153,15 @@ class Run:
             self._iteration.stop()
         if self.task is not None:
             self.task.cancel()
+
+    def abandon(self) -> asyncio.Task[None]:
+        """Cancel the run without waiting for a thread of it; returns its task."""
+        self._abandoned = True
+        self._invocation.stop(ErrorInfo("cancelled", message="the worker is going away"))
+        if self.task is None:
+            raise RuntimeError("the run has not begun")
+        self.task.cancel()
+        return self.task
 
     # -- Host, for the invocation -----------------------------------------------------------------
 
@@ -209,7 +234,7 @@ class Run:
             try:
                 await asyncio.wait([self._thread])
             except asyncio.CancelledError:
-                if not self._answered:
+                if self._abandoned or not self._answered:
                     raise
         if self._thread is not None and not self._thread.cancelled():
             self._thread.exception()
