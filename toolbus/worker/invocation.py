@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol, Unpack
 
+from toolbus.envelope import Request
 from toolbus.options import CallOptions
 from toolbus.results import CallCancelled, ErrorInfo, Progress, ToolResult
 
@@ -33,48 +34,54 @@ class Invocation:
     """One running call.
 
     Attributes:
-        tool: the tool's name; empty for the untyped lower tier.
-        service: the service's id.
-        id: the call's correlation id.
-        user: the tenant on whose behalf the call runs.
-        session: the agent's session, or empty.
         attempt: delivery number, from 1; more than 1 after a worker crashed.
         deadline: monotonic seconds (``time.monotonic()``) at which the caller gives up.
-        idempotency_key: the caller's key, or the call's id: stable over attempts.
-        metadata: the caller's own strings.
     """
 
-    __slots__ = (
-        "_host", "_loop", "_stopped", "attempt", "deadline", "id", "idempotency_key", "metadata", "service", "session", "tool", "user",
-    )  # fmt: skip
+    __slots__ = ("_host", "_loop", "_request", "_stopped", "attempt", "deadline")
 
-    def __init__(
-        self,
-        host: Host,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        tool: str,
-        service: str,
-        id: str,
-        user: str,
-        session: str,
-        attempt: int,
-        deadline: float,
-        idempotency_key: str,
-        metadata: Mapping[str, str],
-    ) -> None:
+    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop, request: Request, *, attempt: int, deadline: float) -> None:
         self._host = host
         self._loop = loop
+        self._request = request
         self._stopped: ErrorInfo | None = None
-        self.tool = tool
-        self.service = service
-        self.id = id
-        self.user = user
-        self.session = session
         self.attempt = attempt
         self.deadline = deadline
-        self.idempotency_key = idempotency_key or id
-        self.metadata = metadata
+
+    @property
+    def tool(self) -> str:
+        """The tool's name; empty for the untyped lower tier."""
+        return self._request.tool
+
+    @property
+    def service(self) -> str:
+        """The service's id."""
+        return self._request.service
+
+    @property
+    def id(self) -> str:
+        """The call's correlation id."""
+        return self._request.id
+
+    @property
+    def user(self) -> str:
+        """The tenant on whose behalf the call runs."""
+        return self._request.user
+
+    @property
+    def session(self) -> str:
+        """The agent's session, or empty."""
+        return self._request.session
+
+    @property
+    def idempotency_key(self) -> str:
+        """The caller's key, or the call's id: stable over attempts."""
+        return self._request.idempotency_key or self._request.id
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The caller's own strings."""
+        return self._request.metadata
 
     @property
     def remaining(self) -> float:

@@ -77,20 +77,7 @@ class Run:
         self._started = 0.0
         self._iteration: ThreadIteration | None = None
         self._thread: asyncio.Future[Any] | None = None
-        request = delivery.request
-        self._invocation = Invocation(
-            self,
-            self._loop,
-            tool=request.tool,
-            service=request.service,
-            id=request.id,
-            user=request.user,
-            session=request.session,
-            attempt=delivery.attempt,
-            deadline=delivery.deadline,
-            idempotency_key=request.idempotency_key,
-            metadata=request.metadata,
-        )
+        self._invocation = Invocation(self, self._loop, delivery.request, attempt=delivery.attempt, deadline=delivery.deadline)
 
     # -- the run's own life -----------------------------------------------------------------------
 

