@@ -204,6 +204,11 @@ class MemoryWorkerBroker:
         return self._instance
 
     @property
+    def connected(self) -> bool:
+        """Always: there is no server."""
+        return True
+
+    @property
     def congested(self) -> bool:
         """Never: frames are handed over at once."""
         return False

@@ -170,6 +170,10 @@ class WorkerBroker(Protocol):
         """Send a frame that is not the last one."""
 
     @property
+    def connected(self) -> bool:
+        """Whether the server can be spoken to now."""
+
+    @property
     def congested(self) -> bool:
         """Whether producers should wait for ``room`` before they send more frames."""
 

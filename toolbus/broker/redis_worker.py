@@ -69,6 +69,11 @@ class RedisWorkerBroker:
         return self._instance
 
     @property
+    def connected(self) -> bool:
+        """Whether the server can be spoken to now."""
+        return self._link.connected and self._blocking.connected
+
+    @property
     def congested(self) -> bool:
         """Whether producers should wait for ``room``."""
         return self._outbox.congested

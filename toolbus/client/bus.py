@@ -184,6 +184,10 @@ class ToolBus(BusView):
         """The services in the registry, by id."""
         return self._known().services
 
+    def near(self, name: str) -> list[str]:
+        """Names of tools that look like a wrong one."""
+        return self._known().near(name)
+
     async def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
         """Wait until a tool can be called.
 

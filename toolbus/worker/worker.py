@@ -309,6 +309,16 @@ class Worker:
     # -- for people -------------------------------------------------------------------------------
 
     @property
+    def healthy(self) -> bool:
+        """Whether it is taking requests now."""
+        return self._home is not None and not self._home.done() and not self._stopping and self.broker.connected
+
+    @property
+    def stuck(self) -> bool:
+        """Whether threads of given-up calls still run after the drain."""
+        return bool(self._runs)
+
+    @property
     def instance(self) -> str:
         """This process start's instance id."""
         return self.broker.instance

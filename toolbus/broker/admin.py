@@ -1,0 +1,186 @@
+"""What operators do: look at services, pause and purge them, keep static descriptors, examine the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from toolbus.broker import scripts
+from toolbus.broker.connection import Connector, ServerInfo
+from toolbus.broker.keys import Keys
+from toolbus.broker.link import Link, ReplyError
+from toolbus.broker.registry import TTL, Registry, read_record
+from toolbus.descriptors import Publication
+from toolbus.envelope import Frame, address, encode, join_frames, new_run
+from toolbus.results import BrokerError, ErrorInfo
+from toolbus.settings import Settings
+
+_PAGE = 256
+
+
+class ServiceOverview(NamedTuple):
+    """One service as an operator sees it."""
+
+    publication: Publication
+    live: bool
+    workers: int
+    queued: int
+    running: int
+    dead: int
+    paused: bool
+
+
+class ServerHealth(NamedTuple):
+    """What ``toolbus doctor`` looks at. Latency in milliseconds, skew in seconds (server minus local)."""
+
+    server: ServerInfo
+    policy: str
+    max_memory: int
+    append_only: bool
+    latency_ms: float
+    skew: float
+
+
+class Admin:
+    """An operator's connection; use it with ``async with``.
+
+    :raises BrokerError: the server can't be reached or can't serve.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._keys = Keys(settings.namespace)
+        self._connector = Connector(settings.url)
+
+    async def __aenter__(self) -> Self:
+        self._link = Link(self._connector)
+        await self._link.connect()
+        self._registry = Registry(self._link, self._keys, self._settings)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._link.close()
+        # The transport closes in the next turn of the loop.
+        await asyncio.sleep(0)
+
+    async def services(self) -> list[ServiceOverview]:
+        """Every service in the registry, by id."""
+        found: list[ServiceOverview] = []
+        cursor: bytes = b"0"
+        while True:
+            cursor, flat = await self._link.execute("HSCAN", self._keys.services, cursor, "COUNT", _PAGE)
+            for value in flat[1::2]:
+                record = read_record(value)
+                if record is not None:
+                    found.append(await self._overview(record.publication, live=record.live))
+            if cursor == b"0":
+                return sorted(found, key=lambda overview: overview.publication.service.id)
+
+    async def pause(self, service: str) -> None:
+        """Make every worker of a service stop taking requests; what runs goes on, what comes waits."""
+        await self._link.execute("SADD", self._keys.paused, service)
+        # A pause that nobody lifts ends with the registry's own memory.
+        await self._link.execute("PEXPIRE", self._keys.paused, TTL * 1000)
+        await self._wake(service, "pause")
+
+    async def resume(self, service: str) -> None:
+        """Lift a pause."""
+        await self._link.execute("SREM", self._keys.paused, service)
+        await self._wake(service, "resume")
+
+    async def purge(self, service: str) -> int:
+        """Remove what is queued for a service and not running; each caller is answered ``cancelled``. Returns how many."""
+        stream = self._keys.queue(await self._queue(service))
+        removed, after = 0, "-"
+        while True:
+            entries = await self._link.execute("XRANGE", stream, after, "+", "COUNT", _PAGE)
+            for entry, flat in entries:
+                removed += await self._purge(stream, entry, dict(zip(flat[::2], flat[1::2], strict=False)).get(b"r", b""))
+                after = f"({entry.decode()}"
+            if len(entries) < _PAGE:
+                return removed
+
+    async def items(self, prefix: str = "") -> dict[str, bytes]:
+        """Static descriptors by key, sorted, of keys that start with ``prefix``."""
+        found: dict[str, bytes] = {}
+        cursor: bytes = b"0"
+        while True:
+            cursor, flat = await self._link.execute("HSCAN", self._keys.items, cursor, "COUNT", _PAGE)
+            found |= {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True) if key.startswith(prefix.encode())}
+            if cursor == b"0":
+                return dict(sorted(found.items()))
+
+    async def item(self, key: str) -> bytes | None:
+        """One static descriptor, or None."""
+        value: bytes | None = await self._link.execute("HGET", self._keys.items, key)
+        return value
+
+    async def put(self, key: str, document: bytes) -> None:
+        """Store a static descriptor; raises RegistrationRefused when a service publishes the name."""
+        await self._registry.put_item(key, document)
+
+    async def delete(self, key: str) -> bool:
+        """Delete a static descriptor; False when there was none."""
+        return await self._registry.delete_item(key)
+
+    async def transfer(self, key: str) -> bool:
+        """Free a self-published name for another owner; False when nobody held it."""
+        return await self._registry.transfer(key)
+
+    async def health(self) -> ServerHealth:
+        """Look at the server: its memory policy, persistence, latency and clock."""
+        memory = await self._info("memory")
+        persistence = await self._info("persistence")
+        times: list[float] = []
+        for _ in range(50):
+            asked = time.perf_counter()
+            await self._link.execute("PING")
+            times.append((time.perf_counter() - asked) * 1000)
+        seconds, micros = await self._link.execute("TIME")
+        skew = int(seconds) + int(micros) / 1e6 - time.time()
+        if self._link.server is None:
+            raise BrokerError("the connection was lost")
+        return ServerHealth(
+            server=self._link.server,
+            policy=memory.get("maxmemory_policy", "unknown"),
+            max_memory=int(memory.get("maxmemory", "0")),
+            append_only=persistence.get("aof_enabled") == "1",
+            latency_ms=sorted(times)[len(times) // 2],
+            skew=skew,
+        )
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
+        service, queue = publication.service.id, publication.service.queue
+        keys = (self._keys.queue(queue), self._keys.dead_letters(queue), self._keys.paused, self._keys.instances(service))
+        queued, running, dead, paused, workers = await self._link.execute_script(scripts.OVERVIEW, keys, (service,))
+        return ServiceOverview(publication, live, int(workers), int(queued), int(running), int(dead), bool(paused))
+
+    async def _queue(self, service: str) -> str:
+        value = await self._link.execute("HGET", self._keys.services, service)
+        record = read_record(value) if value is not None else None
+        return service if record is None else record.publication.service.queue
+
+    async def _wake(self, service: str, word: str) -> None:
+        await self._link.execute("PUBLISH", self._keys.wake(await self._queue(service)), f"{word} {service}")
+
+    async def _purge(self, stream: str, entry: bytes, document: bytes) -> int:
+        replies, frames = "", b""
+        found = address(document)
+        if found is not None:
+            call, agent = found
+            error = ErrorInfo("cancelled", "purged", "an operator purged the queue before the call ran")
+            replies = self._keys.replies(agent)
+            frames = join_frames([encode(Frame(call, new_run(), kind="end", end_of_stream=True, error=error))])
+        return int(await self._link.execute_script(scripts.PURGE, (stream,), (entry, replies, frames)))
+
+    async def _info(self, section: str) -> dict[str, str]:
+        try:
+            reply = await self._link.execute("INFO", section)
+        except ReplyError:
+            return {}
+        text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
+        return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)

@@ -1,0 +1,63 @@
+"""The ``toolbus`` command: one file per group of commands, imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import Any
+
+import click
+
+_COMMANDS = {
+    "call": "calls",
+    "demo": "demo",
+    "describe": "look",
+    "dev": "dev",
+    "doctor": "doctor",
+    "get": "items",
+    "list": "items",
+    "new": "new",
+    "pause": "operate",
+    "purge": "operate",
+    "put": "items",
+    "resume": "operate",
+    "rm": "items",
+    "services": "look",
+    "settings": "look",
+    "tools": "look",
+    "worker": "worker",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command's module only when that command is used, so that --help is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"toolbus.cli.{_COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--url", help="Server, e.g. redis://localhost:6379 (TOOLBUS_URL).")
+@click.option("--namespace", help="Namespace whose tools to use (TOOLBUS_NAMESPACE).")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="TOOLBUS_LOG_LEVEL; info.")
+@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="TOOLBUS_LOG_FORMAT; auto.")
+@click.version_option(importlib.metadata.version("toolbus"), prog_name="toolbus")
+@click.pass_context
+def main(ctx: click.Context, /, **options: Any) -> None:
+    """Tools for LLM agents, run by a pool of workers over Redis Streams.
+
+    \b
+    Start here:
+      toolbus dev                            a server, example workers, and how to use them
+      toolbus new weather                    write a tool file and its test
+      toolbus worker weather.py              serve it (as many times as you like)
+      toolbus call weather city=Oslo         call it
+    """
+    ctx.obj = {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,152 @@
+"""``call``: call a tool from the shell."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolbus.cli.common import fail, output_option, print_json, run, settings_of
+
+if TYPE_CHECKING:
+    from toolbus import Tool, ToolResult
+    from toolbus.client.call import Call
+
+
+@click.command("call")
+@click.argument("tool")
+@click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--json", "document", help="All arguments as one JSON object; - reads standard input.")
+@click.option("--user", default="", help="The tenant on whose behalf the call runs.")
+@click.option("--session", default="", help="The agent's session.")
+@click.option("--stream/--no-stream", default=None, help="Print text as it is produced; on by default on a terminal.")
+@click.option("--timeout", type=float, help="Seconds until the call ends whatever happens (default: the tool's, else 60).")
+@click.option("--wait", type=float, help="Seconds to wait for a worker to appear.")
+@output_option
+@click.pass_context
+def call_command(
+    ctx: click.Context,
+    tool: str,
+    pairs: tuple[str, ...],
+    document: str | None,
+    user: str,
+    session: str,
+    stream: bool | None,
+    timeout: float | None,
+    wait: float | None,
+    output: str,
+) -> None:
+    """Call a tool. The exit code is 0 when it succeeded and 1 when it failed.
+
+    KEY=VALUE is read by the tool's schema: text stays text, numbers, lists and objects are read as
+    JSON. KEY:=VALUE is always JSON, KEY=@FILE is a file's text.
+
+    \b
+    Examples:
+      toolbus call calculator expression='2**64'
+      toolbus call text_stats text=@README.md --output json
+      toolbus call tell-pun topic=cats --user alice
+    """
+    from toolbus import ToolBus
+
+    settings = settings_of(ctx)
+    options: dict[str, Any] = {"user": user, "session": session}
+    options |= {name: value for name, value in (("timeout", timeout), ("wait", wait)) if value is not None}
+    streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
+
+    async def main() -> ToolResult:
+        async with ToolBus(settings=settings) as bus:
+            known = bus.tools.get(tool)
+            arguments = _arguments(pairs, document, known)
+            if not streaming:
+                return await bus.call(tool, arguments, **options)
+            async with bus.stream(tool, arguments, **options) as call:
+                return await _print(call)
+
+    result = run(main())
+    if output == "json":
+        print_json(result)
+    elif not streaming and result.success:
+        click.echo(result.observation)
+    elif not streaming and result.output:
+        click.echo(result.output)
+    if result.error is not None:
+        fail(f"{result.error.type}: {result.error.message or result.error.code}")
+
+
+async def _print(call: Call) -> ToolResult:
+    from toolbus import Finished, Progress, Reset, Text
+
+    printed = False
+    async for event in call.events():
+        if isinstance(event, Text):
+            click.echo(event.text, nl=False)
+            printed = not event.text.endswith("\n")
+        elif isinstance(event, Progress) and sys.stderr.isatty():
+            total = f"/{event.total:g}" if event.total else ""
+            click.secho(f"[{event.done:g}{total}] {event.message}", fg="bright_black", err=True)
+        elif isinstance(event, Reset):
+            click.secho(f"\n-- attempt {event.attempt} starts anew --", fg="yellow", err=True)
+        elif isinstance(event, Finished):
+            if printed:
+                click.echo()
+            elif event.result.success and not event.result.output:
+                click.echo(event.result.observation)
+            return event.result
+    return await call.result()
+
+
+def _arguments(pairs: tuple[str, ...], document: str | None, tool: Tool | None) -> dict[str, Any]:
+    import msgspec
+
+    arguments: dict[str, Any] = {}
+    if document is not None:
+        text = sys.stdin.read() if document == "-" else document
+        try:
+            arguments = msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise click.UsageError(f"--json is not a JSON object: {error}") from None
+    properties = tool.parameters.get("properties", {}) if tool is not None else {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key.rstrip(":"):
+            raise click.UsageError(f"{pair!r} is not KEY=VALUE")
+        if key.endswith(":"):
+            arguments[key[:-1]] = _json(key[:-1], value)
+        elif value.startswith("@"):
+            arguments[key] = _file(value[1:])
+        else:
+            arguments[key] = _value(value, properties.get(key, {}))
+    return arguments
+
+
+def _value(value: str, schema: Any) -> Any:
+    """A value by its schema: text wherever text is allowed, else JSON when it reads as such."""
+    import msgspec
+
+    kinds = schema.get("type") if isinstance(schema, dict) else None
+    options = schema.get("anyOf", []) if isinstance(schema, dict) else []
+    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds) or any(o.get("type") == "string" for o in options):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value
+
+
+def _json(key: str, value: str) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise click.UsageError(f"the value of {key!r} is not JSON: {error}") from None
+
+
+def _file(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"can't read {path!r}: {error}") from None

@@ -1,0 +1,131 @@
+"""``dev``: a server, the example workers, and how to use them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import click
+
+from toolbus.cli.common import fail, print_table, settings_of
+from toolbus.results import ToolbusError
+from toolbus.settings import PREFIX
+
+_DEFAULT_PORT = 6379
+
+
+@click.command("dev")
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.pass_context
+def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
+    """Start all it takes to try toolbus: a server unless one is there, the example workers and yours.
+
+    The server keeps its data in memory only. Ctrl-C stops everything.
+
+    \b
+    Example:
+      toolbus dev jokes.py
+    """
+    import workers
+
+    settings = settings_of(ctx)
+    address = urlsplit(settings.url)
+    host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
+    with contextlib.ExitStack() as stack:
+        if _answers(host, port):
+            click.echo(f"using the server at {host}:{port}")
+        elif host not in {"127.0.0.1", "localhost", "::1"}:
+            fail(f"no server answers at {host}:{port}, and one can only be started here; unset TOOLBUS_URL or leave --url out")
+        else:
+            stack.enter_context(_embedded(port))
+            click.echo(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")
+        environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in (ctx.find_root().obj or {}).items()}}
+        command = [sys.executable, "-m", "toolbus", "worker", *workers.EXAMPLES, *targets]
+        child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our own command
+        stack.callback(_stop, child)
+        with _signals():
+            try:
+                _introduce(settings)
+                code = child.wait()
+            except KeyboardInterrupt:
+                click.echo("\nstopping")
+                return
+        fail(f"the worker ended with exit code {code}")
+
+
+@contextlib.contextmanager
+def _embedded(port: int) -> Iterator[None]:
+    from toolbus.broker.embedded import EmbeddedServer
+
+    try:
+        server = EmbeddedServer(port)
+        server.start()
+    except ToolbusError as error:
+        fail(str(error))
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _introduce(settings: object) -> None:
+    import asyncio
+
+    from toolbus import Settings, ToolBus
+
+    if not isinstance(settings, Settings):
+        raise TypeError("settings expected")
+
+    async def main() -> list[tuple[str, str]]:
+        async with ToolBus(settings=settings) as bus:
+            await bus.wait_for_tool("calculator", timeout=20)
+            return [(tool.name, tool.description.partition("\n")[0]) for tool in bus.tools.values() if tool.available]
+
+    try:
+        rows = asyncio.run(main())
+    except (ToolbusError, TimeoutError) as error:
+        fail(str(error))
+    print_table(("TOOL", "DESCRIPTION"), rows, empty="no tools")
+    click.echo(
+        "\nTry in another terminal:\n"
+        "  toolbus call calculator expression='2**64'\n"
+        "  toolbus call tell-pun topic=cats --user alice\n"
+        "  toolbus new weather && toolbus worker weather.py     # and it is there, without a restart\n"
+        "Ctrl-C stops everything."
+    )
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

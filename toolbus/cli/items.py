@@ -1,0 +1,131 @@
+"""``put``, ``get``, ``list``, ``rm``: static descriptors beside self-published ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from toolbus.cli.common import fail, print_json, print_table, run, settings_of
+
+
+@click.command("put")
+@click.argument("key")
+@click.argument("file", type=click.Path(allow_dash=True), default="-")
+@click.pass_context
+def put_command(ctx: click.Context, key: str, file: str) -> None:
+    """Store a descriptor under tool/NAME or tool-service/ID, from FILE or standard input.
+
+    It is checked first: a wrong one is refused with the field that is wrong. Running agents see
+    the change at once.
+
+    \b
+    Example:
+      echo '{"type": "tool-service", "name": "tell-haiku", "description": "Tell a haiku",
+             "service": "joke-service", "style": "limerick"}' | toolbus put tool/tell-haiku
+    """
+    from toolbus.broker.admin import Admin
+
+    document = _read(key, file)
+    settings = settings_of(ctx)
+
+    async def main() -> None:
+        async with Admin(settings) as admin:
+            await admin.put(key, document)
+
+    run(main())
+    click.echo(f"stored {key}")
+
+
+@click.command("get")
+@click.argument("key")
+@click.pass_context
+def get_command(ctx: click.Context, key: str) -> None:
+    """Print a static descriptor as JSON."""
+    from toolbus.broker.admin import Admin
+
+    settings = settings_of(ctx)
+
+    async def main() -> bytes | None:
+        async with Admin(settings) as admin:
+            return await admin.item(key)
+
+    document = run(main())
+    if document is None:
+        fail(f"there is no static descriptor {key!r}; `toolbus list` shows them, `toolbus describe` shows self-published ones")
+    print_json(msgspec.Raw(document))
+
+
+@click.command("list")
+@click.argument("prefix", default="")
+@click.pass_context
+def list_command(ctx: click.Context, prefix: str) -> None:
+    """List static descriptors whose key starts with PREFIX.
+
+    \b
+    Example:
+      toolbus list tool/
+    """
+    from toolbus.broker.admin import Admin
+
+    settings = settings_of(ctx)
+
+    async def main() -> dict[str, bytes]:
+        async with Admin(settings) as admin:
+            return await admin.items(prefix)
+
+    found = run(main())
+    print_table(("KEY", "BYTES"), [(key, len(document)) for key, document in found.items()], empty="no static descriptors")
+
+
+@click.command("rm")
+@click.argument("key")
+@click.option("--force", is_flag=True, help="Free a self-published name, so that another owner may take it.")
+@click.pass_context
+def rm_command(ctx: click.Context, key: str, force: bool) -> None:
+    """Delete a static descriptor; with --force, free the name of a self-published one.
+
+    \b
+    Examples:
+      toolbus rm tool/tell-haiku
+      toolbus rm --force tool-service/joke-service
+    """
+    from toolbus.broker.admin import Admin
+
+    settings = settings_of(ctx)
+
+    async def main() -> bool:
+        async with Admin(settings) as admin:
+            return await admin.delete(key) or (force and await admin.transfer(key))
+
+    if not run(main()):
+        fail(f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
+    click.echo(f"removed {key}")
+
+
+def _read(key: str, file: str) -> bytes:
+    from toolbus.descriptors import parse_service, parse_tool
+    from toolbus.results import DescriptorError
+
+    kind, _, name = key.partition("/")
+    if kind not in {"tool", "tool-service"} or not name:
+        raise click.UsageError(f"{key!r} is neither tool/NAME nor tool-service/ID")
+    try:
+        data = click.get_binary_stream("stdin").read() if file == "-" else Path(file).read_bytes()
+        document = msgspec.json.decode(data, type=dict[str, Any])
+        if kind == "tool":
+            tool = parse_tool(document, None)
+            found = tool.name
+        else:
+            found = parse_service({"id": name, **document}).id
+    except OSError as error:
+        fail(f"can't read {file!r}: {error.strerror}")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        fail(f"the descriptor is not a JSON object: {error}")
+    except DescriptorError as error:
+        fail(str(error))
+    if found != name:
+        fail(f"the descriptor names {found!r}, the key {name!r}")
+    return msgspec.json.encode(document)

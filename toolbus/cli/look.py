@@ -1,0 +1,155 @@
+"""``tools``, ``services``, ``describe``, ``settings``: look, and change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
+from toolbus.settings import PREFIX, Settings
+
+
+@click.command("tools")
+@click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
+@click.option("--category", "categories", multiple=True, help="Only tools of this category (may be repeated).")
+@click.option("--all", "everything", is_flag=True, help="Also tools that no live worker serves.")
+@output_option
+@click.pass_context
+def tools_command(ctx: click.Context, groups: tuple[str, ...], categories: tuple[str, ...], everything: bool, output: str) -> None:
+    """List the tools that can be called now.
+
+    \b
+    Example:
+      toolbus tools --category text
+    """
+    from toolbus import ToolBus
+
+    settings = settings_of(ctx)
+
+    async def main() -> list[Any]:
+        async with ToolBus(settings=settings) as bus:
+            view = bus.tools.filter(groups=groups or None, categories=categories or None)
+            return [tool for tool in view.values() if tool.available or everything]
+
+    found = run(main())
+    if output == "json":
+        print_json([_tool(tool) for tool in found])
+        return
+    rows = [(t.name, t.service, "yes" if t.available else "no", _short(t.description)) for t in found]
+    print_table(("TOOL", "SERVICE", "LIVE", "DESCRIPTION"), rows, empty="no tools; start a worker: toolbus worker FILE.py")
+
+
+@click.command("services")
+@output_option
+@click.pass_context
+def services_command(ctx: click.Context, output: str) -> None:
+    """List the services, their workers and their backlog.
+
+    \b
+    Example:
+      toolbus services --output json
+    """
+    from toolbus.broker.admin import Admin, ServiceOverview
+
+    settings = settings_of(ctx)
+
+    async def main() -> list[ServiceOverview]:
+        async with Admin(settings) as admin:
+            return await admin.services()
+
+    found = run(main())
+    if output == "json":
+        print_json(
+            [
+                {
+                    "id": each.publication.service.id,
+                    "owner": each.publication.owner,
+                    "digest": each.publication.digest,
+                    "live": each.live,
+                    "workers": each.workers,
+                    "queued": each.queued,
+                    "running": each.running,
+                    "dead": each.dead,
+                    "paused": each.paused,
+                    "tools": [tool.name for tool in each.publication.tools],
+                }
+                for each in found
+            ]
+        )
+        return
+    rows = [
+        (
+            each.publication.service.id,
+            each.publication.owner,
+            each.publication.digest[:8],
+            each.workers,
+            each.queued,
+            each.running,
+            each.dead,
+            "paused" if each.paused else "live" if each.live else "down",
+        )
+        for each in found
+    ]
+    columns = ("SERVICE", "OWNER", "DIGEST", "WORKERS", "QUEUED", "RUNNING", "DEAD", "STATE")
+    print_table(columns, rows, empty="no services; start a worker: toolbus worker FILE.py")
+
+
+@click.command("describe")
+@click.argument("name")
+@click.pass_context
+def describe_command(ctx: click.Context, name: str) -> None:
+    """Show everything known about a tool or a service, as JSON.
+
+    \b
+    Example:
+      toolbus describe calculator
+    """
+    import msgspec
+
+    from toolbus import ToolBus
+
+    settings = settings_of(ctx)
+
+    async def main() -> dict[str, Any]:
+        async with ToolBus(settings=settings) as bus:
+            if name in bus.tools:
+                return _tool(bus.tools[name])
+            record = bus.services.get(name)
+            if record is not None:
+                described: dict[str, Any] = msgspec.to_builtins(record)
+                return described
+            near = bus.near(name)
+            return fail(f"there is no tool or service {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+
+    print_json(run(main()))
+
+
+@click.command("settings")
+@output_option
+@click.pass_context
+def settings_command(ctx: click.Context, output: str) -> None:
+    """Show each setting, its value, and where the value comes from."""
+    from toolbus.broker.connection import redact
+
+    settings_of(ctx)
+    found = {
+        name: (redact(str(value)) if name == "url" else value, source)
+        for name, (value, source) in Settings.sources(**(ctx.find_root().obj or {})).items()
+    }
+    if output == "json":
+        print_json({name: {"value": value, "source": source} for name, (value, source) in found.items()})
+        return
+    rows = [(name, value, source, PREFIX + name.upper()) for name, (value, source) in found.items()]
+    print_table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows, empty="")
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    from toolbus.descriptors import tool_document
+
+    return {**tool_document(tool.descriptor), "available": tool.available, "owner": tool.owner, "digest": tool.digest}
+
+
+def _short(text: str) -> str:
+    line = text.partition("\n")[0]
+    return line if len(line) <= 70 else f"{line[:69]}…"

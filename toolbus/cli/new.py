@@ -1,0 +1,68 @@
+"""``new``: write a tool file and its test."""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+
+import click
+
+from toolbus.cli.common import fail
+
+_TOOL = '''"""Tools of {name}. Serve them with: toolbus worker {name}.py"""
+
+from toolbus import tool
+
+
+@tool(effect="read")
+async def {name}(text: str, times: int = 1):
+    """Repeat a text, a line at a time.
+
+    Args:
+        text: what to repeat
+        times: how often
+    """
+    for number in range(times):
+        yield f"{{number + 1}}: {{text}}\\n"
+'''
+
+_TEST = '''"""The tools of {name}, called in process: no server is needed."""
+
+import asyncio
+
+import {name}
+from toolbus import ToolBus, Worker
+
+
+def test_{name}_repeats_its_text():
+    """The text comes back as often as was asked for."""
+
+    async def main():
+        async with Worker({name}, url="memory://"), ToolBus("memory://") as bus:
+            return await bus.call("{name}", {{"text": "hello", "times": 2}})
+
+    result = asyncio.run(main())
+    assert result.success
+    assert result.output == "1: hello\\n2: hello\\n"
+'''
+
+
+@click.command("new")
+@click.argument("name")
+def new_command(name: str) -> None:
+    """Write NAME.py, a tool to start from, and test_NAME.py, its test.
+
+    \b
+    Example:
+      toolbus new weather && pytest test_weather.py && toolbus worker weather.py
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise click.UsageError(f"{name!r} can't be the name of a Python module: use letters, digits and _")
+    files = {Path(f"{name}.py"): _TOOL, Path(f"test_{name}.py"): _TEST}
+    for path in files:
+        if path.exists():
+            fail(f"{path} is there already, and is left as it is")
+    for path, template in files.items():
+        path.write_text(template.format(name=name), "utf-8")
+        click.echo(f"wrote {path}")
+    click.echo(f"next: pytest test_{name}.py && toolbus worker {name}.py")

@@ -1,0 +1,127 @@
+"""``worker``: serve tools."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from toolbus.cli.common import fail, settings_of
+from toolbus.results import ToolbusError
+from toolbus.settings import PREFIX, Settings
+
+
+@click.command("worker")
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Worker processes.")
+@click.option("--concurrency", type=click.IntRange(1), help="Calls that run at once in each process (TOOLBUS_CONCURRENCY; 100).")
+@click.option("--reload", is_flag=True, help="Restart when a Python file beside the targets changes.")
+@click.option("--grace", type=float, help="Seconds that running calls may take to finish on SIGTERM (TOOLBUS_GRACE; 30).")
+@click.option("--lease", type=float, help="Seconds after which a dead worker's calls go on elsewhere (TOOLBUS_LEASE; 30).")
+@click.option("--health-file", type=click.Path(path_type=Path), help="Keep this file fresh while the worker can serve.")
+@click.option("--health-port", type=click.IntRange(1, 65535), help="Answer HTTP on this loopback port: 200 or 503.")
+@click.option("--lifeline", type=int, hidden=True)
+@click.pass_context
+def worker_command(
+    ctx: click.Context,
+    targets: tuple[str, ...],
+    processes: int,
+    concurrency: int | None,
+    reload: bool,
+    grace: float | None,
+    lease: float | None,
+    health_file: Path | None,
+    health_port: int | None,
+    lifeline: int | None,
+) -> None:
+    """Serve the tools of each TARGET: a path (jokes.py), a module, or module:name.
+
+    SIGTERM and Ctrl-C leave the registry at once, let running calls finish, and exit with 0.
+
+    \b
+    Examples:
+      toolbus worker jokes.py
+      toolbus worker workers.calculator workers.text --processes 4
+    """
+    from toolbus import telemetry
+
+    settings = settings_of(ctx, concurrency=concurrency, grace=grace, lease=lease)
+    telemetry.configure_logging(settings.log_level, settings.log_format)
+    try:
+        if processes > 1 or reload:
+            health = [] if health_file is None else ["--health-file", str(health_file)]
+            code = run_loop(lambda: _supervise(settings, targets, processes, reload=reload, health=health, ctx=ctx))
+        else:
+            code = run_loop(lambda: _work(settings, targets, health_file, health_port, lifeline))
+    except ToolbusError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a program on uvloop when it is installed, else on asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        factory = None
+    else:
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main())
+
+
+async def _work(
+    settings: Settings, targets: tuple[str, ...], health_file: Path | None, health_port: int | None, lifeline: int | None
+) -> int:
+    from toolbus.worker.health import keep_file, serve_port
+    from toolbus.worker.loading import load
+    from toolbus.worker.supervisor import watch_lifeline
+    from toolbus.worker.worker import Worker
+
+    worker = Worker([load(target) for target in targets], settings=settings)
+    if lifeline is not None:
+        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            probes = []
+            if health_file is not None:
+                probes.append(tasks.create_task(keep_file(worker, health_file)))
+            if health_port is not None:
+                probes.append(tasks.create_task(serve_port(worker, health_port)))
+            await worker.run()
+            for probe in probes:
+                probe.cancel()
+    except* ToolbusError as group:
+        raise group.exceptions[0] from None
+    except* OSError as group:
+        fail(f"the health port can't be served: {group.exceptions[0]}")
+    if worker.stuck:
+        # A thread can't be stopped; its call was given up, and it must not hold the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+async def _supervise(
+    settings: Settings, targets: tuple[str, ...], processes: int, *, reload: bool, health: list[str], ctx: click.Context
+) -> int:
+    from toolbus.worker.loading import folders
+    from toolbus.worker.supervisor import Supervisor
+
+    if health and processes > 1:
+        fail("--health-file is for one process; use --processes 1")
+    given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
+    environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
+    command = [sys.executable, "-m", "toolbus", "worker", *targets, *health]
+    watch = folders(targets) if reload else []
+    supervisor = Supervisor(command, environment, processes=processes, grace=settings.grace, watch=watch)
+    return await supervisor.run()

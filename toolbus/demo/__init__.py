@@ -1,0 +1,1 @@
+"""``toolbus demo``: the whole main job with real processes, checked as it goes."""
