@@ -93,7 +93,7 @@ class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     ms: float = 0.0
 
 
-class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolResult(msgspec.Struct, frozen=True):
     """The one result of a call.
 
     Attributes:

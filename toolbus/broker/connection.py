@@ -103,7 +103,10 @@ class Connector:
         except (redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError) as error:
             raise BrokerError(f"{self.display} refused the user or password: {error}") from None
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-            raise BrokerUnavailable(f"can't reach {self.display}: {error}; start a server with `toolbus dev`, or set TOOLBUS_URL") from None
+            reason = str(error).rstrip(".")
+            raise BrokerUnavailable(
+                f"can't reach {self.display}: {reason}; start a server with `toolbus dev`, or set TOOLBUS_URL"
+            ) from None
         except redis.ResponseError as error:
             text = str(error)
             if text.startswith(("WRONGPASS", "NOAUTH", "NOPERM")):

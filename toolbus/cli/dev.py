@@ -96,7 +96,13 @@ def _introduce(settings: object) -> None:
 
     async def main() -> list[tuple[str, str]]:
         async with ToolBus(settings=settings) as bus:
-            await bus.wait_for_tool("calculator", timeout=20)
+            with bus.tools.subscribe() as changes:
+                await bus.wait_for_tool("calculator", timeout=20)
+                # The worker registers one service after the other; when none follows, all are there.
+                with contextlib.suppress(TimeoutError):
+                    while True:
+                        async with asyncio.timeout(0.5):
+                            await anext(aiter(changes))
             return [(tool.name, tool.description.partition("\n")[0]) for tool in bus.tools.values() if tool.available]
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def _read(key: str, file: str) -> bytes:
     if kind not in {"tool", "tool-service"} or not name:
         raise click.UsageError(f"{key!r} is neither tool/NAME nor tool-service/ID")
     try:
-        data = click.get_binary_stream("stdin").read() if file == "-" else Path(file).read_bytes()
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         document = msgspec.json.decode(data, type=dict[str, Any])
         if kind == "tool":
             tool = parse_tool(document, None)

@@ -163,9 +163,13 @@ class ToolView(Mapping[str, Tool]):
         """Bare function definitions of the available tools, sorted by name."""
         return [tool.definition() for tool in self.values() if tool.available]
 
+    def subscribe(self) -> Subscription:
+        """Changes of the whole catalogue from now on; ``changes`` is the usual way to read them."""
+        return self._catalogue.subscription()
+
     async def changes(self) -> AsyncIterator[ToolChange]:
         """Changes from now on, until the bus closes. A slow reader gets each tool's latest change only."""
-        with self._catalogue.subscription() as subscription:
+        with self.subscribe() as subscription:
             async for change in subscription:
                 if self._accepts is None or self._accepts(change.tool):
                     yield change

@@ -1,0 +1,190 @@
+"""``toolbus.sync.ToolBus``: the same names for synchronous callers, over one event loop in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from toolbus.client import bus as aio
+from toolbus.client.call import Call as AsyncCall
+from toolbus.client.catalogue import Tool
+from toolbus.client.events import Event
+from toolbus.options import CallOptions, ServiceCallOptions
+from toolbus.results import ConfigurationError, ToolResult
+from toolbus.settings import Settings
+
+
+class Call:
+    """One call, read synchronously; see ``toolbus.Call``."""
+
+    def __init__(self, portal: BlockingPortal, make: Callable[[], AsyncCall]) -> None:
+        self._portal = portal
+        # A call belongs to the event loop, so it is made there.
+        self._call: AsyncCall = portal.call(make)
+
+    @property
+    def id(self) -> str:
+        """The call's correlation id."""
+        return self._call.id
+
+    @property
+    def done(self) -> bool:
+        """Whether the call has its result."""
+        return self._call.done
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._call.__aenter__)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._portal.call(self._call.__aexit__, None, None, None)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._iterate(self._call)
+
+    def events(self) -> Iterator[Event]:
+        """Everything that happens, in order; the last event is ``Finished``."""
+        yield from self._iterate(self._call.events())
+
+    def result(self) -> ToolResult:
+        """The one result; what is still to come is drained."""
+        return self._portal.call(self._call.result)
+
+    def cancel(self) -> None:
+        """End the call now; the handler is told."""
+        self._portal.call(self._call.cancel)
+
+    def _iterate(self, items: Any) -> Iterator[Any]:
+        iterator: AsyncIterator[Any] = aiter(items)
+
+        async def following() -> tuple[bool, Any]:
+            try:
+                return True, await anext(iterator)
+            except StopAsyncIteration:
+                return False, None
+
+        while True:
+            more, item = self._portal.call(following)
+            if not more:
+                return
+            yield item
+
+
+class _View:
+    """What a bus and a bound view share."""
+
+    _view: aio.BusView
+
+    def _portal_or_fail(self) -> BlockingPortal:
+        raise NotImplementedError
+
+    def bind(self, **options: Unpack[CallOptions]) -> BoundBus:
+        """A cheap view with these options as defaults."""
+        return BoundBus(self._portal_or_fail, self._view.bind(**options))
+
+    def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Call a tool and wait for its result; see ``toolbus.ToolBus.call``."""
+        return self._portal_or_fail().call(lambda: self._view.call(tool, arguments, **options))
+
+    def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
+        """A call to be entered with ``with`` and read as it is produced; see ``toolbus.ToolBus.stream``."""
+        return Call(self._portal_or_fail(), lambda: self._view.stream(tool, arguments, **options))
+
+    def service(self, id: str) -> Service:
+        """The untyped lower tier of one service."""
+        return Service(self._portal_or_fail, self._view.service(id))
+
+
+class BoundBus(_View):
+    """A bus with default options; what ``bind`` returns."""
+
+    def __init__(self, portal: Callable[[], BlockingPortal], view: aio.BusView) -> None:
+        self._portal_or_fail = portal  # type: ignore[method-assign] # the bus's own check, so that a closed bus says so here too
+        self._view = view
+
+
+class Service:
+    """The untyped lower tier of one service."""
+
+    def __init__(self, portal: Callable[[], BlockingPortal], view: aio.ServiceView) -> None:
+        self._portal = portal
+        self._view = view
+
+    def call(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> ToolResult:
+        """Call the service; ``str()`` of the result is the observation."""
+        return self._portal().call(lambda: self._view.call(user, config, arguments, **options))
+
+
+class ToolBus(_View):
+    """Finds the tools of a namespace and calls them, from any number of threads.
+
+    ``with``, or ``open()`` and ``close()``. Arguments and errors are those of ``toolbus.ToolBus``.
+    """
+
+    def __init__(self, url: str | None = None, *, namespace: str | None = None, settings: Settings | None = None) -> None:
+        self._settings = Settings.load(base=settings, url=url, namespace=namespace)
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._bus: aio.ToolBus
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Start the thread, connect, and load the registry's snapshot; opening an open bus does nothing."""
+        if self._portal is not None:
+            return
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal("asyncio"))
+
+            async def opened() -> aio.ToolBus:
+                bus = aio.ToolBus(settings=self._settings)
+                await bus.open()
+                return bus
+
+            self._bus = self._view = portal.call(opened)
+            stack.callback(lambda: portal.call(self._bus.aclose))
+            self._stack = stack.pop_all()
+            self._portal = portal
+
+    def close(self) -> None:
+        """End every running call as cancelled, disconnect, and stop the thread; closing a closed bus does nothing."""
+        self._portal = None
+        self._stack.close()
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools as they are now, by name, sorted."""
+        return self._portal_or_fail().call(lambda: dict(self._bus.tools))
+
+    def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
+        """Wait until a tool can be called.
+
+        :raises TimeoutError: it could not within ``timeout`` seconds.
+        """
+        return self._portal_or_fail().call(self._bus.wait_for_tool, name, timeout)
+
+    def put(self, key: str, document: bytes) -> None:
+        """Store a static descriptor; see ``toolbus.ToolBus.put``."""
+        self._portal_or_fail().call(self._bus.put, key, document)
+
+    def delete(self, key: str) -> bool:
+        """Delete a static descriptor; False when there was none."""
+        return self._portal_or_fail().call(self._bus.delete, key)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts: calls in flight, tools known, and the broker's own."""
+        return self._portal_or_fail().call(self._bus.statistics)
+
+    def _portal_or_fail(self) -> BlockingPortal:
+        if self._portal is None:
+            raise ConfigurationError("the bus is not open: use `with ToolBus(...) as bus`, or `bus.open()`")
+        return self._portal
