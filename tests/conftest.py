@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.contract import Place
 from tests.servers import KINDS, Servers, leaks, new_server
 from toolbus.broker.embedded import EmbeddedServer
 
@@ -86,3 +87,15 @@ def namespace(servers: Servers) -> Iterator[str]:
     found = [leak for url in servers.urls() for leak in leaks(url, name)]
     if found:
         pytest.fail(f"keys left without a TTL: {', '.join(found)}", pytrace=False)
+
+
+@pytest.fixture(params=["memory", *KINDS])
+def place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Place:
+    """A namespace of the test's own on each transport: in process, and on every kind of server."""
+    return Place("memory://" if request.param == "memory" else servers.get(request.param).url, namespace)
+
+
+@pytest.fixture(params=KINDS)
+def redis_place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Place:
+    """A namespace of the test's own on every kind of server."""
+    return Place(servers.get(request.param).url, namespace)

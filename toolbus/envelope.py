@@ -138,8 +138,8 @@ _MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _ADDRESS_FIELD = re.compile(rb'"(id|agent)"\s*:\s*"([A-Za-z0-9_-]{1,64})"')
 
 
-def encode(message: Request | Frame) -> bytes:
-    """Encode a request or a frame.
+def encode(message: object) -> bytes:
+    """Encode a request, a frame, or a value that one of them carries.
 
     :raises EnvelopeError: a value in it can't be expressed in JSON.
     """

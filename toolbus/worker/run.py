@@ -9,8 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
-import msgspec
-
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.envelope import Frame, encode, pieces
@@ -267,7 +265,7 @@ class Run:
         elif isinstance(item, str):
             self._send_text(str(item))
         else:
-            self._send_text(msgspec.json.encode(item).decode())
+            self._send_text(encode(item).decode())
 
     def _send_blob(self, blob: Blob) -> None:
         settings = self._shelter.settings
@@ -296,7 +294,7 @@ class Run:
             self._send_pieces("output" if self._text else "text", output)
             output = None
         if data is not None:
-            encoded = msgspec.json.encode(data)
+            encoded = encode(data)
             if len(encoded) > limit:
                 self._send_pieces("data", encoded.decode())
                 data = None
@@ -332,7 +330,7 @@ class Run:
             return ErrorInfo("cancelled", message=str(error))
         if isinstance(error, SystemExit):
             return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
-        if isinstance(error, (EnvelopeError, TypeError)) and "JSON" in str(error):
+        if isinstance(error, EnvelopeError):
             return ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")
         return ErrorInfo("tool_error", type(error).__name__, str(error) or type(error).__name__)
 

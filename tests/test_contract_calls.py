@@ -1,0 +1,559 @@
+"""Calls as users make them, over every transport: values, streams, failures, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from tests.contract import Place
+from toolbus import (
+    Blob,
+    CallCancelled,
+    ConfigurationError,
+    Finished,
+    Progress,
+    Started,
+    Text,
+    ToolError,
+    ToolResult,
+    ToolService,
+    invocation,
+    tool,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@tool(service="kinds", effect="read")
+async def coroutine(text: str) -> str:
+    """Give a text back."""
+    return text
+
+
+@tool(service="kinds", effect="read")
+async def stream(n: int):
+    """Count."""
+    for number in range(n):
+        yield f"{number} "
+
+
+@tool(service="kinds", effect="read")
+def plain(left: int, right: int = 1) -> dict[str, int]:
+    """Add in a thread."""
+    return {"sum": left + right}
+
+
+@tool(service="kinds", effect="read")
+def plain_stream(n: int):
+    """Count in a thread, with progress."""
+    for number in range(n):
+        invocation().progress(number, n, "counting")
+        yield f"{number} "
+
+
+@tool(service="kinds", effect="read")
+async def rich():
+    """Everything a handler may yield."""
+    yield "text "
+    yield Progress(1, 2, "half")
+    yield Blob("image/png", b"\x89PNG" * 50_000)
+    yield ToolResult.ok({"answer": 42}, output="the end")
+
+
+@tool(service="kinds", effect="read")
+async def nothing() -> None:
+    """Return nothing."""
+
+
+@tool(service="kinds", effect="read")
+async def bulky(text: int = 0, data: int = 0) -> Any:
+    """Return a long text, or much data."""
+    return "é" * text if text else list(range(data))
+
+
+@tool(service="kinds", effect="read")
+async def too_late():
+    """Yield more after the result."""
+    yield ToolResult.ok(1)
+    yield "more"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "output", "data"),
+    [
+        ("coroutine", {"text": "hällo"}, "hällo", None),
+        ("stream", {"n": 3}, "0 1 2 ", None),
+        ("plain", {"left": 2}, None, {"sum": 3}),
+        ("plain_stream", {"n": 3}, "0 1 2 ", None),
+        ("nothing", {}, "", None),
+        ("bulky", {"text": 300_000}, "é" * 300_000, None),
+        ("bulky", {"data": 100_000}, None, list(range(100_000))),
+    ],
+)
+async def test_every_kind_of_handler_answers(place: Place, name: str, arguments: dict[str, Any], output: Any, data: Any) -> None:
+    """Coroutines, generators and plain functions answer with text or data, however long."""
+    async with place.serving(coroutine) as bus:
+        result = await bus.call(name, arguments)
+    assert (result.success, result.output, result.data, result.error) == (True, output, data, None)
+    assert result.meta.attempts == 1
+    assert result.meta.worker
+
+
+async def test_a_stream_tells_everything_in_order(place: Place) -> None:
+    """Events come in the handler's order: started, text, progress, blob, and one end."""
+    async with place.serving(coroutine) as bus, bus.stream("rich") as call:
+        events = [event async for event in call.events()]
+    assert [type(event) for event in events] == [Started, Text, Progress, Blob, Finished]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.result.output == "the end"
+    assert finished.result.data == {"answer": 42}
+    assert finished.result.content == (Blob("image/png", b"\x89PNG" * 50_000),)
+
+
+async def test_text_arrives_while_the_tool_still_runs(place: Place) -> None:
+    """The first piece is there before the handler goes on."""
+    go_on = asyncio.Event()
+
+    @tool(service="live", effect="read", replace=True)
+    async def slow():
+        """Wait between two pieces."""
+        yield "first"
+        await go_on.wait()
+        yield "second"
+
+    async with place.serving(slow) as bus, bus.stream("slow") as call:
+        pieces = []
+        async for text in call:
+            pieces.append(text)
+            go_on.set()
+    assert pieces == ["first", "second"]
+
+
+async def test_a_plain_value_streams_as_one_piece(place: Place) -> None:
+    """Iterating over a call of a tool that returns a value yields it once."""
+    async with place.serving(coroutine) as bus, bus.stream("coroutine", {"text": "one"}) as call:
+        assert [text async for text in call] == ["one"]
+        assert (await call.result()).output == "one"
+
+
+async def test_results_of_concurrent_calls_are_never_mixed_up(place: Place) -> None:
+    """Three hundred calls at once each get their own answer."""
+    async with place.serving(coroutine, concurrency=50) as bus:
+        results = await asyncio.gather(*(bus.call("coroutine", {"text": str(number)}) for number in range(300)))
+    assert [result.output for result in results] == [str(number) for number in range(300)]
+
+
+class Failing(ToolService):
+    """Fails in every way."""
+
+    id = "failing"
+    effect = "read"
+
+    @tool
+    async def crash(self) -> str:
+        """Raise."""
+        raise ValueError("broken pipe")
+
+    @tool
+    async def refuse(self) -> str:
+        """Raise with a type of its own."""
+        raise ToolError("slow down", type="rate_limited", code="quota", retryable=True, retry_after=3.0, details={"left": 0})
+
+    @tool
+    async def partial(self):
+        """Fail after some text."""
+        yield "so far so good"
+        raise ValueError("and then not")
+
+    @tool
+    def leave(self) -> str:
+        """Try to end the worker."""
+        raise SystemExit(3)
+
+    @tool
+    async def unencodable(self) -> object:
+        """Return what JSON can't say."""
+        return object()
+
+    @tool
+    async def suicidal(self) -> str:
+        """Cancel itself."""
+        raise asyncio.CancelledError
+
+    @tool
+    async def failed_result(self) -> ToolResult:
+        """Return a failure."""
+        return ToolResult.fail("no luck")
+
+    @tool
+    async def late(self):
+        """Yield after the result."""
+        yield ToolResult.ok(1)
+        yield "more"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code", "words"),
+    [
+        ("crash", "tool_error", "ValueError", "broken pipe"),
+        ("refuse", "rate_limited", "quota", "slow down"),
+        ("partial", "tool_error", "ValueError", "and then not"),
+        ("leave", "tool_error", "SystemExit", "exit"),
+        ("unencodable", "tool_error", "unencodable_result", "JSON"),
+        ("suicidal", "tool_error", "CancelledError", "within"),
+        ("failed_result", "tool_error", "", "no luck"),
+        ("late", "tool_error", "bad_stream", "after"),
+    ],
+)
+async def test_a_failure_is_a_value_and_the_worker_goes_on(place: Place, name: str, kind: str, code: str, words: str) -> None:
+    """Whatever a handler does wrong becomes its caller's error, and the next call is served."""
+    async with place.serving(Failing, coroutine) as bus:
+        result = await bus.call(name)
+        assert not result.success
+        assert result.error is not None
+        assert (result.error.type, result.error.code) == (kind, code)
+        assert words in result.error.message
+        assert (await bus.call("coroutine", {"text": "alive"})).output == "alive"
+        if name == "partial":
+            assert result.output == "so far so good"
+        if name == "refuse":
+            assert (result.error.retryable, result.error.retry_after, result.error.details) == (True, 3.0, {"left": 0})
+
+
+async def test_plain_iteration_raises_for_a_failed_tool(place: Place) -> None:
+    """A short answer can't pass for a whole one: iterating raises, events() does not."""
+    async with place.serving(Failing) as bus:
+        with pytest.raises(ToolError, match="and then not"):
+            async with bus.stream("partial") as call:
+                async for _ in call:
+                    pass
+        async with bus.stream("partial") as call:
+            assert isinstance([event async for event in call.events()][-1], Finished)
+
+
+async def test_bad_arguments_are_named_before_anything_is_published(place: Place) -> None:
+    """A wrong or missing argument names its place, and no worker hears of it."""
+    async with place.serving(coroutine) as bus:
+        before = bus.statistics()["published"]
+        wrong = await bus.call("coroutine", {"text": 3})
+        missing = await bus.call("coroutine")
+        listed = await bus.call("coroutine", ["text"])  # type: ignore[arg-type]
+        assert bus.statistics()["published"] == before
+    for result in (wrong, missing, listed):
+        assert result.error is not None
+        assert result.error.type == "invalid_arguments"
+    assert wrong.error is not None
+    assert "$.text" in wrong.error.message
+
+
+async def test_an_unknown_tool_is_named_with_its_neighbours(place: Place) -> None:
+    """A misspelt tool gets not_found and the names that look like it."""
+    async with place.serving(coroutine) as bus:
+        result = await bus.call("corutine", {"text": "x"})
+    assert result.error is not None
+    assert result.error.type == "not_found"
+    assert "'coroutine'" in result.error.message
+
+
+@pytest.mark.parametrize("where", ["call", "tool"])
+async def test_a_timeout_ends_the_call_and_cancels_the_handler(place: Place, where: str) -> None:
+    """After the call's or the tool's own timeout the caller has its error and the handler is cancelled."""
+    stopped = asyncio.Event()
+
+    @tool(service="timing", effect="read", timeout=0.2 if where == "tool" else 0.0, replace=True)
+    async def hang() -> str:
+        """Never end."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return ""
+
+    async with place.serving(hang) as bus:
+        started = time.monotonic()
+        result = await bus.call("hang", **({"timeout": 0.2} if where == "call" else {}))
+        assert result.error is not None
+        assert result.error.type == "deadline_exceeded"
+        assert time.monotonic() - started < 2
+        await asyncio.wait_for(stopped.wait(), 2)
+
+
+async def test_silence_ends_a_call_with_an_idle_timeout(place: Place) -> None:
+    """A stream that stops producing ends after its idle timeout and keeps what it had."""
+
+    @tool(service="timing", effect="read", replace=True)
+    async def stall():
+        """Say one thing, then nothing."""
+        yield "one thing"
+        await asyncio.Event().wait()
+
+    async with place.serving(stall) as bus:
+        result = await bus.call("stall", timeout=10.0, idle_timeout=0.2)
+    assert result.error is not None
+    assert (result.error.type, result.error.code) == ("deadline_exceeded", "idle_timeout")
+    assert result.output == "one thing"
+
+
+@pytest.mark.parametrize("way", ["cancel", "leave", "task", "close"])
+async def test_a_caller_that_goes_away_cancels_the_handler(place: Place, way: str) -> None:
+    """cancel(), leaving the context, cancelling the waiting task and closing the bus all reach the running handler."""
+    running, stopped = asyncio.Event(), asyncio.Event()
+
+    @tool(service="timing", effect="read", replace=True)
+    async def endless():
+        """Run until cancelled."""
+        try:
+            running.set()
+            yield "started"
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with place.worker(endless):
+        bus = place.bus()
+        await bus.open()
+        if way == "task":
+            task = asyncio.create_task(bus.call("endless"))
+            await running.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            async with bus.stream("endless") as call:
+                async for _ in call.events():
+                    if running.is_set():
+                        break
+                if way == "cancel":
+                    call.cancel()
+                elif way == "close":
+                    await bus.aclose()
+            if way != "leave":
+                result = await call.result()
+                assert result.error is not None
+                assert result.error.type == "cancelled"
+        await asyncio.wait_for(stopped.wait(), 5)
+        await bus.aclose()
+
+
+async def test_a_thread_hears_of_its_cancellation(place: Place) -> None:
+    """A plain handler that asks check_cancelled() is stopped by it."""
+    seen: list[str] = []
+
+    @tool(service="timing", effect="read", replace=True)
+    def busy() -> str:
+        """Work until told to stop."""
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            try:
+                invocation().check_cancelled()
+            except CallCancelled as error:
+                seen.append(str(error))
+                raise
+        return "never told"
+
+    async with place.serving(busy) as bus:
+        result = await bus.call("busy", timeout=0.3)
+        assert result.error is not None
+        assert result.error.type == "deadline_exceeded"
+    assert seen
+
+
+async def test_slots_bound_how_many_handlers_run(place: Place) -> None:
+    """A worker never runs more handlers at once than its concurrency."""
+    running = most = 0
+
+    @tool(service="slots", effect="read", replace=True)
+    async def occupy() -> str:
+        """Hold a slot for a moment."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return "done"
+
+    async with place.serving(occupy, concurrency=3) as bus:
+        results = await asyncio.gather(*(bus.call("occupy") for _ in range(20)))
+    assert all(result.success for result in results)
+    assert most == 3
+
+
+async def test_a_full_queue_answers_at_once(place: Place) -> None:
+    """Beyond the bound a call ends as overloaded, with the depth and a retry hint."""
+    release = asyncio.Event()
+
+    @tool(service="narrow", effect="read", replace=True)
+    async def wait() -> str:
+        """Wait until released."""
+        await release.wait()
+        return "done"
+
+    async with place.worker(wait, concurrency=1), place.bus(queue_limit=3) as bus:
+        calls = [asyncio.create_task(bus.call("wait")) for _ in range(5)]
+        done, _ = await asyncio.wait(calls, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        refused = done.pop().result()
+        assert refused.error is not None
+        assert refused.error.type == "overloaded"
+        assert refused.error.details == {"depth": 3}
+        assert refused.error.retry_after
+        release.set()
+        outcomes = [(await call).success for call in calls]
+    assert sorted(outcomes) == [False, False, True, True, True]
+
+
+async def test_a_reader_that_stops_reading_hurts_nobody_else(place: Place) -> None:
+    """A call whose events pile up ends as slow_consumer; other calls go on."""
+
+    @tool(service="flood", effect="read", replace=True)
+    async def flood():
+        """Produce without end."""
+        while True:
+            yield "x" * 10_000
+            await asyncio.sleep(0)
+
+    async with place.serving(flood, coroutine, call_buffer=200_000) as bus, bus.stream("flood") as call:
+        async with asyncio.timeout(10):
+            while not call.done:
+                assert (await bus.call("coroutine", {"text": "fine"})).output == "fine"
+        result = await call.result()
+        assert result.error is not None
+        assert result.error.type == "slow_consumer"
+
+
+async def test_output_over_the_limit_is_an_error_that_keeps_what_came(place: Place) -> None:
+    """A handler that produces more than max_output is ended; what was delivered stays."""
+
+    @tool(service="flood", effect="read", replace=True)
+    async def chatty():
+        """Produce too much."""
+        for _ in range(100):
+            yield "y" * 10_000
+
+    async with place.serving(chatty, max_output=50_000) as bus:
+        result = await bus.call("chatty")
+    assert result.error is not None
+    assert result.error.code == "output_limit"
+    assert result.output == "y" * 50_000
+
+
+async def test_nested_calls_inherit_user_and_deadline(place: Place) -> None:
+    """A handler's own call runs for the same user and within what is left of its time."""
+    seen: dict[str, Any] = {}
+
+    @tool(service="inner", effect="read", replace=True)
+    async def inner() -> str:
+        """Tell what it knows."""
+        here = invocation()
+        seen.update(user=here.user, left=here.remaining, session=here.session)
+        return "inside"
+
+    @tool(service="outer", effect="read", replace=True)
+    async def outer() -> str:
+        """Call another tool."""
+        return (await invocation().call("inner")).output or ""
+
+    @tool(service="outer", effect="read", replace=True)
+    def outer_thread() -> str:
+        """Call another tool from a thread."""
+        return invocation().call_sync("inner").output or ""
+
+    async with place.serving(inner, outer) as bus:
+        for name in ("outer", "outer_thread"):
+            assert (await bus.call(name, user="alice", session="s1", timeout=5.0)).output == "inside"
+            assert (seen["user"], seen["session"]) == ("alice", "s1")
+            assert 0 < seen["left"] <= 5.0
+
+
+async def test_cancelling_a_call_cancels_what_it_called(place: Place) -> None:
+    """Cancellation follows nested calls."""
+    running, stopped = asyncio.Event(), asyncio.Event()
+
+    @tool(service="inner", effect="read", replace=True)
+    async def inner() -> str:
+        """Hang."""
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return ""
+
+    @tool(service="outer", effect="read", replace=True)
+    async def outer() -> str:
+        """Call another tool."""
+        return (await invocation().call("inner")).output or ""
+
+    async with place.serving(inner, outer) as bus, bus.stream("outer") as call:
+        await asyncio.wait_for(running.wait(), 5)
+        call.cancel()
+        await asyncio.wait_for(stopped.wait(), 5)
+
+
+async def test_invocation_knows_the_call(place: Place) -> None:
+    """A handler sees id, tool, user, session, attempt, key and metadata of its call."""
+
+    @tool(service="known", effect="read", replace=True)
+    async def introspect() -> dict[str, Any]:
+        """Tell what is known."""
+        here = invocation()
+        names = ("id", "tool", "service", "user", "session", "attempt", "idempotency_key")
+        return {name: getattr(here, name) for name in names} | {"metadata": dict(here.metadata)}
+
+    async with place.serving(introspect) as bus:
+        bound = bus.bind(user="alice", session="s")
+        result = await bound.call("introspect", idempotency_key="k", metadata={"a": "b"})
+    assert result.data == {
+        "id": result.meta.id,
+        "tool": "introspect",
+        "service": "known",
+        "user": "alice",
+        "session": "s",
+        "attempt": 1,
+        "idempotency_key": "k",
+        "metadata": {"a": "b"},
+    }
+
+
+def test_invocation_outside_a_call_says_so() -> None:
+    """invocation() without a running call is a clear error."""
+    with pytest.raises(RuntimeError, match="while a tool runs"):
+        invocation()
+
+
+async def test_wrong_options_are_named(place: Place) -> None:
+    """An option that does not exist, and a timeout that is none, are errors that name them."""
+    async with place.serving(coroutine) as bus:
+        with pytest.raises(ConfigurationError, match="timout"):
+            await bus.call("coroutine", {"text": "x"}, timout=3)  # type: ignore[call-arg]
+        for timeout in (0, -1, float("inf"), "soon"):
+            with pytest.raises(ConfigurationError, match="timeout"):
+                await bus.call("coroutine", {"text": "x"}, timeout=timeout)  # type: ignore[arg-type]
+
+
+async def test_a_bus_that_is_not_open_says_what_to_do(place: Place) -> None:
+    """Calling before open() or after aclose() is a clear error; opening and closing twice is not."""
+    bus = place.bus()
+    with pytest.raises(ConfigurationError, match="not open"):
+        await bus.call("x")
+    await bus.open()
+    await bus.open()
+    await asyncio.create_task(bus.aclose())
+    await bus.aclose()
+    with pytest.raises(ConfigurationError, match="not open"):
+        await bus.call("x")
+
+
+async def test_neither_arguments_nor_results_are_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """At info, logs carry names, ids and times, never what was said."""
+    caplog.set_level(logging.INFO, logger="toolbus")
+    async with place.serving(coroutine, Failing) as bus:
+        await bus.call("coroutine", {"text": "a-secret-text"})
+        await bus.call("refuse")
+    assert "call.finished" in caplog.text
+    assert "call.failed" in caplog.text
+    assert "a-secret-text" not in caplog.text
