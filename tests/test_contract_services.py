@@ -1,0 +1,366 @@
+"""Services and the live catalogue, over every transport: publishing, hot plug, owners, static descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import ConfigurationError, DescriptorError, RegistrationRefused, ToolBus, ToolService, Worker, tool
+
+pytestmark = pytest.mark.anyio
+
+
+class Jokes(ToolService):
+    """Two tools of different styles on one service."""
+
+    id = "jokes"
+    config_params = ("style", {"name": "length", "required": False})
+    effect = "read"
+    tools = (
+        {
+            "name": "tell-pun",
+            "description": "Tell a pun",
+            "style": "pun",
+            "groups": ["fun"],
+            "category": "jokes",
+            "arguments": [{"name": "topic", "type": "string", "description": "what about", "required": True}],
+        },
+        {"name": "tell-limerick", "description": "Tell a limerick", "style": "limerick", "arguments": []},
+    )
+
+    async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        yield f"Hey {user}! "
+        yield f"A {config.get('style')} about {arguments.get('topic', 'nothing')}"
+
+
+class TwoArguments(ToolService):
+    """The older form of invoke."""
+
+    id = "two-arguments"
+    effect = "read"
+    tools = ({"name": "older", "description": "Older", "arguments": []},)
+
+    def invoke(self, config: dict[str, Any], arguments: dict[str, Any]) -> Any:  # type: ignore[override]
+        return {"config": config, "arguments": arguments}
+
+
+@tool(service="plug", effect="read")
+async def plugged() -> str:
+    """Be there."""
+    return "here"
+
+
+async def test_many_tools_share_a_service_with_different_config(place: Place) -> None:
+    """Each tool's config values reach invoke, with the user and the arguments."""
+    async with place.serving(Jokes) as bus:
+        assert (await bus.call("tell-pun", {"topic": "cats"}, user="alice")).output == "Hey alice! A pun about cats"
+        assert (await bus.call("tell-limerick", user="bob")).output == "Hey bob! A limerick about nothing"
+
+
+async def test_of_listed_arguments_only_required_ones_are_enforced(place: Place) -> None:
+    """In the two-tier form a type is shown to the model and not enforced; a required argument is."""
+    async with place.serving(Jokes) as bus:
+        assert (await bus.call("tell-pun", {"topic": 3, "extra": 1}, user="a")).output == "Hey a! A pun about 3"
+        result = await bus.call("tell-pun", user="a")
+        assert result.error is not None
+        assert (result.error.type, "topic" in result.error.message) == ("invalid_arguments", True)
+        assert bus.tools["tell-pun"].parameters == {
+            "type": "object",
+            "properties": {"topic": {"type": "string", "description": "what about"}},
+            "required": ["topic"],
+        }
+
+
+async def test_the_lower_tier_calls_invoke_with_what_it_is_given(place: Place) -> None:
+    """bus.service(id).call passes user, config and arguments as they are."""
+    async with place.serving(Jokes, TwoArguments) as bus:
+        assert str(await bus.service("jokes").call("al", {"style": "haiku"}, {"topic": "rain"})) == "Hey al! A haiku about rain"
+        result = await bus.service("two-arguments").call("al", {"a": 1}, {"b": [2]})
+        assert result.data == {"config": {"a": 1}, "arguments": {"b": [2]}}
+        unknown = await bus.service("nowhere").call("al", {}, {})
+        assert unknown.error is not None
+        assert unknown.error.type == "not_found"
+
+
+async def test_hot_plug_and_clean_stop(place: Place) -> None:
+    """A tool appears in a running agent when its service starts, and is gone when it stops."""
+    async with place.bus() as bus:
+        assert "plugged" not in bus.tools
+        changes: list[tuple[str, str]] = []
+
+        async def follow() -> None:
+            async for change in bus.tools.changes():
+                changes.append((change.kind, change.name))
+
+        following = asyncio.create_task(follow())
+        await asyncio.sleep(0)
+        async with place.worker(plugged):
+            await bus.wait_for_tool("plugged", timeout=5)
+            assert (await bus.call("plugged")).output == "here"
+        await eventually(lambda: "plugged" not in bus.tools)
+        await eventually(lambda: changes == [("added", "plugged"), ("removed", "plugged")])
+        gone = await bus.call("plugged")
+        assert gone.error is not None
+        assert gone.error.type == "not_found"
+    await asyncio.wait_for(following, 2)
+
+
+async def test_waiting_for_a_tool_is_bounded(place: Place) -> None:
+    """wait_for_tool raises TimeoutError that names the tool."""
+    async with place.bus() as bus:
+        with pytest.raises(TimeoutError, match="'nobody'"):
+            await bus.wait_for_tool("nobody", timeout=0.05)
+
+
+async def test_a_call_can_wait_for_its_worker(place: Place) -> None:
+    """With wait= a call made before its worker starts is answered by it; without, it fails at once."""
+    async with place.bus() as bus:
+        at_once = await bus.call("plugged")
+        assert at_once.error is not None
+        waiting = asyncio.create_task(bus.call("plugged", wait=5.0))
+        async with place.worker(plugged):
+            assert (await waiting).output == "here"
+        late = await bus.call("plugged", wait=0.05)
+        assert late.error is not None
+        assert late.error.type == "not_found"
+
+
+async def test_tools_are_sorted_filtered_and_immutable(place: Place) -> None:
+    """The mapping is sorted by name, filters stay live, and a tool can't be changed."""
+    async with place.serving(Jokes, plugged) as bus:
+        assert list(bus.tools) == ["plugged", "tell-limerick", "tell-pun"]
+        assert list(bus.tools.filter(groups=["fun"])) == ["tell-pun"]
+        assert list(bus.tools.filter(categories=["jokes"]).filter(groups=["other"])) == []
+        assert [each["name"] for each in bus.tools.definitions()] == ["plugged", "tell-limerick", "tell-pun"]
+        assert msgspec.json.encode(bus.tools.definitions()) == msgspec.json.encode(bus.tools.definitions())
+        with pytest.raises(AttributeError, match="immutable"):
+            bus.tools["plugged"].available = False  # type: ignore[misc]
+        with pytest.raises(KeyError):
+            bus.tools.filter(groups=["fun"])["plugged"]
+
+
+async def test_another_owner_is_refused_and_the_rest_goes_live(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """First wins: a name of another owner is refused with a warning, and the service's other tools are served."""
+
+    @tool(service="rival", name="plugged", effect="read", replace=True)
+    async def impostor() -> str:
+        """Pretend."""
+        return "impostor"
+
+    @tool(service="rival", effect="read", replace=True)
+    async def honest() -> str:
+        """Be honest."""
+        return "honest"
+
+    async with place.worker(plugged, owner="first"), place.bus() as bus:
+        async with place.worker(impostor, owner="second"):
+            await bus.wait_for_tool("honest", timeout=5)
+            assert (await bus.call("plugged")).output == "here"
+            assert (await bus.call("honest")).output == "honest"
+        assert "first" in caplog.text
+        with pytest.raises(RegistrationRefused, match="first"):
+            async with place.worker(plugged, owner="third"):
+                pass
+        assert (await bus.call("plugged")).output == "here"
+
+
+async def test_replicas_of_one_owner_serve_side_by_side(place: Place) -> None:
+    """A second worker of the same owner takes its share, and its stop changes nothing for callers."""
+    async with place.worker(plugged, concurrency=1), place.bus() as bus:
+        async with place.worker(plugged, concurrency=1):
+            assert all(result.success for result in await asyncio.gather(*(bus.call("plugged") for _ in range(20))))
+        assert (await bus.call("plugged")).success
+        assert bus.tools["plugged"].available
+
+
+async def test_static_tools_live_and_die_with_their_descriptor(place: Place) -> None:
+    """A put tool is pending until its service appears, callable then, and gone when it is deleted."""
+    document = {"type": "tool-service", "name": "tell-haiku", "description": "Haiku", "service": "jokes", "style": "haiku"}
+    async with place.bus() as bus:
+        await bus.put("tool/tell-haiku", msgspec.json.encode(document))
+        await eventually(lambda: "tell-haiku" in bus.tools)
+        assert not bus.tools["tell-haiku"].available
+        assert "tell-haiku" not in [each["name"] for each in bus.tools.definitions()]
+        async with place.worker(Jokes):
+            await bus.wait_for_tool("tell-haiku", timeout=5)
+            assert (await bus.call("tell-haiku", {"topic": "snow"}, user="a")).output == "Hey a! A haiku about snow"
+            wrong = {**document, "name": "broken", "colour": "red"}
+            await bus.put("tool/broken", msgspec.json.encode(wrong))
+            await bus.put("tool/foreign", b'{"type": "mcp", "name": "foreign"}')
+            await bus.put("tool/tell-haiku-2", msgspec.json.encode({**document, "name": "tell-haiku-2"}))
+            await eventually(lambda: "tell-haiku-2" in bus.tools)
+            assert "broken" not in bus.tools
+            assert "foreign" not in bus.tools
+            with pytest.raises(RegistrationRefused, match="published"):
+                await bus.put("tool/tell-pun", msgspec.json.encode({**document, "name": "tell-pun"}))
+            assert await bus.delete("tool/tell-haiku")
+            await eventually(lambda: "tell-haiku" not in bus.tools)
+            assert not await bus.delete("tool/tell-haiku")
+
+
+async def test_draining_finishes_what_runs(place: Place) -> None:
+    """Leaving a worker's context waits for running calls within the grace period."""
+    running, release = asyncio.Event(), asyncio.Event()
+
+    @tool(service="drain", effect="read", replace=True)
+    async def long() -> str:
+        """Run until released."""
+        running.set()
+        await release.wait()
+        return "finished"
+
+    async with place.bus() as bus:
+        worker = place.worker(long)
+        await worker.__aenter__()
+        await bus.wait_for_tool("long")
+        call = asyncio.create_task(bus.call("long"))
+        await running.wait()
+        draining = asyncio.create_task(worker.drain())
+        await eventually(lambda: "long" not in bus.tools)
+        release.set()
+        await draining
+        assert (await call).output == "finished"
+
+
+async def test_startup_and_cleanup_run_once_each(place: Place) -> None:
+    """A service's own hooks run around its life; a failing clean-up does not stop the others."""
+    seen: list[str] = []
+
+    class Resource(ToolService):
+        id = "resource"
+        effect = "read"
+
+        async def startup(self) -> None:
+            seen.append("startup")
+
+        async def cleanup(self) -> None:
+            seen.append("cleanup")
+            raise ValueError("already closed")
+
+        @tool
+        async def use(self) -> str:
+            """Use it."""
+            return ",".join(seen)
+
+    async with place.serving(Resource, plugged) as bus:
+        assert (await bus.call("use")).output == "startup"
+    assert seen == ["startup", "cleanup"]
+
+
+async def test_one_failing_startup_names_itself_and_leaves_nothing(place: Place) -> None:
+    """A service that can't start stops the worker's start, and nothing stays registered."""
+
+    class Broken(ToolService):
+        id = "broken"
+
+        async def startup(self) -> None:
+            raise OSError("no disk")
+
+        @tool
+        async def never(self) -> str:
+            """Never run."""
+            return ""
+
+    with pytest.raises(OSError, match="no disk"):
+        async with place.worker(plugged, Broken):
+            pass
+    async with place.bus() as bus:
+        assert list(bus.tools) == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"id": "no spaces here"}, "letters, digits"),
+        ({"config_params": ["description"]}, "reserved"),
+        ({"tools": [{"name": "t", "description": "d", "arguments": [], "colour": 1}]}, "colour"),
+        ({"tools": [{"name": "t", "arguments": []}]}, "description"),
+        ({"tools": [{"name": "t", "description": "d", "arguments": [{"name": "a"}]}]}, "type"),
+    ],
+)
+def test_a_wrong_descriptor_names_the_field(attributes: dict[str, Any], message: str) -> None:
+    """A service that describes itself wrongly is refused when the worker is made, with the field's name."""
+    cls = type("Wrong", (Jokes,), {"tools": (), "config_params": (), **attributes})
+    with pytest.raises(DescriptorError, match=message):
+        Worker(cls, url="memory://")
+
+
+def test_nothing_to_serve_says_so() -> None:
+    """A worker without tools is a clear error."""
+    with pytest.raises(ConfigurationError, match="nothing to serve"):
+        Worker([], url="memory://")
+    with pytest.raises(ConfigurationError, match="not a tool"):
+        Worker(print, url="memory://")
+
+
+async def test_a_service_that_scales_to_zero_keeps_its_calls(redis_place: Place) -> None:
+    """Without live workers its tools stay callable, and the next worker answers what was queued."""
+
+    class Sleepy(ToolService):
+        id = "sleepy"
+        effect = "read"
+        scale_to_zero = True
+
+        @tool
+        async def wake(self) -> str:
+            """Wake up."""
+            return "awake"
+
+    async with redis_place.bus() as bus:
+        async with redis_place.worker(Sleepy):
+            await bus.wait_for_tool("wake")
+        call = asyncio.create_task(bus.call("wake", timeout=10.0))
+        await eventually(lambda: bus.statistics()["published"] == 1)
+        assert bus.tools["wake"].available
+        async with redis_place.worker(Sleepy):
+            assert (await call).output == "awake"
+
+
+async def test_calls_left_at_the_end_of_the_grace_go_to_another_worker(redis_place: Place) -> None:
+    """What a draining worker does not finish is taken over and answered once."""
+    starts = 0
+
+    @tool(service="handover", effect="idempotent", replace=True)
+    async def stubborn() -> str:
+        """Hang in the first worker only."""
+        nonlocal starts
+        starts += 1
+        if starts == 1:
+            await asyncio.Event().wait()
+        return "done elsewhere"
+
+    async with redis_place.bus(lease=0.5) as bus:
+        first = redis_place.worker(stubborn, lease=0.5, grace=0.1)
+        await first.__aenter__()
+        await bus.wait_for_tool("stubborn")
+        call = asyncio.create_task(bus.call("stubborn", timeout=20.0))
+        await eventually(lambda: starts == 1)
+        async with redis_place.worker(stubborn, lease=0.5):
+            await first.drain()
+            result = await call
+    assert (result.output, result.meta.attempts, starts) == ("done elsewhere", 2, 2)
+
+
+async def test_another_event_loop_is_told_so(place: Place) -> None:
+    """A bus used from another loop is a clear error rather than a hang."""
+    async with place.bus() as bus:
+
+        def elsewhere() -> str:
+            try:
+                asyncio.run(bus.call("x"))
+            except ConfigurationError as error:
+                return str(error)
+            return "no error"
+
+        assert "another event loop" in await asyncio.to_thread(elsewhere)
+
+
+async def test_the_memory_transport_needs_no_settings() -> None:
+    """ToolBus("memory://") and Worker(url="memory://") find each other in one loop."""
+    async with Worker(plugged, url="memory://"), ToolBus("memory://") as bus:
+        assert (await bus.call("plugged")).output == "here"
