@@ -1,0 +1,54 @@
+"""A worker process for fault tests: ``python -m tests.faults.serve URL NAMESPACE LEASE``; its pid is in its instance id."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+from toolbus import Settings, Worker, tool
+
+
+@tool(service="faults", effect="read")
+async def count(n: int, delay: float = 0.02):
+    """Count slowly."""
+    for number in range(n):
+        yield f"{number} "
+        await asyncio.sleep(delay)
+
+
+@tool(service="faults", effect="read")
+async def diverge(n: int, delay: float = 0.02):
+    """Say something else in every process."""
+    for number in range(n):
+        yield f"{os.getpid()}:{number} "
+        await asyncio.sleep(delay)
+
+
+@tool(service="faults", effect="read")
+async def block(seconds: float) -> str:
+    """Block the event loop."""
+    time.sleep(seconds)  # noqa: ASYNC251 - the fault itself
+    return "unblocked"
+
+
+@tool(service="faults", effect="once")
+async def pay(seconds: float) -> str:
+    """Have an effect that must not happen twice."""
+    await asyncio.sleep(seconds)
+    return "paid"
+
+
+@tool(service="faults", effect="read")
+async def poison() -> str:
+    """Kill the worker."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+if __name__ == "__main__":
+    url, namespace, lease = sys.argv[1:4]
+    settings = Settings.load({}, url=url, namespace=namespace, lease=lease, max_deliveries=2, grace=5.0)
+    asyncio.run(Worker([count], settings=settings).run())

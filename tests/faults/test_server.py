@@ -1,0 +1,227 @@
+"""Servers that restart, forget and refuse; messages nobody can read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import BrokerError, BrokerUnavailable, ConfigurationError, Settings, ToolBus, Worker, tool
+from toolbus.broker.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+FreshServer = Callable[..., EmbeddedServer]
+
+
+@tool(service="steady", effect="read")
+async def echo(text: str) -> str:
+    """Give a text back."""
+    return text
+
+
+@tool(service="steady", effect="idempotent")
+async def nap(seconds: float) -> str:
+    """Sleep."""
+    await asyncio.sleep(seconds)
+    return "rested"
+
+
+def keys_of(place: Place) -> str:
+    """The key prefix of a test's namespace."""
+    return f"tb:{{{place.settings.namespace}}}:"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_server_restart_heals_by_itself(fresh_server: FreshServer, kept: bool) -> None:
+    """Worker and agent reconnect, register and serve again, whether the server kept its data or not."""
+    server = fresh_server(appendonly=kept)
+    settings = Settings.load({}, url=server.url, lease=1.0)
+    async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
+        assert (await bus.call("echo", {"text": "before"})).output == "before"
+        server.kill()
+        server.start()
+
+        async def healed() -> bool:
+            return (await bus.call("echo", {"text": "after"}, timeout=1.0)).output == "after"
+
+        await eventually(healed, timeout=20)
+
+
+async def test_flushall_heals_by_itself(fresh_server: FreshServer) -> None:
+    """After the server forgot everything, streams, groups, replies and registry are made anew."""
+    server = fresh_server()
+    settings = Settings.load({}, url=server.url, lease=1.0)
+    client = redis.Redis.from_url(server.url)
+    async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
+        assert (await bus.call("echo", {"text": "before"})).success
+        client.flushall()
+        client.script_flush()
+
+        async def healed() -> bool:
+            return (await bus.call("echo", {"text": "after"}, timeout=1.0)).output == "after"
+
+        await eventually(healed, timeout=20)
+    client.close()
+
+
+async def test_a_destroyed_group_loses_no_call(redis_place: Place) -> None:
+    """With the group gone in mid-call the work is done again under a new generation, and answered once."""
+    async with redis_place.worker(nap, lease=0.5), redis_place.bus(lease=0.5) as bus:
+        call = asyncio.create_task(bus.call("nap", {"seconds": 0.5}, timeout=20.0))
+        client = redis.Redis.from_url(redis_place.settings.url)
+        queue = keys_of(redis_place) + "q:steady"
+        await eventually(lambda: client.xlen(queue) == 1 and client.xpending(queue, "g")["pending"] == 1)
+        client.xgroup_destroy(queue, "g")
+        assert (await call).output == "rested"
+        await eventually(lambda: client.xlen(queue) == 0)
+        client.close()
+
+
+async def test_killed_connections_lose_no_call(redis_place: Place) -> None:
+    """CLIENT KILL in the middle of many calls: each ends once, with its own answer."""
+    async with redis_place.worker(echo), redis_place.bus() as bus:
+        client = redis.Redis.from_url(redis_place.settings.url)
+        calls = [asyncio.create_task(bus.call("echo", {"text": str(number)}, timeout=20.0)) for number in range(500)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+            client.client_kill_filter(_type="normal", skipme=True)
+        results = await asyncio.gather(*calls)
+        client.close()
+        assert [result.output for result in results] == [str(number) for number in range(500)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"r": b"not json", "d": "99999999999999"},
+        {"r": b"\xff\xfe\x00", "d": "99999999999999"},
+        {"r": b"[" * 100_000, "d": "99999999999999"},
+        {"r": b'{"id": "a", "agent": "../../etc", "service": "steady"}', "d": "99999999999999"},
+        {"r": b"x" * 400_000, "d": "99999999999999"},
+        {"r": b'{"id": "a", "agent": "b", "service": "steady"}'},
+        {"nonsense": "1"},
+    ],
+)
+async def test_unreadable_requests_are_set_aside_and_the_worker_goes_on(redis_place: Place, fields: dict[str, Any]) -> None:
+    """Malformed, oversized, nested or foreign entries become dead letters; the next call is served."""
+    async with redis_place.worker(echo), redis_place.bus() as bus:
+        client = redis.Redis.from_url(redis_place.settings.url)
+        client.xadd(keys_of(redis_place) + "q:steady", fields)
+        assert (await bus.call("echo", {"text": "fine"})).output == "fine"
+        letters = keys_of(redis_place) + "dlq:steady"
+        await eventually(lambda: client.xlen(letters) == 1)
+        assert client.pttl(letters) > 0
+        await eventually(lambda: client.xlen(keys_of(redis_place) + "q:steady") == 0)
+        client.close()
+
+
+async def test_a_malformed_request_with_an_address_is_answered(redis_place: Place) -> None:
+    """When id and agent can be read the caller gets an error instead of silence."""
+    async with redis_place.worker(echo), redis_place.bus() as bus:
+        client = redis.Redis.from_url(redis_place.settings.url)
+        replies = keys_of(redis_place) + "rsp:someone"
+        client.xadd(replies, {"o": "1"})
+        document = b'{"id": "call-1", "agent": "someone", "service": "steady", "arguments": "not an object"}'
+        client.xadd(keys_of(redis_place) + "q:steady", {"r": document, "d": "99999999999999"})
+        await eventually(lambda: client.xlen(replies) == 2)
+        frame = msgspec.json.decode(client.xrange(replies)[1][1][b"f"])[0]
+        client.delete(replies)
+        client.close()
+        assert (frame["id"], frame["end_of_stream"], frame["error"]["type"]) == ("call-1", True, "invalid_arguments")
+        assert (await bus.call("echo", {"text": "fine"})).output == "fine"
+
+
+async def test_unreadable_frames_are_skipped(redis_place: Place) -> None:
+    """Garbage on an agent's reply stream is counted and skipped; its calls go on."""
+    async with redis_place.worker(echo), redis_place.bus() as bus:
+        client = redis.Redis.from_url(redis_place.settings.url)
+        for payload in (b"garbage", b"\xff", b"[" * 50_000, b'[{"id": 1}, {"id": "x", "run": "y"}]'):
+            client.xadd(keys_of(redis_place) + f"rsp:{bus.agent}", {"f": payload})
+        client.close()
+        assert (await bus.call("echo", {"text": "fine"})).output == "fine"
+        await eventually(lambda: bus.statistics()["malformed"] == 4)
+
+
+async def test_a_deleted_reply_stream_is_made_anew(redis_place: Place) -> None:
+    """An agent whose reply stream vanished notices, and its next calls are answered."""
+    async with redis_place.worker(echo, lease=0.5), redis_place.bus(lease=0.5) as bus:
+        client = redis.Redis.from_url(redis_place.settings.url)
+        client.delete(keys_of(redis_place) + f"rsp:{bus.agent}")
+        client.close()
+
+        async def healed() -> bool:
+            return (await bus.call("echo", {"text": "again"}, timeout=1.0)).output == "again"
+
+        await eventually(healed, timeout=15)
+
+
+async def test_an_agent_that_is_gone_stops_its_running_call(redis_place: Place) -> None:
+    """When a reply stream no longer exists, the handler that writes to it is cancelled."""
+    stopped = asyncio.Event()
+
+    @tool(service="orphan", effect="read", replace=True)
+    async def produce():
+        """Produce until nobody reads."""
+        try:
+            while True:
+                yield "more "
+                await asyncio.sleep(0.01)
+        finally:
+            stopped.set()
+
+    async with redis_place.worker(produce), redis_place.bus() as bus, bus.stream("produce") as call:
+        async for _ in call:
+            client = redis.Redis.from_url(redis_place.settings.url)
+            client.delete(keys_of(redis_place) + f"rsp:{bus.agent}")
+            client.close()
+            break
+        await asyncio.wait_for(stopped.wait(), 5)
+
+
+async def test_out_of_memory_refuses_new_calls_and_finishes_old_ones(fresh_server: FreshServer) -> None:
+    """A full server answers overloaded, and what already runs is still answered."""
+    server = fresh_server(config={"maxmemory-policy": "noeviction"})
+    settings = Settings.load({}, url=server.url, lease=1.0)
+    client = redis.Redis.from_url(server.url)
+    async with Worker([nap], settings=settings), ToolBus(settings=settings) as bus:
+        running = asyncio.create_task(bus.call("nap", {"seconds": 0.5}))
+        await eventually(lambda: client.xlen("tb:{default}:q:steady") == 1)
+        client.config_set("maxmemory", "1")
+        refused = await bus.call("nap", {"seconds": 0.0})
+        assert refused.error is not None
+        assert refused.error.type == "overloaded"
+        assert (await running).output == "rested"
+        client.config_set("maxmemory", "0")
+        assert (await bus.call("nap", {"seconds": 0.0})).success
+    client.close()
+
+
+async def test_wrong_addresses_and_passwords_are_one_clear_line(fresh_server: FreshServer) -> None:
+    """Nobody there, a wrong password and a wrong URL each say what is wrong, without the password."""
+    server = fresh_server(config={"requirepass": "right"})
+    with pytest.raises(BrokerUnavailable, match="toolbus dev"):
+        await ToolBus("redis://127.0.0.1:1").open()
+    with pytest.raises(BrokerError, match="password") as caught:
+        await ToolBus(f"redis://:wrong-secret@127.0.0.1:{server.port}").open()
+    assert "wrong-secret" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="http"):
+        await ToolBus("http://127.0.0.1").open()
+    async with ToolBus(f"redis://:right@127.0.0.1:{server.port}") as bus:
+        assert list(bus.tools) == []
+
+
+async def test_the_last_clean_stop_leaves_no_stream_behind(redis_place: Place) -> None:
+    """After everything closed cleanly, request streams, fences and reply streams are gone."""
+    async with redis_place.serving(echo) as bus:
+        assert (await bus.call("echo", {"text": "x"})).success
+    client = redis.Redis.from_url(redis_place.settings.url)
+    left = sorted(key.decode().removeprefix(keys_of(redis_place)) for key in client.scan_iter(keys_of(redis_place) + "*"))
+    client.close()
+    assert left == ["log", "reg:meta", "reg:names"]

@@ -1,0 +1,207 @@
+"""Workers that die, pause, block and poison: real processes and real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import Finished, Reset, Started, StreamReset, Text, ToolBus
+
+pytestmark = pytest.mark.anyio
+
+LEASE = 1.0
+EXPECTED = "".join(f"{number} " for number in range(60))
+
+Spawn = Callable[[], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def spawn(redis_place: Place) -> Iterator[Spawn]:
+    """Starts worker processes of the test's namespace; whatever is left of them is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        settings = redis_place.settings
+        command = [sys.executable, "-m", "tests.faults.serve", settings.url, settings.namespace, str(LEASE)]
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+
+
+def bus_of(place: Place) -> ToolBus:
+    """A bus whose lease fits the workers'."""
+    return place.bus(lease=LEASE)
+
+
+def pid_of(instance: str) -> int:
+    """The pid in an instance id (host-pid-random)."""
+    return int(instance.rsplit("-", 2)[1])
+
+
+async def workers_up(bus: ToolBus, place: Place, count: int) -> None:
+    """Wait until so many workers are registered."""
+    client = redis.Redis.from_url(place.settings.url)
+    try:
+        await bus.wait_for_tool("count", timeout=15)
+        live = f"tb:{{{place.settings.namespace}}}:live"
+        await eventually(lambda: client.zcard(live) >= count, timeout=15)
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(redis_place: Place, spawn: Spawn, how: signal.Signals) -> None:
+    """Killed or paused, another worker goes on: no piece lost, repeated or reordered, and one end."""
+    spawn()
+    spawn()
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 2)
+        pieces: list[str] = []
+        ends: list[Finished] = []
+        first = ""
+        async with bus.stream("count", {"n": 60}, timeout=30.0) as call:
+            async for event in call.events():
+                assert not isinstance(event, Reset)
+                if isinstance(event, Started):
+                    first = event.worker
+                elif isinstance(event, Text):
+                    pieces.append(event.text)
+                    if len(pieces) == 10:
+                        os.kill(pid_of(first), how)
+                elif isinstance(event, Finished):
+                    ends.append(event)
+        assert "".join(pieces) == EXPECTED
+        assert [(end.result.success, end.result.meta.attempts) for end in ends] == [(True, 2)]
+        assert ends[0].result.meta.worker != first
+        if how == signal.SIGSTOP:
+            # What moved on is fenced: the one that wakes up may say nothing more, and serves new calls again.
+            os.kill(pid_of(first), signal.SIGCONT)
+            results = await asyncio.gather(*(bus.call("count", {"n": 2}) for _ in range(20)))
+            assert {result.output for result in results} == {"0 1 "}
+
+
+async def test_a_diverging_attempt_is_an_explicit_reset(redis_place: Place, spawn: Spawn) -> None:
+    """When the new run says something else, events carry a Reset and plain iteration raises."""
+    spawn()
+    spawn()
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 2)
+        for plain in (False, True):
+            if plain:
+                spawn()
+                await workers_up(bus, redis_place, 2)
+            resets, text, worker = 0, "", ""
+            async with bus.stream("diverge", {"n": 40}, timeout=30.0) as call:
+                try:
+                    async for event in call if plain else call.events():
+                        if isinstance(event, Started):
+                            worker = event.worker
+                        elif isinstance(event, Reset):
+                            resets += 1
+                            text = ""
+                        elif isinstance(event, (Text, str)):
+                            text += event.text if isinstance(event, Text) else event
+                            worker = worker or f"-{text.partition(':')[0]}-x"
+                            if text.count(" ") == 5 and not resets:
+                                os.kill(pid_of(worker), signal.SIGKILL)
+                except StreamReset:
+                    assert plain
+                    resets += 1
+            assert resets == 1
+            if not plain:
+                survivor = text.partition(":")[0]
+                assert text == "".join(f"{survivor}:{number} " for number in range(40))
+
+
+async def test_work_that_is_once_is_never_run_again(redis_place: Place, spawn: Spawn) -> None:
+    """A once handler whose worker is killed ends as outcome_unknown, although another worker is there."""
+    process = spawn()
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        call = asyncio.create_task(bus.call("pay", {"seconds": 20.0}, timeout=30.0))
+        client = redis.Redis.from_url(redis_place.settings.url)
+        prefix = f"tb:{{{redis_place.settings.namespace}}}:started:*"
+        await eventually(lambda: list(client.scan_iter(prefix)))
+        client.close()
+        process.kill()
+        spawn()
+        result = await call
+    assert result.error is not None
+    assert result.error.type == "outcome_unknown"
+
+
+async def test_a_blocked_event_loop_loses_nothing(redis_place: Place, spawn: Spawn) -> None:
+    """A handler that blocks its loop for several leases keeps its call: one attempt, one answer."""
+    spawn()
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        spawn()
+        await workers_up(bus, redis_place, 2)
+        result = await bus.call("block", {"seconds": 3.5 * LEASE}, timeout=30.0)
+    assert (result.output, result.meta.attempts) == ("unblocked", 1)
+
+
+async def test_long_work_is_not_run_twice_because_it_is_long(redis_place: Place, spawn: Spawn) -> None:
+    """A call of several leases runs once."""
+    spawn()
+    spawn()
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 2)
+        result = await bus.call("count", {"n": 4, "delay": LEASE}, timeout=30.0)
+    assert (result.output, result.meta.attempts) == ("0 1 2 3 ", 1)
+
+
+async def test_poison_ends_as_a_dead_letter_and_the_pool_survives(redis_place: Place, spawn: Spawn) -> None:
+    """A request that kills its workers is given up after max_deliveries, with one error and a dead letter."""
+    processes = [spawn() for _ in range(3)]
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 3)
+        result = await bus.call("poison", timeout=30.0)
+        assert result.error is not None
+        assert (result.error.type, result.error.code) == ("tool_error", "max_deliveries")
+        assert sum(process.poll() is not None for process in processes) == 2
+        assert (await bus.call("count", {"n": 1})).output == "0 "
+        client = redis.Redis.from_url(redis_place.settings.url)
+        letters = client.xrange(f"tb:{{{redis_place.settings.namespace}}}:dlq:faults")
+        client.close()
+    assert len(letters) == 1
+    assert b"given up" in letters[0][1][b"reason"]
+
+
+async def test_a_service_whose_workers_crash_is_gone_after_the_lease(redis_place: Place, spawn: Spawn) -> None:
+    """When the last worker is killed its tools disappear from agents without anybody signing off."""
+    process = spawn()
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        process.kill()
+        await eventually(lambda: "count" not in bus.tools, timeout=10 * LEASE)
+
+
+async def test_sigterm_drains_and_exits_with_zero(redis_place: Place, spawn: Spawn) -> None:
+    """A terminated worker finishes its call, signs off, and exits cleanly."""
+    process = spawn()
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        async with bus.stream("count", {"n": 30}) as call:
+            async for text in call:
+                if text == "3 ":
+                    process.terminate()
+            assert (await call.result()).success
+        await eventually(lambda: process.poll() is not None, timeout=10)
+        assert process.returncode == 0
+        assert "count" not in bus.tools
