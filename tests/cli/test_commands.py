@@ -1,0 +1,338 @@
+"""The command line, run as users run it: real processes against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.servers import eventually
+from toolbus.cli import main
+
+TOOLS = '''"""Tools of a test."""
+
+import asyncio
+import os
+
+from toolbus import tool
+
+
+@tool(effect="read")
+async def shout(text: str, times: int = 1):
+    """Shout a text.
+
+    Args:
+        text: what to shout
+        times: how often
+    """
+    for _ in range(times):
+        yield text.upper() + "!"
+
+
+@tool(effect="read")
+async def who() -> int:
+    """Tell the process."""
+    return os.getpid()
+
+
+@tool(effect="read")
+async def hang() -> str:
+    """Hang."""
+    await asyncio.sleep(60)
+    return ""
+'''
+
+
+class Shell:
+    """Runs toolbus commands in one folder, on one server and namespace."""
+
+    def __init__(self, folder: Path, url: str, namespace: str) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "TOOLBUS_LOG_FORMAT": "json"}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command that runs on."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "toolbus", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "toolbus", *words],
+            cwd=self.folder,
+            env=self.environment,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def json(self, *words: str) -> Any:
+        """What a command that must succeed prints as JSON."""
+        done = self.run(*words, "--output", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def close(self) -> None:
+        """Stop what still runs."""
+        for process in self.started:
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.communicate(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture
+def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+    """A shell with a tool file in its folder."""
+    (tmp_path / "loud.py").write_text(TOOLS)
+    made = Shell(tmp_path, valkey_server, namespace)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def served(shell: Shell) -> Shell:
+    """The same, with a worker of that file running."""
+    shell.start("worker", "loud.py")
+    assert shell.run("call", "who", "--wait", "20").returncode == 0
+    return shell
+
+
+def test_call_prints_text_and_tells_success_by_exit_code(served: Shell) -> None:
+    """A call's text goes to standard output; a failure is one line on standard error and exit code 1."""
+    good = served.run("call", "shout", "text=hey", "times=2")
+    assert (good.returncode, good.stdout, good.stderr) == (0, "HEY!HEY!\n", "")
+    assert served.run("call", "shout", "text=hey", "--stream").stdout == "HEY!\n"
+    bad = served.run("call", "shout", "text=hey", "times=often")
+    assert bad.returncode == 1
+    assert "invalid_arguments" in bad.stderr
+    unknown = served.run("call", "shoot")
+    assert (unknown.returncode, "did you mean 'shout'" in unknown.stderr) == (1, True)
+    late = served.run("call", "hang", "--timeout", "0.3")
+    assert (late.returncode, "deadline_exceeded" in late.stderr) == (1, True)
+    assert "Traceback" not in bad.stderr + unknown.stderr + late.stderr
+
+
+def test_call_takes_arguments_in_every_form(served: Shell) -> None:
+    """key=value, key:=json, key=@file, --json and standard input mean what they say."""
+    (served.folder / "words.txt").write_text("from a file")
+    assert served.run("call", "shout", "text=12").stdout == "12!\n"
+    assert served.run("call", "shout", 'text:="x"', "times:=2").stdout == "X!X!\n"
+    assert served.run("call", "shout", "text=@words.txt").stdout == "FROM A FILE!\n"
+    assert served.run("call", "shout", "--json", '{"text": "j"}').stdout == "J!\n"
+    assert served.run("call", "shout", "--json", "-", given='{"text": "stdin"}').stdout == "STDIN!\n"
+    result = served.json("call", "shout", "text=x")
+    assert (result["success"], result["output"], result["error"], result["meta"]["attempts"]) == (True, "X!", None, 1)
+    for wrong in (["text"], ["text=@nowhere"], ["--json", "[1]"], ["text:={"]):
+        assert served.run("call", "shout", *wrong).returncode == 2
+
+
+def test_tools_services_and_describe_show_what_there_is(served: Shell) -> None:
+    """Tools, services and one tool's whole description, for people and as JSON."""
+    assert [tool["name"] for tool in served.json("tools")] == ["hang", "shout", "who"]
+    (service,) = served.json("services")
+    assert (service["id"], service["workers"], service["queued"], service["running"]) == ("loud", 1, 0, 0)
+    described = json.loads(served.run("describe", "shout").stdout)
+    assert described["parameters"]["properties"]["text"] == {"type": "string", "description": "what to shout"}
+    assert "shout" in served.run("tools").stdout
+    nothing = served.run("describe", "shoot")
+    assert (nothing.returncode, "shout" in nothing.stderr) == (1, True)
+
+
+def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> None:
+    """put refuses what is wrong by its field; list, get and rm do as they say."""
+    document = {"type": "tool-service", "name": "yell", "description": "Yell", "service": "loud"}
+    assert served.run("put", "tool/yell", given=json.dumps(document)).returncode == 0
+    assert "tool/yell" in served.run("list", "tool/").stdout
+    assert json.loads(served.run("get", "tool/yell").stdout) == document
+    for wrong, word in (({**document, "service": ""}, "service"), ({**document, "name": "other"}, "other"), ([], "object")):
+        refused = served.run("put", "tool/yell", given=json.dumps(wrong))
+        assert (refused.returncode, word in refused.stderr) == (1, True)
+    taken = served.run("put", "tool/shout", given=json.dumps({**document, "name": "shout"}))
+    assert (taken.returncode, "published" in taken.stderr) == (1, True)
+    assert served.run("rm", "tool/yell").returncode == 0
+    assert served.run("rm", "tool/yell").returncode == 1
+    assert served.run("put", "nonsense").returncode == 2
+
+
+def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> None:
+    """While paused calls wait; purge answers them as cancelled; resume serves again."""
+    assert served.run("pause", "loud").returncode == 0
+    waiting = served.start("call", "shout", "text=x", "--timeout", "30")
+    eventually_sync(lambda: served.json("services")[0]["queued"] == 1)
+    assert served.json("services")[0]["paused"]
+    assert "purged 1" in served.run("purge", "loud", "--yes").stdout
+    _, errors = waiting.communicate(timeout=20)
+    assert (waiting.returncode, "cancelled" in errors) == (1, True)
+    assert served.run("resume", "loud").returncode == 0
+    assert served.run("call", "shout", "text=x").stdout == "X!\n"
+    assert served.run("pause", "nowhere").returncode == 1
+
+
+def eventually_sync(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    import asyncio
+
+    asyncio.run(eventually(condition, timeout=20, interval=0.1))
+
+
+def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> None:
+    """A killed child is replaced, SIGTERM stops them all with exit code 0, and none outlives a killed supervisor."""
+    supervisor = shell.start("worker", "loud.py", "--processes", "2")
+    eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
+    victim = shell.json("call", "who")["data"]
+    os.kill(victim, signal.SIGKILL)
+    seen = {victim}
+
+    def replaced() -> bool:
+        seen.add(shell.json("call", "who", "--timeout", "60")["data"])
+        return len(seen) >= 3
+
+    eventually_sync(replaced)
+    supervisor.terminate()
+    _, errors = supervisor.communicate(timeout=20)
+    assert supervisor.returncode == 0, errors
+    assert "supervisor.restarting" in errors
+    orphaning = shell.start("worker", "loud.py", "--processes", "2")
+    eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
+    orphaning.kill()
+    eventually_sync(lambda: shell.json("services") == [])
+
+
+def test_health_is_told_by_file_and_port(shell: Shell) -> None:
+    """The file is fresh and the port answers while the worker serves; the file goes when it stops."""
+    port = free_port()
+    worker = shell.start("worker", "loud.py", "--health-file", "health.json", "--health-port", str(port))
+    health = shell.folder / "health.json"
+    eventually_sync(health.exists)
+    assert json.loads(health.read_text())["healthy"] is True
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+        assert (answer.status, json.loads(answer.read())["healthy"]) == (200, True)
+    worker.terminate()
+    worker.communicate(timeout=15)
+    assert worker.returncode == 0
+    assert not health.exists()
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nowhere.py", "no file"),
+        ("no.such.module", "no module"),
+        ("broken.py", "broken.py:1"),
+        ("empty.py", "defines no ToolService"),
+        ("loud.py:nothing", "has no 'nothing'"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why_in_one_line(shell: Shell, target: str, words: str) -> None:
+    """A missing file, a broken import and a module without tools are one line each, exit code 1, no traceback."""
+    (shell.folder / "broken.py").write_text("import nothing_like_this\n")
+    (shell.folder / "empty.py").write_text("")
+    done = shell.run("worker", target)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
+    """Connection refused is one line that names `toolbus dev`, for every command."""
+    shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
+    for words in (["tools"], ["call", "x"], ["worker", "loud.py"], ["services"], ["list"]):
+        done = shell.run(*words)
+        assert done.returncode == 1
+        assert "toolbus dev" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert shell.run("doctor").returncode == 1
+
+
+def test_doctor_finds_a_good_server_good(shell: Shell) -> None:
+    """Against a server without eviction every check is ok or a warning with advice."""
+    findings = {finding["check"]: finding for finding in shell.json("doctor")}
+    assert findings["memory policy"]["state"] == "ok"
+    assert "appendonly" in findings["persistence"]["found"]
+    assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
+
+
+def test_new_writes_a_tool_whose_test_passes(shell: Shell) -> None:
+    """The generated test passes as it is, and nothing is ever overwritten."""
+    assert shell.run("new", "weather").returncode == 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_weather.py"]
+    done = subprocess.run(command, cwd=shell.folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+    again = shell.run("new", "weather")
+    assert (again.returncode, "left as it is" in again.stderr) == (1, True)
+    assert shell.run("new", "not-a-name").returncode == 2
+
+
+def test_settings_tell_where_each_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, their sources, and no password; a wrong one names its variable."""
+    monkeypatch.setenv("TOOLBUS_LEASE", "7")
+    monkeypatch.setenv("TOOLBUS_URL", "redis://:secret@localhost:6379")
+    shown = CliRunner().invoke(main, ["--namespace", "mine", "settings", "--output", "json"])
+    settings = json.loads(shown.output)
+    assert settings["lease"] == {"value": 7.0, "source": "TOOLBUS_LEASE"}
+    assert settings["namespace"]["source"] == "argument 'namespace'"
+    assert "secret" not in shown.output
+    monkeypatch.setenv("TOOLBUS_LEASE", "soon")
+    wrong = CliRunner().invoke(main, ["settings"])
+    assert (wrong.exit_code, "TOOLBUS_LEASE" in wrong.output) == (1, True)
+
+
+def test_every_command_explains_itself() -> None:
+    """--help works for every command and is not empty."""
+    runner = CliRunner()
+    for name in ["", *main.list_commands(None)]:  # type: ignore[attr-defined]
+        shown = runner.invoke(main, [*([name] if name else []), "--help"])
+        assert shown.exit_code == 0
+        assert len(shown.output.splitlines()) > 4
+
+
+def test_dev_starts_a_server_and_workers_and_stops_all(tmp_path: Path) -> None:
+    """`toolbus dev` serves the examples on a server of its own, and SIGTERM leaves nothing running."""
+    port = free_port()
+    shell = Shell(tmp_path, f"redis://127.0.0.1:{port}", "default")
+    try:
+        dev = shell.start("dev")
+        answer = shell.run
+        eventually_sync(lambda: answer("call", "calculator", "expression=6*7").stdout == "42\n")
+        dev.terminate()
+        output, _ = dev.communicate(timeout=20)
+        assert "toolbus call calculator" in output
+        assert dev.returncode == 0
+        assert shell.run("tools").returncode == 1
+    finally:
+        shell.close()

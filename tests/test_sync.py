@@ -1,0 +1,101 @@
+"""The synchronous bus, over a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from toolbus import ConfigurationError, Finished, Settings, Text, ToolError, Worker, tool
+from toolbus.sync import ToolBus
+
+
+@tool(service="sync-tests", effect="read")
+async def repeat(text: str, times: int = 1):
+    """Repeat a text."""
+    for _ in range(times):
+        yield text
+
+
+@tool(service="sync-tests", effect="read")
+async def fail() -> str:
+    """Fail."""
+    raise ToolError("no", code="refused")
+
+
+@tool(service="sync-tests", effect="read")
+async def hang() -> str:
+    """Hang."""
+    await anyio.sleep(60)
+    return ""
+
+
+@pytest.fixture
+def bus(valkey_server: str, namespace: str) -> Iterator[ToolBus]:
+    """A synchronous bus with a worker in another loop."""
+    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    with (
+        start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(portal.call(lambda: Worker(repeat, settings=settings))),
+        ToolBus(settings=settings) as made,
+    ):
+        yield made
+
+
+def test_calls_streams_and_events(bus: ToolBus) -> None:
+    """Results, text as it comes, and events are those of the asynchronous bus."""
+    assert bus.call("repeat", {"text": "a", "times": 3}).output == "aaa"
+    with bus.stream("repeat", {"text": "b", "times": 2}) as call:
+        assert list(call) == ["b", "b"]
+        assert call.result().meta.id == call.id
+    with bus.stream("repeat", {"text": "c"}) as call:
+        kinds = [type(event) for event in call.events()]
+    assert (kinds[-2:], call.done) == ([Text, Finished], True)
+    with pytest.raises(ToolError, match="no"), bus.stream("fail") as call:
+        list(call)
+
+
+def test_threads_share_one_bus(bus: ToolBus) -> None:
+    """Calls from several threads at once each get their own answer."""
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda number: bus.call("repeat", {"text": str(number)}).output, range(100)))
+    assert results == [str(number) for number in range(100)]
+
+
+def test_cancelling_from_another_thread_ends_the_wait(bus: ToolBus) -> None:
+    """cancel() ends a call that another thread waits for."""
+    with bus.stream("hang") as call:
+        thread = threading.Timer(0.1, call.cancel)
+        thread.start()
+        result = call.result()
+        thread.join()
+    assert result.error is not None
+    assert result.error.type == "cancelled"
+
+
+def test_tools_binding_and_the_lower_tier(bus: ToolBus) -> None:
+    """tools, bind, wait_for_tool, put and delete are there under the same names."""
+    assert list(bus.tools) == ["fail", "hang", "repeat"]
+    assert bus.bind(user="alice").call("repeat", {"text": "x"}).success
+    with pytest.raises(TimeoutError, match="nobody"):
+        bus.wait_for_tool("nobody", timeout=0.05)
+    assert bus.delete("tool/nothing") is False
+    assert bus.service("nowhere").call("al", {}, {}).error is not None
+    assert bus.statistics()["in_flight"] == 0
+
+
+def test_a_closed_bus_says_so() -> None:
+    """Before open() and after close() every use is a clear error; closing twice is not."""
+    bus = ToolBus("memory://")
+    with pytest.raises(ConfigurationError, match="not open"):
+        bus.call("x")
+    bus.open()
+    view = bus.bind(user="a")
+    bus.close()
+    bus.close()
+    with pytest.raises(ConfigurationError, match="not open"):
+        view.call("x")
