@@ -17,7 +17,8 @@ from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress
 
 VERSION = 1
 
-_is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
+is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
+"""Whether a text can be a call or agent id: keys are derived from them."""
 
 FrameKind = Literal["start", "text", "progress", "blob", "output", "data", "reset", "confirm", "end"]
 
@@ -161,8 +162,9 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
     except _MALFORMED as error:
         raise EnvelopeError(f"malformed request: {error}") from None
     # A pattern in the type would say the same and cost twice as much as the whole decoding.
-    if not (_is_ident(request.id) and _is_ident(request.agent)):
-        raise EnvelopeError("malformed request: id and agent must be 1 to 64 letters, digits, '_' or '-'")
+    for field, value in (("id", request.id), ("agent", request.agent)):
+        if not is_ident(value):
+            raise EnvelopeError(f"malformed request: {value[:80]!r} is not 1 to 64 letters, digits, '_' or '-' - at `$.{field}`")
     if request.v != VERSION:
         raise EnvelopeError(f"envelope version {request.v} is not supported, this side speaks {VERSION}")
     return request

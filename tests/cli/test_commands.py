@@ -202,7 +202,7 @@ def eventually_sync(condition: Callable[[], object]) -> None:
 
 def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> None:
     """A killed child is replaced, SIGTERM stops them all with exit code 0, and none outlives a killed supervisor."""
-    supervisor = shell.start("worker", "loud.py", "--processes", "2")
+    supervisor = shell.start("worker", "loud.py", "--processes", "2", "--lease", "1")
     eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
     victim = shell.json("call", "who")["data"]
     os.kill(victim, signal.SIGKILL)
@@ -217,7 +217,7 @@ def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> 
     _, errors = supervisor.communicate(timeout=20)
     assert supervisor.returncode == 0, errors
     assert "supervisor.restarting" in errors
-    orphaning = shell.start("worker", "loud.py", "--processes", "2")
+    orphaning = shell.start("worker", "loud.py", "--processes", "2", "--lease", "1")
     eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
     orphaning.kill()
     eventually_sync(lambda: shell.json("services") == [])
@@ -327,11 +327,12 @@ def test_dev_starts_a_server_and_workers_and_stops_all(tmp_path: Path) -> None:
     shell = Shell(tmp_path, f"redis://127.0.0.1:{port}", "default")
     try:
         dev = shell.start("dev")
-        answer = shell.run
-        eventually_sync(lambda: answer("call", "calculator", "expression=6*7").stdout == "42\n")
+        assert dev.stdout is not None
+        introduction = "".join(iter(lambda: dev.stdout.readline(), "Ctrl-C stops everything.\n"))  # type: ignore[union-attr]
+        assert "toolbus call calculator" in introduction
+        assert shell.run("call", "calculator", "expression=6*7").stdout == "42\n"
         dev.terminate()
-        output, _ = dev.communicate(timeout=20)
-        assert "toolbus call calculator" in output
+        dev.communicate(timeout=20)
         assert dev.returncode == 0
         assert shell.run("tools").returncode == 1
     finally:

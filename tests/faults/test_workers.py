@@ -65,7 +65,9 @@ async def workers_up(bus: ToolBus, place: Place, count: int) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(redis_place: Place, spawn: Spawn, how: signal.Signals) -> None:
+async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(
+    redis_place: Place, spawn: Spawn, how: signal.Signals
+) -> None:
     """Killed or paused, another worker goes on: no piece lost, repeated or reordered, and one end."""
     spawn()
     spawn()

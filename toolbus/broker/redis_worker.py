@@ -54,8 +54,7 @@ class RedisWorkerBroker:
         self._streams: dict[str, RequestStream] = {}
         self._published: dict[str, Published] = {}
         self._registered = True
-        self._interrupted = False
-        self._resumed = asyncio.Event()
+        self._interrupted = asyncio.Event()
         self._rotation = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._home: asyncio.Task[None] | None = None
@@ -214,6 +213,9 @@ class RedisWorkerBroker:
 
     async def take(self, slots: int) -> list[Delivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
+        if self._interrupted.is_set():
+            self._interrupted.clear()
+            return []
         streams = [stream for stream in self._streams.values() if not stream.paused]
         if not streams or not self._blocking.connected:
             await self._pause_taking()
@@ -222,10 +224,6 @@ class RedisWorkerBroker:
             # COUNT is per stream: with fewer slots than streams they are served in turn.
             self._rotation = (self._rotation + slots) % len(streams)
             streams = (streams + streams)[self._rotation : self._rotation + slots]
-        if self._interrupted:
-            self._interrupted = False
-            self._resumed.clear()
-            return []
         command = (
             "XREADGROUP",
             "GROUP",
@@ -260,15 +258,14 @@ class RedisWorkerBroker:
 
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now. Cancelling it instead could orphan what was just delivered."""
-        self._interrupted = True
-        self._resumed.set()
+        self._interrupted.set()
         if self._blocking.server is not None and self._link.connected:
             self._link.send(("CLIENT", "UNBLOCK", self._blocking.server.client_id))
 
     async def _pause_taking(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RETRY):
-                await self._resumed.wait()
+                await self._interrupted.wait()
 
     def _deliveries(self, stream: RequestStream, entries: Any) -> list[Delivery]:
         deliveries: list[Delivery] = []

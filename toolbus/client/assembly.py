@@ -129,6 +129,7 @@ class Assembly:
             case "data":
                 self._data.append(frame.response or "")
             case "reset":
+                self._held, self._blobs_seen, self._run_text = None, 0, False
                 self._reset(events)
             case _:
                 pass
@@ -158,6 +159,10 @@ class Assembly:
         else:
             self._diverge(held, events)
 
+    def _own_text(self) -> str:
+        """What the current run said so far: held back, or compared and the same as what was delivered."""
+        return "".join(self.text if self._held is None else self._held)
+
     def _diverge(self, text: str, events: list[Event]) -> None:
         self._held = None
         blobs = self._blobs[: self._blobs_seen]
@@ -180,7 +185,7 @@ class Assembly:
             if self._blobs[index] == blob:
                 return
             self._blobs_seen = index
-            self._diverge("".join(self._held or ()), events)
+            self._diverge(self._own_text(), events)
             self._blobs_seen = index + 1
         self._blobs.append(blob)
         events.append(blob)
@@ -193,11 +198,9 @@ class Assembly:
             # A plain value is its own only piece of text.
             self._take_text(output, events)
             output = None
-        if self._held is not None and frame.error is None:
-            if self._length:
-                self._diverge("".join(self._held), events)
-            elif self._blobs_seen < len(self._blobs):
-                self._diverge("", events)
+        short = (self._held is not None and self._length) or self._blobs_seen < len(self._blobs)
+        if short and frame.error is None:
+            self._diverge(self._own_text(), events)
         self._held = None
         error, data = frame.error, frame.data
         if self._data:

@@ -209,7 +209,8 @@ def read_document() -> str:
     """A real document: this project's README, from the checkout or from the installed distribution."""
     checkout = Path(__file__).resolve().parents[2] / "README.md"
     text = checkout.read_text("utf-8") if checkout.is_file() else _long_description()
-    return text[:_LENGTH]
+    # A short one is read more than once: the stream must last long enough to be killed in its middle.
+    return (text * (_LENGTH // max(1, len(text)) + 1))[:_LENGTH]
 
 
 def _long_description() -> str:

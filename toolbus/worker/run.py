@@ -97,8 +97,10 @@ class Run:
                     id=request.id,
                     attempt=self.delivery.attempt,
                     worker=self._shelter.broker.instance,
-                ):
+                ) as span:
                     result = await self._handle()
+                    if span is not None and result.error is not None:
+                        span.fail(result.error)
             else:
                 result = await self._handle()
             self._answer(result)
