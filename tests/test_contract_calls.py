@@ -228,7 +228,7 @@ async def test_a_failure_is_a_value_and_the_worker_goes_on(place: Place, name: s
 async def test_plain_iteration_raises_for_a_failed_tool(place: Place) -> None:
     """A short answer can't pass for a whole one: iterating raises, events() does not."""
     async with place.serving(Failing) as bus:
-        with pytest.raises(ToolError, match="and then not"):
+        with pytest.raises(ToolError, match="and then not"):  # noqa: PT012 - a user's loop is what is tested
             async with bus.stream("partial") as call:
                 async for _ in call:
                     pass
@@ -240,15 +240,18 @@ async def test_bad_arguments_are_named_before_anything_is_published(place: Place
     """A wrong or missing argument names its place, and no worker hears of it."""
     async with place.serving(coroutine) as bus:
         before = bus.statistics()["published"]
+        large = await bus.call("coroutine", {"text": "x" * 300_000})
         wrong = await bus.call("coroutine", {"text": 3})
         missing = await bus.call("coroutine")
         listed = await bus.call("coroutine", ["text"])  # type: ignore[arg-type]
         assert bus.statistics()["published"] == before
-    for result in (wrong, missing, listed):
+    for result in (wrong, missing, listed, large):
         assert result.error is not None
         assert result.error.type == "invalid_arguments"
     assert wrong.error is not None
     assert "$.text" in wrong.error.message
+    assert large.error is not None
+    assert "over the limit" in large.error.message
 
 
 async def test_an_unknown_tool_is_named_with_its_neighbours(place: Place) -> None:

@@ -95,7 +95,7 @@ async def test_hot_plug_and_clean_stop(place: Place) -> None:
 
         async def follow() -> None:
             async for change in bus.tools.changes():
-                changes.append((change.kind, change.name))
+                changes.append((change.kind, change.name))  # noqa: PERF401 - looked at while it grows
 
         following = asyncio.create_task(follow())
         await asyncio.sleep(0)

@@ -6,7 +6,6 @@ import contextlib
 import json
 from typing import Any, get_args
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -150,6 +150,17 @@ def encode(message: object) -> bytes:
         raise EnvelopeError(f"not expressible in JSON: {error}") from None
 
 
+def encode_request(request: Request, *, limit: int) -> bytes:
+    """Encode a request of at most ``limit`` bytes.
+
+    :raises EnvelopeError: it is too large, or a value in it can't be expressed in JSON.
+    """
+    document = encode(request)
+    if len(document) > limit:
+        raise EnvelopeError(f"request of {len(document)} bytes is over the limit of {limit}")
+    return document
+
+
 def decode_request(payload: bytes, *, limit: int) -> Request:
     """Decode a request of at most ``limit`` bytes.
 

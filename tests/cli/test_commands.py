@@ -328,7 +328,7 @@ def test_dev_starts_a_server_and_workers_and_stops_all(tmp_path: Path) -> None:
     try:
         dev = shell.start("dev")
         assert dev.stdout is not None
-        introduction = "".join(iter(lambda: dev.stdout.readline(), "Ctrl-C stops everything.\n"))  # type: ignore[union-attr]
+        introduction = "".join(iter(dev.stdout.readline, "Ctrl-C stops everything.\n"))
         assert "toolbus call calculator" in introduction
         assert shell.run("call", "calculator", "expression=6*7").stdout == "42\n"
         dev.terminate()

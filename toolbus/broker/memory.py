@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from toolbus import telemetry
 from toolbus.broker.protocols import AgentListener, Delivery, ServiceRecord, Verdict, WorkerListener
 from toolbus.descriptors import Publication
-from toolbus.envelope import Request, decode_frames, decode_request, encode, join_frames, new_id, new_run
+from toolbus.envelope import Request, decode_frames, decode_request, encode, encode_request, join_frames, new_id, new_run
 from toolbus.results import BrokerUnavailable, EnvelopeError, RegistrationRefused
 from toolbus.settings import Settings
 
@@ -117,7 +117,7 @@ class MemoryAgentBroker:
 
     def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
         """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded."""
-        document = encode(request)
+        document = encode_request(request, limit=self._settings.max_request)
         self._published += 1
         asyncio.get_running_loop().call_soon(self._publish, request, document, queue, limit, on_verdict)
 

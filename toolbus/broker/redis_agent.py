@@ -16,7 +16,7 @@ from toolbus.broker.link import Link, ReplyError
 from toolbus.broker.protocols import AgentListener, Verdict
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.broker.registry import Registry, RegistryFollower
-from toolbus.envelope import Request, decode_frames, encode, new_id
+from toolbus.envelope import Request, decode_frames, encode_request, new_id
 from toolbus.results import BrokerError, BrokerUnavailable
 from toolbus.settings import Settings
 
@@ -115,8 +115,9 @@ class RedisAgentBroker:
     # -- calls ------------------------------------------------------------------------------------
 
     def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
-        """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded."""
-        self._publisher.publish(Publish(queue, limit, int(request.timeout * 1000), encode(request), on_verdict))
+        """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded or is too large."""
+        document = encode_request(request, limit=self._settings.max_request)
+        self._publisher.publish(Publish(queue, limit, int(request.timeout * 1000), document, on_verdict))
 
     def cancel(self, request: Request, queue: str, entry: str) -> None:
         """Remove a queued call, or tell the worker that runs it."""

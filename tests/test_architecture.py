@@ -1,0 +1,56 @@
+"""Imports run downwards, and only the broker speaks Redis."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import toolbus
+
+PACKAGE = Path(toolbus.__path__[0])
+# What each folder may not import, beside redis outside of broker.
+FORBIDDEN = {
+    "broker": ("client", "worker", "cli", "demo", "sync"),
+    "client": ("worker", "cli", "demo", "sync"),
+    "worker": ("client", "cli", "demo", "sync"),
+    "schema": ("broker", "client", "worker", "cli", "demo", "sync"),
+    "": ("cli", "demo"),
+}
+LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry")
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules a file imports when it is loaded."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_imports_run_downwards() -> None:
+    """No folder imports one above it, and worker and client do not import each other."""
+    for path in PACKAGE.rglob("*.py"):
+        relative = path.relative_to(PACKAGE)
+        folder = relative.parts[0] if len(relative.parts) > 1 else ""
+        for name in imports_of(path) if relative.name != "__main__.py" else ():
+            for above in FORBIDDEN.get(folder, ()):
+                assert not f"{name}.".startswith(f"toolbus.{above}."), f"{relative} imports {name}"
+
+
+def test_the_lowest_modules_know_nothing_above_them() -> None:
+    """Results, envelope, descriptors and settings import only each other."""
+    for name in LOWEST:
+        for imported in imports_of(PACKAGE / f"{name}.py"):
+            parts = imported.split(".")
+            if parts[0] == "toolbus" and len(parts) > 1:
+                assert parts[1] in LOWEST, f"{name} imports {imported}"
+
+
+def test_only_the_broker_speaks_redis() -> None:
+    """redis and hiredis are imported in toolbus/broker and nowhere else."""
+    for path in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workers").rglob("*.py")]:
+        if "broker" not in path.relative_to(PACKAGE.parent).parts:
+            assert not {name.partition(".")[0] for name in imports_of(path)} & {"redis", "hiredis"}, path

@@ -1,0 +1,89 @@
+"""The documents say what the code says: settings, events, metrics, keys, links and examples."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolbus import telemetry
+from toolbus.broker.keys import Keys
+from toolbus.results import ERROR_TYPES
+from toolbus.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def read(name: str) -> str:
+    """A page's text."""
+    return (ROOT / name).read_text("utf-8")
+
+
+def blocks(name: str) -> list[str]:
+    """A page's Python examples."""
+    return re.findall(r"```python\n(.*?)```", read(name), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Links within the repository name files that exist."""
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_settings_table_is_complete() -> None:
+    """Each setting stands in the operations guide with its variable and default."""
+    page = read("docs/guides/operations.md")
+    for name in Settings.__struct_fields__:
+        default = getattr(Settings(), name)
+        assert f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |" in page
+
+
+def test_events_and_metrics_are_listed() -> None:
+    """Each log event and metric stands in the telemetry guide."""
+    page = read("docs/guides/telemetry.md")
+    for name in [*telemetry.EVENTS, *telemetry.METRICS]:
+        assert f"| `{name}` |" in page
+
+
+def test_the_protocol_page_knows_every_key_and_error() -> None:
+    """Key names and error types of the protocol page are those of the code."""
+    page = read("docs/protocol.md")
+    keys = Keys("n")
+    made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused]
+    made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.scan, keys.replies)]
+    made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
+    for key in made:
+        assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
+    for kind in ERROR_TYPES:
+        assert f"`{kind}`" in page
+
+
+def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """The tool, the agent and the service of the README work as they stand there."""
+    tools, agent, service = blocks("README.md")
+    (tmp_path / "jokes.py").write_text(tools)
+    (tmp_path / "service.py").write_text(service)
+    (tmp_path / "agent.py").write_text(
+        agent.replace("redis://localhost:6379", valkey_server).replace(f'"{valkey_server}"', f'"{valkey_server}", namespace="{namespace}"')
+    )
+    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    worker = subprocess.Popen([*base, "worker", "jokes.py", "service.py"], cwd=tmp_path)
+    try:
+        told = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert told.stdout == "Here is one about cats: …\nHere is one about dogs: … 1\n", told.stderr
+        pun = subprocess.run(
+            [*base, "call", "tell-pun", "topic=tea", "--user", "al", "--wait", "10"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert pun.stdout == "Hey al! Here is a pun about tea: …\n", pun.stderr
+    finally:
+        worker.terminate()
+        assert worker.wait(15) == 0
