@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +13,7 @@ import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from tests.servers import eventually
 from toolbus import ConfigurationError, Finished, Settings, Text, ToolError, Worker, tool
 from toolbus.sync import ToolBus
 
@@ -99,3 +103,64 @@ def test_a_closed_bus_says_so() -> None:
     bus.close()
     with pytest.raises(ConfigurationError, match="not open"):
         view.call("x")
+
+
+def test_an_open_bus_is_opened_once(bus: ToolBus) -> None:
+    """Opening an open bus, from several threads at once, changes nothing."""
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(bus.open) for _ in range(8)]:
+            done.result()
+    assert bus.call("repeat", {"text": "a"}).success
+
+
+def test_closing_ends_what_other_threads_wait_for(bus: ToolBus) -> None:
+    """Calls and waits in other threads end when the bus is closed, and using a call of it afterwards is a clear error."""
+    with ThreadPoolExecutor(3) as pool, bus.stream("hang") as call:
+        calling = pool.submit(bus.call, "hang")
+        waiting = pool.submit(bus.wait_for_tool, "nobody", 60.0)
+        queued = pool.submit(bus.call, "nobody", wait=60.0)
+        anyio.run(eventually, lambda: bus.statistics()["in_flight"] == 2)
+        bus.close()
+        for ended in (calling, queued):
+            error = ended.result(10).error
+            assert error is not None
+            assert error.type == "cancelled"
+        with pytest.raises(ConfigurationError, match="not open"):
+            waiting.result(10)
+    assert call.done
+    with pytest.raises(ConfigurationError, match="not open"):
+        call.result()
+    with pytest.raises(ConfigurationError, match="not open"):
+        list(call)
+
+
+def test_an_interrupted_wait_cancels_its_call(bus: ToolBus) -> None:
+    """Ctrl-C while a result is waited for raises here and ends the call there."""
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        bus.call("hang")
+    anyio.run(eventually, lambda: bus.statistics()["in_flight"] == 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_use_after_fork_is_a_clear_error(bus: ToolBus) -> None:
+    """A forked child has no thread of the bus: it is told so instead of waiting for ever."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            bus.call("repeat", {"text": "a"})
+        except ConfigurationError as error:
+            code = 0 if "fork" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert bus.call("repeat", {"text": "a"}).success
+
+
+def test_the_lower_tier_streams(bus: ToolBus) -> None:
+    """service(id).stream is there, and an unknown service is a failure like any other."""
+    with pytest.raises(ToolError, match="nowhere"), bus.service("nowhere").stream("al", {}, {}) as call:
+        list(call)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -17,6 +19,32 @@ from toolbus.options import CallOptions, ServiceCallOptions
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
 
+T = TypeVar("T")
+
+_CLOSED = "the bus is not open: use `with ToolBus(...) as bus`, or `bus.open()`"
+
+
+@overload
+def _run(portal: BlockingPortal, function: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+@overload
+def _run(portal: BlockingPortal, function: Callable[[], T]) -> T: ...
+def _run(portal: BlockingPortal, function: Callable[[], Any]) -> Any:
+    """Run a function in the bus's event loop and wait for it; Ctrl-C here cancels it there.
+
+    :raises ConfigurationError: the bus was closed.
+    """
+    try:
+        future = portal.start_task_soon(function)
+    except RuntimeError as error:
+        if "not running" in str(error):
+            raise ConfigurationError(_CLOSED) from None
+        raise
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
 
 class Call:
     """One call, read synchronously; see ``toolbus.Call``."""
@@ -24,7 +52,7 @@ class Call:
     def __init__(self, portal: BlockingPortal, make: Callable[[], AsyncCall]) -> None:
         self._portal = portal
         # A call belongs to the event loop, so it is made there.
-        self._call: AsyncCall = portal.call(make)
+        self._call: AsyncCall = _run(portal, make)
 
     @property
     def id(self) -> str:
@@ -37,11 +65,11 @@ class Call:
         return self._call.done
 
     def __enter__(self) -> Self:
-        self._portal.call(self._call.__aenter__)
+        _run(self._portal, self._call.__aenter__)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._portal.call(self._call.__aexit__, None, None, None)
+        self.cancel()
 
     def __iter__(self) -> Iterator[str]:
         yield from self._iterate(self._call)
@@ -52,11 +80,13 @@ class Call:
 
     def result(self) -> ToolResult:
         """The one result; what is still to come is drained."""
-        return self._portal.call(self._call.result)
+        return _run(self._portal, self._call.result)
 
     def cancel(self) -> None:
         """End the call now; the handler is told."""
-        self._portal.call(self._call.cancel)
+        # Closing the bus ended its calls, so there is nothing to ask of a closed one.
+        if not self._call.done:
+            _run(self._portal, self._call.cancel)
 
     def _iterate(self, items: Any) -> Iterator[Any]:
         iterator: AsyncIterator[Any] = aiter(items)
@@ -68,7 +98,7 @@ class Call:
                 return False, None
 
         while True:
-            more, item = self._portal.call(following)
+            more, item = _run(self._portal, following)
             if not more:
                 return
             yield item
@@ -88,7 +118,7 @@ class _View:
 
     def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call a tool and wait for its result; see ``toolbus.ToolBus.call``."""
-        return self._portal_or_fail().call(lambda: self._view.call(tool, arguments, **options))
+        return _run(self._portal_or_fail(), lambda: self._view.call(tool, arguments, **options))
 
     def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
         """A call to be entered with ``with`` and read as it is produced; see ``toolbus.ToolBus.stream``."""
@@ -116,7 +146,11 @@ class Service:
 
     def call(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> ToolResult:
         """Call the service; ``str()`` of the result is the observation."""
-        return self._portal().call(lambda: self._view.call(user, config, arguments, **options))
+        return _run(self._portal(), lambda: self._view.call(user, config, arguments, **options))
+
+    def stream(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> Call:
+        """Call the service and read its answer as it is produced."""
+        return Call(self._portal(), lambda: self._view.stream(user, config, arguments, **options))
 
 
 class ToolBus(_View):
@@ -129,6 +163,8 @@ class ToolBus(_View):
         self._settings = Settings.load(base=settings, url=url, namespace=namespace)
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
+        self._lock = threading.Lock()
+        self._process = 0
         self._bus: aio.ToolBus
 
     def __enter__(self) -> Self:
@@ -140,9 +176,10 @@ class ToolBus(_View):
 
     def open(self) -> None:
         """Start the thread, connect, and load the registry's snapshot; opening an open bus does nothing."""
-        if self._portal is not None:
-            return
-        with ExitStack() as stack:
+        with self._lock, ExitStack() as stack:
+            if self._portal is not None:
+                self._portal_or_fail()
+                return
             portal = stack.enter_context(start_blocking_portal("asyncio"))
 
             async def opened() -> aio.ToolBus:
@@ -153,38 +190,44 @@ class ToolBus(_View):
             self._bus = self._view = portal.call(opened)
             stack.callback(lambda: portal.call(self._bus.aclose))
             self._stack = stack.pop_all()
+            self._process = os.getpid()
             self._portal = portal
 
     def close(self) -> None:
         """End every running call as cancelled, disconnect, and stop the thread; closing a closed bus does nothing."""
-        self._portal = None
-        self._stack.close()
+        with self._lock:
+            if self._portal is not None:
+                self._portal_or_fail()
+            self._portal = None
+            self._stack.close()
 
     @property
     def tools(self) -> Mapping[str, Tool]:
         """The tools as they are now, by name, sorted."""
-        return self._portal_or_fail().call(lambda: dict(self._bus.tools))
+        return _run(self._portal_or_fail(), lambda: dict(self._bus.tools))
 
     def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
         """Wait until a tool can be called.
 
         :raises TimeoutError: it could not within ``timeout`` seconds.
         """
-        return self._portal_or_fail().call(self._bus.wait_for_tool, name, timeout)
+        return _run(self._portal_or_fail(), lambda: self._bus.wait_for_tool(name, timeout))
 
     def put(self, key: str, document: bytes) -> None:
         """Store a static descriptor; see ``toolbus.ToolBus.put``."""
-        self._portal_or_fail().call(self._bus.put, key, document)
+        _run(self._portal_or_fail(), lambda: self._bus.put(key, document))
 
     def delete(self, key: str) -> bool:
         """Delete a static descriptor; False when there was none."""
-        return self._portal_or_fail().call(self._bus.delete, key)
+        return _run(self._portal_or_fail(), lambda: self._bus.delete(key))
 
     def statistics(self) -> dict[str, int]:
         """Counts: calls in flight, tools known, and the broker's own."""
-        return self._portal_or_fail().call(self._bus.statistics)
+        return _run(self._portal_or_fail(), self._bus.statistics)
 
     def _portal_or_fail(self) -> BlockingPortal:
         if self._portal is None:
-            raise ConfigurationError("the bus is not open: use `with ToolBus(...) as bus`, or `bus.open()`")
+            raise ConfigurationError(_CLOSED)
+        if self._process != os.getpid():
+            raise ConfigurationError("this bus was opened before a fork; open one of its own in each process")
         return self._portal

@@ -61,6 +61,7 @@ EVENTS: Mapping[str, str] = {
     "requests.group_missing": "a request stream or its group is gone; the service registers again",
     "requests.recovered": "requests of a worker that died were taken over",
     "requests.take_failed": "requests could not be taken; it is tried again",
+    "server.evicts": "the server may evict keys when its memory is full; an evicted key is a lost call",
     "service.cleanup_failed": "a service's cleanup() raised; the traceback follows",
     "run.bug": "a bug: running a handler raised outside of the handler",
     "service.paused": "the service takes no more requests until it is resumed",

@@ -223,6 +223,14 @@ def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> 
     eventually_sync(lambda: shell.json("services") == [])
 
 
+def test_reload_serves_what_the_file_says_now(shell: Shell) -> None:
+    """With --reload a changed tool file is served without anybody restarting the worker."""
+    shell.start("worker", "loud.py", "--reload")
+    assert shell.run("call", "shout", "text=a", "--wait", "20").stdout == "A!\n"
+    (shell.folder / "loud.py").write_text(TOOLS.replace('"!"', '"?"'))
+    eventually_sync(lambda: shell.run("call", "shout", "text=a", "--wait", "5").stdout == "A?\n")
+
+
 def test_health_is_told_by_file_and_port(shell: Shell) -> None:
     """The file is fresh and the port answers while the worker serves; the file goes when it stops."""
     port = free_port()

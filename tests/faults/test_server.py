@@ -12,7 +12,7 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import BrokerError, BrokerUnavailable, ConfigurationError, Settings, ToolBus, Worker, tool
+from toolbus import BrokerError, BrokerUnavailable, ConfigurationError, Settings, ToolBus, UnsupportedServer, Worker, tool
 from toolbus.broker.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -215,6 +215,38 @@ async def test_wrong_addresses_and_passwords_are_one_clear_line(fresh_server: Fr
         await ToolBus("http://127.0.0.1").open()
     async with ToolBus(f"redis://:right@127.0.0.1:{server.port}") as bus:
         assert list(bus.tools) == []
+
+
+async def test_an_evicting_server_is_warned_of(fresh_server: FreshServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that starts against a server that may evict keys says so, and what to set."""
+    server = fresh_server(config={"maxmemory-policy": "allkeys-lru"})
+    async with Worker([echo], settings=Settings.load({}, url=server.url)):
+        assert "noeviction" in caplog.text
+
+
+async def test_an_old_server_is_refused_by_its_version() -> None:
+    """A server before Redis 7.0 is named with its version and what is needed."""
+
+    left = asyncio.Event()
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = b"# Server\r\nredis_version:6.2.14\r\nrun_id:x\r\n"
+        answers = {b"HELLO": b"%1\r\n$5\r\nproto\r\n:3\r\n", b"INFO": b"$%d\r\n%b\r\n" % (len(info), info)}
+        while head := await reader.readline():
+            words = []
+            for _ in range(int(head[1:])):
+                size = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(size + 2))[:-2])
+            writer.write(answers.get(words[0].upper(), b"+OK\r\n"))
+        writer.close()
+        await writer.wait_closed()
+        left.set()
+
+    async with await asyncio.start_server(pretend, "127.0.0.1", 0) as old:
+        port = old.sockets[0].getsockname()[1]
+        with pytest.raises(UnsupportedServer, match=r"6\.2\.14.*Redis 7\.0"):
+            await ToolBus(f"redis://127.0.0.1:{port}").open()
+        await asyncio.wait_for(left.wait(), 5)
 
 
 async def test_the_last_clean_stop_leaves_no_stream_behind(redis_place: Place) -> None:

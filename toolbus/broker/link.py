@@ -306,8 +306,13 @@ class Link(asyncio.Protocol):
         while not self._closing:
             try:
                 await self.connect()
-            except BrokerError as error:
-                telemetry.log.warning("link.reconnect_failed", server=self._connector.display, error=str(error), retry_in=round(delay, 2))
+            except Exception as error:  # noqa: BLE001 - whatever went wrong, the link must come back
+                telemetry.log.warning(
+                    "link.reconnect_failed",
+                    server=self._connector.display,
+                    error=str(error) or type(error).__name__,
+                    retry_in=round(delay, 2),
+                )
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 delay = min(delay * 2, _BACKOFF_MOST)
             else:

@@ -124,6 +124,7 @@ class RedisWorkerBroker:
             await self._link.connect()
             await self._blocking.connect()
             await self._tell_time()
+            await self._warn_of_eviction()
         except BaseException:
             self._link.close()
             self._blocking.close()
@@ -375,6 +376,18 @@ class RedisWorkerBroker:
         asked = time.monotonic()
         seconds, micros = await self._link.execute("TIME", repeatable=True)
         self._clock.observe(int(seconds) * 1000 + int(micros) / 1000, asked, time.monotonic())
+
+    async def _warn_of_eviction(self) -> None:
+        try:
+            info = await self._link.execute("INFO", "memory", repeatable=True)
+        except ReplyError:
+            # Not permitted to look: `toolbus doctor`, run by an operator, is.
+            return
+        text = info.decode("utf-8", "replace") if isinstance(info, bytes) else str(info)
+        found = re.search(r"maxmemory_policy:(\S+)", text)
+        if found and found[1] != "noeviction":
+            advice = "an evicted key is a lost call; set maxmemory-policy noeviction"
+            telemetry.log.warning("server.evicts", server=self._connector.display, policy=found[1], advice=advice)
 
     async def _mirror_cancelled(self, stream: RequestStream) -> None:
         try:

@@ -116,6 +116,7 @@ class ToolBus(BusView):
         self._broker: AgentBroker | None = None
         self._catalogue: Catalogue | None = None
         self._calls: dict[str, Call] = {}
+        self._waiting: set[Call] = set()
         self._forks = _forks[0]
         self._lock = asyncio.Lock()
 
@@ -154,7 +155,7 @@ class ToolBus(BusView):
             if broker is None:
                 return
             self._check()
-            for call in list(self._calls.values()):
+            for call in [*self._calls.values(), *self._waiting]:
                 call.complete_with(ErrorInfo("cancelled", message="the bus was closed"))
             self._broker = None
             if self._catalogue is not None:
@@ -192,13 +193,16 @@ class ToolBus(BusView):
         """Wait until a tool can be called.
 
         :raises TimeoutError: it could not within ``timeout`` seconds.
+        :raises ConfigurationError: the bus is not open, or was closed meanwhile.
         """
+        self._check()
         catalogue = self._known()
         try:
             async with asyncio.timeout(timeout):
-                await catalogue.wait(lambda: name in catalogue.tools and catalogue.tools[name].available)
+                await catalogue.wait(lambda: self._broker is None or (name in catalogue.tools and catalogue.tools[name].available))
         except TimeoutError:
             raise TimeoutError(f"no live worker offered the tool {name!r} within {timeout:g} s") from None
+        self._opened()
         return catalogue.tools[name]
 
     async def put(self, key: str, document: bytes) -> None:
@@ -206,10 +210,12 @@ class ToolBus(BusView):
 
         :raises RegistrationRefused: a service publishes that name.
         """
+        self._check()
         await self._opened().put_item(key, document)
 
     async def delete(self, key: str) -> bool:
         """Delete a static descriptor; False when there was none."""
+        self._check()
         return await self._opened().delete_item(key)
 
     def statistics(self) -> dict[str, int]:
@@ -241,19 +247,21 @@ class ToolBus(BusView):
     # -- Desk, for calls --------------------------------------------------------------------------
 
     def launch(self, call: Call) -> Coroutine[Any, Any, None] | None:
-        """Resolve, check and publish; returns what is to be awaited when that fails at first."""
+        """Resolve, check and publish; returns what is to be awaited when the call waits for a worker."""
         problem = self._try(call)
-        return None if problem is None else self._relaunch(call, problem)
-
-    async def _relaunch(self, call: Call, problem: ErrorInfo | None) -> None:
-        if problem is not None and problem.type in _MAY_APPEAR and call.options.get("wait"):
-            problem = await self._wait(call)
-        if problem is not None:
+        if problem is None:
+            return None
+        wait = call.options.get("wait")
+        if not wait or problem.type not in _MAY_APPEAR:
             call.complete_with(problem)
+            return None
+        return self._wait(call, self._timeout(call.options, 0.0) if wait is True else _seconds(wait, "wait"))
 
     def withdraw(self, call: Call) -> None:
         """Tell the broker that nobody waits for the call any more."""
         call.withdrawn = True
+        if call in self._waiting and self._catalogue is not None:
+            self._catalogue.wake()
         if call.entry and call.request is not None and self._broker is not None:
             self._broker.cancel(call.request, call.queue, call.entry)
 
@@ -270,6 +278,9 @@ class ToolBus(BusView):
         if isinstance(found, ErrorInfo):
             return found
         options = call.options
+        idle = options.get("idle_timeout")
+        if idle is not None:
+            call.idle_timeout = _seconds(idle, "idle_timeout")
         request = Request(
             call.id,
             self._agent,
@@ -324,17 +335,13 @@ class ToolBus(BusView):
         self._calls[call.id] = call
         now = time.monotonic()
         call.slot = self._deadlines.add(now + request.timeout, call.id, call.expire)
-        idle = call.options.get("idle_timeout")
-        if idle is not None:
-            call.idle_timeout = _seconds(idle, "idle_timeout")
+        if call.idle_timeout:
             call.last_heard = now
             self._watch_idle(call)
         return None
 
-    async def _wait(self, call: Call) -> ErrorInfo | None:
-        """Try again at each change of the registry, as long as the caller waits."""
-        wait = call.options["wait"]
-        limit = self._timeout(call.options, 0.0) if wait is True else _seconds(wait, "wait")
+    async def _wait(self, call: Call, limit: float) -> None:
+        """Try again at each change of the registry, for ``limit`` seconds or until the call is ended."""
         problem: ErrorInfo | None = None
 
         def ready() -> bool:
@@ -342,12 +349,16 @@ class ToolBus(BusView):
             problem = None if call.done else self._try(call)
             return problem is None or problem.type not in _MAY_APPEAR
 
+        self._waiting.add(call)
         try:
             async with asyncio.timeout(limit):
                 await self._known().wait(ready)
         except TimeoutError:
             pass
-        return problem
+        finally:
+            self._waiting.discard(call)
+        if problem is not None:
+            call.complete_with(problem)
 
     def _timeout(self, options: Mapping[str, Any], usual: float) -> float:
         given = options.get("timeout")

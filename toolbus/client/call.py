@@ -31,7 +31,10 @@ class Desk(Protocol):
     """What a call needs of the bus that made it."""
 
     def launch(self, call: Call) -> Coroutine[Any, Any, None] | None:
-        """Resolve, check and publish; returns what is to be awaited when that fails at first."""
+        """Resolve, check and publish; returns what is to be awaited when the call waits for a worker.
+
+        :raises ConfigurationError: an option is wrong; nothing was published.
+        """
 
     def withdraw(self, call: Call) -> None:
         """Tell the broker that nobody waits for the call any more."""
@@ -109,25 +112,18 @@ class Call:
     async def events(self) -> AsyncIterator[Event]:
         """Everything that happens, in order; the last event is ``Finished``.
 
-        :raises RuntimeError: somebody else iterates over this call.
+        :raises RuntimeError: somebody else waits for this call's events.
         """
-        if self._iterating:
-            raise RuntimeError("this call is already being iterated over")
-        self._iterating = True
-        try:
-            await self._launch()
-            while True:
-                while self._events:
-                    event = self._events.popleft()
-                    self._buffered -= _size(event)
-                    yield event
-                    if isinstance(event, Finished):
-                        return
-                if self._result is not None:
-                    return
-                await self._arrival()
-        finally:
-            self._iterating = False
+        await self._launch()
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                self._buffered -= _size(event)
+                yield event
+            if self._result is not None:
+                yield Finished(self._result)
+                return
+            await self._arrival()
 
     async def result(self) -> ToolResult:
         """The one result; what is still to come is drained. A cancelled wait cancels the call."""
@@ -136,9 +132,9 @@ class Call:
         self.streaming = False
         self._events.clear()
         self._wake()
-        if not self._launched:
-            await self._launch()
         try:
+            if not self._launched:
+                await self._launch()
             return await asyncio.shield(self._done) if self._iterating else await self._done
         except asyncio.CancelledError:
             self.cancel()
@@ -196,8 +192,6 @@ class Call:
         result = ToolResult(result.success, result.output, result.data, result.error, result.content, meta)
         self._result = result
         self._desk.forget(self)
-        if self.streaming:
-            self._events.append(Finished(result))
         self._wake()
         if not self._done.done():
             self._done.set_result(result)
@@ -210,16 +204,23 @@ class Call:
 
     async def _launch(self) -> None:
         if not self._launched:
-            self._launched = True
+            # Wrong options raise here, and again at the next use: the call was not launched.
             trouble = self._desk.launch(self)
+            self._launched = True
             if trouble is not None:
                 await trouble
 
     async def _arrival(self) -> None:
         if self._arrived is None:
             self._arrived = asyncio.Event()
+        if self._iterating:
+            raise RuntimeError("somebody else waits for this call's events")
+        self._iterating = True
         self._arrived.clear()
-        await self._arrived.wait()
+        try:
+            await self._arrived.wait()
+        finally:
+            self._iterating = False
 
     def _wake(self) -> None:
         if self._arrived is not None:

@@ -255,8 +255,15 @@ class Catalogue:
         while not ready():
             await self._changed.wait()
 
+    def wake(self) -> None:
+        """Make everybody who waits look again."""
+        # Whoever waits now is woken; whoever comes later waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     def close(self) -> None:
-        """End every subscription."""
+        """End every subscription, and wake everybody who waits."""
+        self.wake()
         for subscription in self._subscriptions:
             subscription.close()
 
@@ -272,7 +279,7 @@ class Catalogue:
             self._take_item(key, document)
         for service in before | set(services) | set(self.static_services) | self._services_of_items():
             self._settle(service)
-        self._tell()
+        self.wake()
 
     def on_service(self, service: str, record: ServiceRecord | None) -> None:
         """Take in a service's change."""
@@ -281,7 +288,7 @@ class Catalogue:
         else:
             self.services[service] = record
         self._settle(service)
-        self._tell()
+        self.wake()
 
     def on_item(self, key: str, document: bytes | None) -> None:
         """Take in a static descriptor's change."""
@@ -290,7 +297,7 @@ class Catalogue:
         kind, _, name = key.partition("/")
         for service in before | self._services_of_items() | ({name} if kind == "tool-service" else set()):
             self._settle(service)
-        self._tell()
+        self.wake()
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -365,8 +372,3 @@ class Catalogue:
         change = ToolChange(kind, tool.name, tool)
         for subscription in self._subscriptions:
             subscription.put(change)
-
-    def _tell(self) -> None:
-        # Whoever waits now is woken; whoever comes later waits for the next change.
-        self._changed.set()
-        self._changed = asyncio.Event()

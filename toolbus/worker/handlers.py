@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 import inspect
 import sys
@@ -284,11 +285,17 @@ def owner_of(module: str, qualname: str) -> str:
     Never host, path or process: replicas on other machines must count as the same owner.
     """
     top = module.partition(".")[0]
-    distributions = importlib.metadata.packages_distributions().get(top, [])
+    distributions = _distributions().get(top, [])
     if distributions:
         return min(distributions)
     name = service_name(module)
     return f"{name}:{qualname}" if qualname else name
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    # Reads every installed distribution: tens of milliseconds, so once per process.
+    return importlib.metadata.packages_distributions()
 
 
 def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -38,13 +39,14 @@ class Invocation:
         deadline: monotonic seconds (``time.monotonic()``) at which the caller gives up.
     """
 
-    __slots__ = ("_host", "_loop", "_request", "_stopped", "attempt", "deadline")
+    __slots__ = ("_host", "_loop", "_nested", "_request", "_stopped", "attempt", "deadline")
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop, request: Request, *, attempt: int, deadline: float) -> None:
         self._host = host
         self._loop = loop
         self._request = request
         self._stopped: ErrorInfo | None = None
+        self._nested: set[concurrent.futures.Future[ToolResult]] | None = None
         self.attempt = attempt
         self.deadline = deadline
 
@@ -125,15 +127,30 @@ class Invocation:
     def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """``call`` for handlers that run in a thread.
 
+        :raises CallCancelled: nobody waits for this call any more; the nested call is cancelled with it.
         :raises RuntimeError: called in the event loop's own thread, which it would block for good.
         """
         if _in_loop(self._loop):
             raise RuntimeError("call_sync() would block the event loop; use `await invocation().call(...)`")
-        return asyncio.run_coroutine_threadsafe(self.call(tool, arguments, **options), self._loop).result()
+        self.check_cancelled()
+        if self._nested is None:
+            self._nested = set()
+        future = asyncio.run_coroutine_threadsafe(self.call(tool, arguments, **options), self._loop)
+        self._nested.add(future)
+        try:
+            if self._stopped is not None:
+                future.cancel()
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise CallCancelled(str(self._stopped or "the nested call was cancelled")) from None
+        finally:
+            self._nested.discard(future)
 
     def stop(self, reason: ErrorInfo) -> None:
         """Mark that nobody waits any more; the worker's business."""
         self._stopped = reason
+        for future in tuple(self._nested or ()):
+            future.cancel()
 
 
 _current: ContextVar[Invocation] = ContextVar("toolbus_invocation")

@@ -199,6 +199,9 @@ class Run:
         iterator: AsyncIterator[Any] = aiter(items)
         try:
             async for item in iterator:
+                if self._answered:
+                    # The generator swallowed its cancellation: it is closed, or it would hold its slot for good.
+                    raise asyncio.CancelledError
                 if result is not None:
                     raise ToolError("the handler yielded more after its ToolResult", code="bad_stream")
                 if type(item) is str:
@@ -253,13 +256,11 @@ class Run:
             self._send(frame)
 
     def _send_text(self, text: str) -> None:
-        if not self._answered and text:
+        if text:
             self._text = True
             self._send_pieces("text", text)
 
     def _send_item(self, item: object) -> None:
-        if self._answered:
-            return
         if isinstance(item, Progress):
             self.emit(item)
         elif isinstance(item, Blob):

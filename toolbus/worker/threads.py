@@ -85,7 +85,7 @@ class ThreadIteration:
                     self._loop.call_soon_threadsafe(self._arrived.set)
                 if len(self._items) >= _MOST_AHEAD:
                     self._room.clear()
-                    if len(self._items) >= _MOST_AHEAD:
+                    if len(self._items) >= _MOST_AHEAD and not self._stopped:
                         self._room.wait()
         finally:
             if inspect.isgenerator(self._iterator):

@@ -126,6 +126,7 @@ class Worker:
         if self._home is not None:
             raise ConfigurationError("this worker already serves")
         self._loop = asyncio.get_running_loop()
+        self._stopping = False
         self._wake = asyncio.Event()
         self._deadlines = Deadlines(self._loop)
         self._nested = NestedBus(self.settings)

@@ -1,0 +1,355 @@
+"""How handlers run and end, over every transport: the rarer kinds, threads, and handlers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import Blob, CallCancelled, Finished, Progress, Text, ToolError, ToolResult, ToolService, invocation, tool
+
+pytestmark = pytest.mark.anyio
+
+
+class Kinds(ToolService):
+    """Every shape that invoke may have is tried through subclasses of this."""
+
+    id = "kinds-of-invoke"
+    config_params = ("style",)
+    effect = "read"
+    tools = ({"name": "shaped", "description": "d", "style": "s", "arguments": []},)
+
+
+class Value(Kinds):
+    def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        return f"{user} {config['style']}"
+
+
+class Coroutine(Kinds):
+    async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        return f"{user} {config['style']}"
+
+
+class AsyncGenerator(Kinds):
+    async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        yield f"{user} "
+        yield config["style"]
+
+
+class Generator(Kinds):
+    def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        yield f"{user} "
+        yield config["style"]
+
+
+class ReturnsCoroutine(Kinds):
+    def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        async def later() -> str:
+            return f"{user} {config['style']}"
+
+        return later()
+
+
+class ReturnsGenerator(Kinds):
+    def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        return iter((f"{user} ", config["style"]))
+
+
+class ReturnsAsyncGenerator(Kinds):
+    def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        async def later() -> Any:
+            yield f"{user} "
+            yield config["style"]
+
+        return later()
+
+
+class TwoArgumentGenerator(Kinds):
+    async def invoke(self, config: dict[str, Any], arguments: dict[str, Any]) -> Any:  # type: ignore[override]
+        yield f"{invocation().user} "
+        yield config["style"]
+
+
+@pytest.mark.parametrize(
+    "service",
+    [Value, Coroutine, AsyncGenerator, Generator, ReturnsCoroutine, ReturnsGenerator, ReturnsAsyncGenerator, TwoArgumentGenerator],
+    ids=lambda service: service.__name__,
+)
+async def test_every_shape_of_invoke_answers(place: Place, service: type[Kinds]) -> None:
+    """A value, a coroutine, a generator of either colour, and what returns one of them, all answer the same."""
+    async with place.serving(service) as bus:
+        result = await bus.call("shaped", user="alice")
+    assert (result.success, result.output, result.error) == (True, "alice s", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "output", "data"),
+    [
+        (None, "", None),
+        ("", "", None),
+        (0, None, 0),
+        (False, None, False),
+        ([], None, []),
+        ({"a": [1, None]}, None, {"a": [1, None]}),
+        (1.5, None, 1.5),
+        ("é\u2028\x00" * 10, "é\u2028\x00" * 10, None),
+    ],
+)
+async def test_values_arrive_as_they_are(place: Place, value: Any, output: Any, data: Any) -> None:
+    """Text is output, everything else that JSON can say is data, and nothing is an empty text."""
+
+    @tool(service="values", effect="read", replace=True)
+    async def give() -> Any:
+        """Give the value."""
+        return value
+
+    async with place.serving(give) as bus:
+        result = await bus.call("give")
+    assert (result.success, result.output, result.data) == (True, output, data)
+
+
+async def test_a_megabyte_in_every_form(place: Place) -> None:
+    """Text, streamed text, data and blobs over the frame limit are split and joined without a byte's difference."""
+    text, blob = "ä€😀x" * 120_000, Blob("a/b", bytes(range(256)) * 4_096)
+
+    @tool(service="large", effect="read", replace=True)
+    async def streamed():
+        """Yield it at once, and more."""
+        yield text
+        yield blob
+        yield "end"
+        yield ToolResult(data=[text], output=text[:600_000])
+
+    async with place.serving(streamed) as bus, bus.stream("streamed") as call:
+        events = [event async for event in call.events()]
+    assert "".join(event.text for event in events if isinstance(event, Text)) == f"{text}end"
+    assert [event for event in events if isinstance(event, Blob)] == [blob]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.result.output, finished.result.data, finished.result.content) == (text[:600_000], [text], (blob,))
+
+
+async def test_an_encodable_item_that_is_not_text(place: Place) -> None:
+    """What a generator yields besides text arrives as JSON; what JSON can't say is the handler's failure."""
+
+    @tool(service="items", effect="read", replace=True)
+    async def items(bad: bool = False):
+        """Yield an object."""
+        yield {"a": 1}
+        if bad:
+            yield object()
+
+    async with place.serving(items) as bus:
+        assert (await bus.call("items")).output == '{"a":1}'
+        result = await bus.call("items", {"bad": True})
+    assert result.error is not None
+    assert (result.error.code, result.output) == ("unencodable_result", '{"a":1}')
+
+
+async def test_an_error_that_json_cannot_say(place: Place) -> None:
+    """A ToolError with details of no use to JSON still ends the call, with its type kept."""
+
+    @tool(service="items", effect="read", replace=True)
+    async def details() -> str:
+        """Fail with an object."""
+        raise ToolError("no", type="forbidden", details=object())
+
+    async with place.serving(details) as bus:
+        result = await bus.call("details")
+    assert result.error is not None
+    assert (result.error.type, result.error.code) == ("forbidden", "unencodable_error")
+
+
+async def test_a_handler_that_swallows_its_cancellation(place: Place) -> None:
+    """The caller gets its timeout although the handler goes on; its slot is free only when it ends, its answer is dropped."""
+    release, swallowed = asyncio.Event(), asyncio.Event()
+
+    @tool(service="stubborn", effect="read", replace=True)
+    async def stubborn() -> str:
+        """Ignore being cancelled."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            swallowed.set()
+            await release.wait()
+        return "too late"
+
+    async with place.worker(stubborn) as worker, place.bus() as bus:
+        result = await bus.call("stubborn", timeout=0.1)
+        assert result.error is not None
+        assert (result.error.type, result.output) == ("deadline_exceeded", None)
+        await asyncio.wait_for(swallowed.wait(), 5)
+        assert worker.statistics()["running"] == 1
+        release.set()
+        await eventually(lambda: worker.statistics()["running"] == 0)
+
+
+async def test_a_generator_that_swallows_its_cancellation(place: Place) -> None:
+    """An async generator that goes on yielding after its cancellation is closed, and the worker goes on."""
+
+    @tool(service="stubborn", effect="read", replace=True)
+    async def babble():
+        """Ignore being cancelled, once."""
+        while True:
+            try:
+                yield "more "
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                yield "never heard"
+
+    async with place.worker(babble) as worker, place.bus() as bus:
+        for _ in range(2):
+            result = await bus.call("babble", timeout=0.1)
+            assert result.error is not None
+            assert (result.error.type, result.output) == ("deadline_exceeded", "more ")
+        await eventually(lambda: worker.statistics()["running"] == 0)
+
+
+async def test_a_thread_keeps_its_slot_until_it_ends(place: Place) -> None:
+    """A plain handler can't be stopped: its caller is answered, and no other call takes its slot meanwhile."""
+    release, running = threading.Event(), 0
+    most = 0
+
+    @tool(service="threaded", effect="read", replace=True)
+    def busy(wait: bool) -> str:
+        """Block a thread."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if wait:
+            release.wait(10)
+        running -= 1
+        return "done"
+
+    async with place.worker(busy, concurrency=1) as worker, place.bus() as bus:
+        result = await bus.call("busy", {"wait": True}, timeout=0.1)
+        assert result.error is not None
+        assert result.error.type == "deadline_exceeded"
+        second = asyncio.create_task(bus.call("busy", {"wait": False}))
+        await eventually(lambda: bus.statistics()["published"] == 2)
+        assert worker.statistics()["free"] == 0
+        release.set()
+        assert (await second).output == "done"
+    assert most == 1
+
+
+async def test_a_plain_generator_ends_when_its_caller_leaves(place: Place) -> None:
+    """A generator in a thread is closed, with its finally, once nobody reads it."""
+    closed = threading.Event()
+
+    @tool(service="threaded", effect="read", replace=True)
+    def endless() -> Iterator[str]:
+        """Produce for ever."""
+        try:
+            while True:
+                yield "x"
+        finally:
+            closed.set()
+
+    async with place.worker(endless) as worker, place.bus() as bus:
+        async with bus.stream("endless") as call:
+            async for _ in call:
+                break
+        await eventually(closed.is_set)
+        await eventually(lambda: worker.statistics()["running"] == 0)
+
+
+async def test_progress_and_text_from_a_thread(place: Place) -> None:
+    """invocation() works in the worker's threads: progress reaches the caller, the call's fields are there."""
+
+    @tool(service="threaded", effect="read", replace=True)
+    def work() -> str:
+        """Tell how it goes."""
+        here = invocation()
+        for step in range(3):
+            here.progress(step, 3, here.user)
+        return f"{here.tool} {here.attempt} {here.remaining > 0}"
+
+    async with place.serving(work) as bus, bus.stream("work", user="alice") as call:
+        events = [event async for event in call.events()]
+    assert [event for event in events if isinstance(event, Progress)] == [Progress(step, 3, "alice") for step in range(3)]
+    assert (await call.result()).output == "work 1 True"
+
+
+@pytest.mark.parametrize("way", ["cancel", "deadline"])
+async def test_a_nested_call_from_a_thread_ends_with_its_caller(place: Place, way: str) -> None:
+    """A thread that waits for a nested call is released when nobody waits for it, and what it called is cancelled."""
+    running, stopped = asyncio.Event(), asyncio.Event()
+    told: list[BaseException] = []
+
+    @tool(service="inner-tests", effect="read", replace=True)
+    async def inner() -> str:
+        """Hang."""
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return ""
+
+    @tool(service="outer-tests", effect="read", replace=True)
+    def outer() -> str:
+        """Wait in a thread for another tool."""
+        try:
+            return invocation().call_sync("inner").output or ""
+        except BaseException as error:
+            told.append(error)
+            raise
+
+    async with place.worker(inner, outer) as worker, place.bus() as bus:
+        async with bus.stream("outer", timeout=30.0 if way == "cancel" else 0.4) as call:
+            await asyncio.wait_for(running.wait(), 5)
+            if way == "deadline":
+                assert not (await call.result()).success
+        await asyncio.wait_for(stopped.wait(), 5)
+        await eventually(lambda: worker.statistics()["running"] == 0)
+    # At the deadline the nested call's own may come first: then its failure is a value.
+    assert [type(error) for error in told] in ([CallCancelled], [] if way == "deadline" else [CallCancelled])
+
+
+async def test_call_sync_in_the_event_loop_is_refused(place: Place) -> None:
+    """A coroutine that would block its own loop is told what to use instead."""
+
+    @tool(service="outer-tests", effect="read", replace=True)
+    async def wrong() -> str:
+        """Block the loop."""
+        return invocation().call_sync("wrong").output or ""
+
+    async with place.serving(wrong) as bus:
+        result = await bus.call("wrong")
+    assert result.error is not None
+    assert "await" in result.error.message
+
+
+async def test_a_worker_may_serve_again(place: Place) -> None:
+    """A worker that has drained can be started once more; starting it twice is a clear error."""
+    worker = place.worker(Value)
+    for _ in range(2):
+        async with worker, place.bus() as bus:
+            await bus.wait_for_tool("shaped", timeout=5)
+            assert (await bus.call("shaped", user="al")).output == "al s"
+            with pytest.raises(Exception, match="already serves"):
+                await worker.__aenter__()
+        assert worker.statistics()["running"] == 0
+
+
+async def test_arguments_are_checked_again_in_the_worker(place: Place) -> None:
+    """The lower tier and static tools bypass the caller's check; a worker's own check names the place all the same."""
+
+    @tool(service="checked", effect="read", replace=True)
+    async def strict(n: int) -> int:
+        """Take a number."""
+        return n
+
+    async with place.serving(strict) as bus:
+        known = bus.tools["strict"]
+        object.__setattr__(known, "_checker", type("Lenient", (), {"check": staticmethod(lambda arguments: None)}))
+        result = await bus.call("strict", {"n": "three"})
+    assert result.error is not None
+    assert result.error.type == "invalid_arguments"
+    assert "$.n" in result.error.message
