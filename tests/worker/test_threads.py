@@ -87,8 +87,10 @@ async def test_stopping_closes_the_generator_in_its_thread(threads: Threads, ahe
 
 async def test_a_stop_is_never_missed(threads: Threads) -> None:
     """A stop that comes just as the thread is about to wait for room does not leave it waiting for ever."""
+    ready = threading.Event()
 
     def endless() -> Iterator[int]:
+        ready.wait(5)
         while True:
             yield 1
 
@@ -100,5 +102,6 @@ async def test_a_stop_is_never_missed(threads: Threads) -> None:
         clear()
 
     iteration._room.clear = stop_first  # type: ignore[method-assign]
+    ready.set()
     with pytest.raises(CallCancelled):
         await asyncio.wait_for(iteration.thread, 5)
