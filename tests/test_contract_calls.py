@@ -469,7 +469,8 @@ async def test_nested_calls_inherit_user_and_deadline(place: Place) -> None:
         for name in ("outer", "outer_thread"):
             assert (await bus.call(name, user="alice", session="s1", timeout=5.0)).output == "inside"
             assert (seen["user"], seen["session"]) == ("alice", "s1")
-            assert 0 < seen["left"] <= 5.0
+            # The worker knows the server's clock to within a round trip.
+            assert 0 < seen["left"] < 5.5
 
 
 async def test_cancelling_a_call_cancels_what_it_called(place: Place) -> None:
