@@ -227,6 +227,29 @@ async def test_draining_finishes_what_runs(place: Place) -> None:
         assert (await call).output == "finished"
 
 
+async def test_a_draining_worker_still_hears_of_cancellations(place: Place) -> None:
+    """A call that a draining worker runs is stopped when its caller cancels it, and the drain ends."""
+    running = asyncio.Event()
+
+    @tool(service="drain", effect="read", replace=True)
+    async def long() -> str:
+        """Run until cancelled."""
+        running.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with place.bus() as bus:
+        worker = place.worker(long, grace=30.0)
+        await worker.__aenter__()
+        await bus.wait_for_tool("long")
+        async with bus.stream("long") as call:
+            await running.wait()
+            draining = asyncio.create_task(worker.drain())
+            await eventually(lambda: "long" not in bus.tools)
+            call.cancel()
+            await asyncio.wait_for(draining, 5)
+
+
 async def test_startup_and_cleanup_run_once_each(place: Place) -> None:
     """A service's own hooks run around its life; a failing clean-up does not stop the others."""
     seen: list[str] = []

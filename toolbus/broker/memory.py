@@ -53,6 +53,7 @@ class _Hub:
         self.instances: dict[str, list[_Instance]] = {}
         self.items: dict[str, bytes] = {}
         self.agents: dict[str, MemoryAgentBroker] = {}
+        self.workers: set[MemoryWorkerBroker] = set()
         self.started: dict[str, str] = {}
         self.arrived = asyncio.Event()
         self.entries = itertools.count(1)
@@ -148,8 +149,9 @@ class MemoryAgentBroker:
             if waiting.id == entry:
                 target.waiting.remove(waiting)
                 return
-        for instance in self._hub.instances.get(request.service, ()):
-            instance.worker.listener.on_cancelled(request.id)
+        # Draining workers have left the registry, and still run what they took.
+        for worker in list(self._hub.workers):
+            worker.listener.on_cancelled(request.id)
 
     async def put_item(self, key: str, document: bytes) -> None:
         """Store a static descriptor."""
@@ -225,6 +227,7 @@ class MemoryWorkerBroker:
         """Join the hub of this event loop, URL and namespace."""
         self.listener = listener
         self._hub = _hub(self._settings)
+        self._hub.workers.add(self)
 
     async def register(self, publication: Publication) -> None:
         """Publish a service and its tools; raises RegistrationRefused when names belong to another owner."""
@@ -328,6 +331,7 @@ class MemoryWorkerBroker:
             delivery.queue.running -= 1
             delivery.queue.waiting.appendleft(entry._replace(attempt=entry.attempt + 1))
         self._held.clear()
+        self._hub.workers.discard(self)
         self._hub.arrived.set()
         for name in [publication.service.queue for publication in self._services.values()]:
             queue = self._hub.queues.get(name)
