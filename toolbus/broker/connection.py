@@ -79,11 +79,6 @@ class Connector:
                 await connection.disconnect(nowait=True)
                 raise
 
-    def client(self) -> aredis.Redis:
-        """A redis-py client for what is not hot."""
-        pool = aredis.ConnectionPool(connection_class=self._connection_class, max_connections=8, **self._options)
-        return aredis.Redis.from_pool(pool)
-
     def sync_client(self) -> redis.Redis:
         """A synchronous client, for the lease thread and for short commands of the CLI."""
         return redis.Redis.from_url(

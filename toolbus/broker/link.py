@@ -316,6 +316,7 @@ class Link(asyncio.Protocol):
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 delay = min(delay * 2, _BACKOFF_MOST)
             else:
+                telemetry.count("toolbus.reconnects")
                 telemetry.log.info("link.restored", server=self._connector.display)
                 return
 

@@ -420,6 +420,7 @@ class RedisWorkerBroker:
         deliveries = self._deliveries(stream, taken)
         if deliveries:
             self.recovered += len(deliveries)
+            telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
             telemetry.log.warning("requests.recovered", service=stream.service, calls=len(deliveries))
             self._listener.on_recovered(deliveries)
 

@@ -143,5 +143,7 @@ class RequestStream:
             self.held.pop(entry, None)
             if isinstance(reply, BrokerError):
                 telemetry.log.error("bury.refused", service=self.service, entry=entry.decode(), error=str(reply))
+            else:
+                telemetry.count("toolbus.dead_letters", messaging__destination__name=self.service)
 
         link.run(scripts.BURY, keys, args + limits, done, repeatable=True)

@@ -155,7 +155,9 @@ class Call:
                     # Ended here for a gap: the worker still runs.
                     self._desk.withdraw(self)
                 self._complete(event.result)
-            elif self.streaming:
+            elif type(event) is Reset:
+                telemetry.count("toolbus.resets")
+            if self.streaming and type(event) is not Finished:
                 self._buffered += _size(event)
                 self._events.append(event)
                 self._wake()
