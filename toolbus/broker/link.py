@@ -42,6 +42,7 @@ class Command(NamedTuple):
     packed: bytes
     on_reply: OnReply | None
     repeatable: bool
+    same_server: bool = False
 
 
 class LinkStatistics(NamedTuple):
@@ -61,7 +62,9 @@ class Link(asyncio.Protocol):
     their answers come back through callbacks in the same order. An error reply or a
     lost connection is passed to the callback as an exception value. A command that was
     sent with ``repeatable=True`` is written again after a reconnect, in order; one that
-    was not is answered with ``BrokerUnavailable``, because it may have been carried out.
+    was not is answered with ``BrokerUnavailable``, because it may have been carried out. With
+    ``same_server=True`` as well it is written again only to the process it was written to before:
+    another one (a restart, a failover) may have forgotten what the first one did.
 
     Args:
         connector: opens connections.
@@ -123,8 +126,10 @@ class Link(asyncio.Protocol):
         # What was written to the old connection and may be repeated goes first, then what never left.
         again = list(self._unanswered)
         self._unanswered.clear()
-        self._unsent[:0] = again
+        self._unsent[:0] = [command for command in again if not (restarted and command.same_server)]
         self._flush()
+        if restarted:
+            self._answer_lost([command for command in again if command.same_server], "the server is another process now")
         if self._on_up is not None:
             self._on_up(restarted)
 
@@ -152,7 +157,7 @@ class Link(asyncio.Protocol):
         self._unsent_bytes = 0
         self._answer_lost(waiting, "the connection was closed")
 
-    def send(self, args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False) -> None:
+    def send(self, args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False, same_server: bool = False) -> None:
         """Queue a command for the end of this tick. Never waits, never raises for the server's sake."""
         packed = _pack(args)
         self._unsent_bytes += len(packed)
@@ -161,23 +166,30 @@ class Link(asyncio.Protocol):
             reason = "the connection was closed" if self._closing else "the connection does not take more and its buffer is full"
             self._answer_lost([Command(packed, on_reply, False)], reason)
             return
-        self._unsent.append(Command(packed, on_reply, repeatable))
+        self._unsent.append(Command(packed, on_reply, repeatable, same_server))
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
     def run(
-        self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False
+        self,
+        script: Script,
+        keys: tuple[Any, ...],
+        args: tuple[Any, ...],
+        on_reply: OnReply | None = None,
+        *,
+        repeatable: bool = False,
+        same_server: bool = False,
     ) -> None:
         """Queue a script; a server that forgot it gets it again."""
 
         def check(reply: Reply) -> None:
             if isinstance(reply, ReplyError) and str(reply).startswith("NOSCRIPT"):
-                self.send(("EVAL", script.source, len(keys), *keys, *args), on_reply, repeatable=repeatable)
+                self.send(("EVAL", script.source, len(keys), *keys, *args), on_reply, repeatable=repeatable, same_server=same_server)
             elif on_reply is not None:
                 on_reply(reply)
 
-        self.send(("EVALSHA", script.sha, len(keys), *keys, *args), check, repeatable=repeatable)
+        self.send(("EVALSHA", script.sha, len(keys), *keys, *args), check, repeatable=repeatable, same_server=same_server)
 
     async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
         """Send a command and wait for its answer.
