@@ -11,11 +11,11 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from toolbus import telemetry
-from toolbus.broker.protocols import AgentListener, Delivery, ServiceRecord, Verdict, WorkerListener
+from toolbus.broker.protocols import AgentListener, Beginning, Delivery, Fate, Sender, ServiceRecord, Verdict, WorkerListener
 from toolbus.descriptors import Publication
 from toolbus.envelope import Request, decode_frames, decode_request, encode, encode_request, join_frames, new_id, new_run
 from toolbus.results import BrokerUnavailable, EnvelopeError, RegistrationRefused
@@ -116,42 +116,50 @@ class MemoryAgentBroker:
             self._hub.agents.pop(self._agent, None)
             self._hub = None
 
-    def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
         """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded."""
         document = encode_request(request, limit=self._settings.max_request)
         self._published += 1
-        asyncio.get_running_loop().call_soon(self._publish, request, document, queue, limit, on_verdict)
+        asyncio.get_running_loop().call_soon(self._publish, document, queue, limit, deadline, sender)
 
-    def _publish(self, request: Request, document: bytes, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+    def _publish(self, document: bytes, queue: str, limit: int, deadline: float, sender: Sender) -> None:
+        if not sender.done:
+            sender.settle(self._verdict(document, queue, limit, deadline))
+
+    def _verdict(self, document: bytes, queue: str, limit: int, deadline: float) -> Verdict:
         if self._hub is None:
-            on_verdict(Verdict("failed", message="the bus is closed"))
-            return
+            return Verdict("failed", message="the bus is closed")
         target = self._hub.queues.get(queue)
         if target is None:
-            on_verdict(Verdict("absent", message="the service has no queue"))
-            return
+            return Verdict("absent", message="the service has no queue")
         depth = len(target.waiting) + target.running
         if depth >= limit:
-            on_verdict(Verdict("full", depth=depth))
-            return
-        now = time.monotonic()
-        entry = _Entry(str(next(self._hub.entries)), document, now, now + request.timeout, 1)
+            return Verdict("full", depth=depth)
+        entry = _Entry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1)
         target.waiting.append(entry)
         self._hub.arrived.set()
-        on_verdict(Verdict("queued", entry=entry.id))
+        return Verdict("queued", entry=entry.id)
 
-    def cancel(self, request: Request, queue: str, entry: str) -> None:
+    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
         """Remove a queued call, or tell the worker that runs it."""
-        if self._hub is None or queue not in self._hub.queues:
-            return
-        target = self._hub.queues[queue]
+        fate = self._cancel(request.id, queue, entry)
+        if on_fate is not None:
+            on_fate(fate)
+
+    def _cancel(self, call: str, queue: str, entry: str) -> Fate:
+        target = self._hub.queues.get(queue) if self._hub is not None else None
+        if self._hub is None or target is None:
+            return "gone"
+        if not entry:
+            return "removed"
         for waiting in target.waiting:
             if waiting.id == entry:
                 target.waiting.remove(waiting)
-                return
+                return "removed"
         # Draining workers have left the registry, and still run what they took.
         for worker in list(self._hub.workers):
-            worker.listener.on_cancelled(request.id)
+            worker.listener.on_cancelled(call)
+        return "signalled"
 
     async def put_item(self, key: str, document: bytes) -> None:
         """Store a static descriptor."""
@@ -288,7 +296,7 @@ class MemoryWorkerBroker:
                     queue.dead.append((str(error), entry.document))
                     continue
                 age = (time.monotonic() - entry.published) * 1000
-                delivery = Delivery(request, queue, entry.id.encode(), b"", entry.attempt, entry.deadline, age, new_run())
+                delivery = Delivery(request, request.agent, queue, entry.id.encode(), b"", entry.attempt, entry.deadline, age, new_run())
                 self._held[entry.id] = delivery, entry
                 queue.running += 1
                 taken.append(delivery)
@@ -299,7 +307,25 @@ class MemoryWorkerBroker:
         self._interrupted.set()
         self._hub.arrived.set()
 
-    async def begin(self, delivery: Delivery) -> Literal["started", "began", "lost"]:
+    async def retry(self, delivery: Delivery) -> Delivery | None:
+        """Count a further attempt of a delivery whose run has failed."""
+        held = self._held.get(delivery.entry.decode())
+        if held is None or held[0] is not delivery:
+            return None
+        again = delivery.again(delivery.attempt + 1, new_run())
+        self._held[delivery.entry.decode()] = again, held[1]._replace(attempt=again.attempt)
+        return again
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Put deliveries that have not been answered back at the head of their queue."""
+        for delivery in deliveries:
+            held = self._held.pop(delivery.entry.decode(), None)
+            if held is not None:
+                delivery.queue.running -= 1
+                delivery.queue.waiting.appendleft(held[1])
+        self._hub.arrived.set()
+
+    async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
         return "started" if self._hub.started.setdefault(delivery.request.id, delivery.run) == delivery.run else "began"
 
@@ -315,13 +341,13 @@ class MemoryWorkerBroker:
             self._finished += 1
             self._send(delivery, frame)
 
-    def bury(self, delivery: Delivery, reason: str, frame: bytes) -> None:
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
-        delivery.queue.dead.append((reason, encode(delivery.request)))
+        delivery.queue.dead.append((f"{reason}: {error}", encode(delivery.request)))
         self.finish(delivery, frame)
 
     def _send(self, delivery: Delivery, frame: bytes) -> None:
-        agent = self._hub.agents.get(delivery.request.agent)
+        agent = self._hub.agents.get(delivery.replies)
         if agent is not None:
             asyncio.get_running_loop().call_soon(agent.receive, join_frames([frame]))
 

@@ -13,7 +13,7 @@ from toolbus.broker.clock import ServerClock
 from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link, ReplyError
-from toolbus.broker.protocols import AgentListener, Verdict
+from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.broker.registry import Registry, RegistryFollower
 from toolbus.envelope import Request, decode_frames, encode_request, new_id
@@ -114,14 +114,14 @@ class RedisAgentBroker:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
         """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded or is too large."""
         document = encode_request(request, limit=self._settings.max_request)
-        self._publisher.publish(Publish(queue, limit, int(request.timeout * 1000), document, on_verdict))
+        self._publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once"))
 
-    def cancel(self, request: Request, queue: str, entry: str) -> None:
+    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
         """Remove a queued call, or tell the worker that runs it."""
-        self._publisher.cancel(request.id, queue, entry, int(request.timeout * 1000))
+        self._publisher.cancel(request.id, queue, entry, int(request.timeout * 1000), on_fate)
 
     async def put_item(self, key: str, document: bytes) -> None:
         """Store a static descriptor."""
@@ -201,6 +201,7 @@ class RedisAgentBroker:
     def _up(self, _restarted: bool) -> None:
         self._clock.hush()
         self._resync = True
+        self._publisher.flush()
 
     async def _upkeep(self) -> None:
         """Renew the reply stream three times a lease, sweep once a lease, reconcile about once a minute."""
@@ -216,7 +217,7 @@ class RedisAgentBroker:
                 if not await self._link.execute("PEXPIRE", self._replies, self._ttl_ms(), repeatable=True):
                     self._resync = True
                 if turn % 3 == 0 and self._clock.trusted:
-                    await self._registry.sweep()
+                    await self._registry.sweep(self._clock)
                 if time.monotonic() > next_reconcile:
                     next_reconcile = time.monotonic() + _RECONCILE * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
                     # The reader loads it, between two reads, so that no change is applied twice or out of order.

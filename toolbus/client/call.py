@@ -39,6 +39,9 @@ class Desk(Protocol):
     def withdraw(self, call: Call) -> None:
         """Tell the broker that nobody waits for the call any more."""
 
+    def inquire(self, call: Call, error: ErrorInfo) -> None:
+        """End a call whose work must not happen twice: with ``error`` when it certainly did not happen, else as ``outcome_unknown``."""
+
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
 
@@ -175,7 +178,14 @@ class Call:
     def expire(self) -> None:
         """End the call because its time is up."""
         timeout = self.request.timeout if self.request is not None else 0
-        self.complete_with(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+        self.give_up(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+
+    def give_up(self, error: ErrorInfo) -> None:
+        """End the call although it may be running; for ``once`` work it is first asked whether it is."""
+        if self._result is None and self.request is not None and self.request.effect == "once":
+            self._desk.inquire(self, error)
+        else:
+            self.complete_with(error)
 
     def settle(self, verdict: Verdict) -> None:
         """Take in what became of the publication."""

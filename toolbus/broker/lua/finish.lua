@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- include _fence
+-- include _reply
 -- Finish a batch: the terminal frames of the entries this consumer still owns, their XACK and XDEL.
 -- KEYS: 1 request stream, 2 fence
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then the ids,
@@ -32,9 +33,9 @@ while at <= #ARGV do
   end
   at = last + 1
   if #frames > 0 then
-    -- One bad reply key never fails the batch.
-    local id = redis.pcall('XADD', replies, 'NOMKSTREAM', '*', 'f', '[' .. table.concat(frames, ',') .. ']')
-    if not id or type(id) == 'table' then gone[#gone + 1] = replies end
+    local id = reply(replies, '[' .. table.concat(frames, ',') .. ']')
+    if id == 'moving' then return redis.error_reply('TRYAGAIN the slot is being moved') end
+    if not id then gone[#gone + 1] = replies end
   end
 end
 
