@@ -55,7 +55,6 @@ class RequestStream:
         self.fence = keys.fence(queue)
         self.dead_letters = keys.dead_letters(queue)
         self.cancelled = keys.cancelled(queue)
-        self.scan_lock = keys.scan(queue)
         self.wake = keys.wake(queue)
         self.generation = b""
         self.counter = b""
@@ -121,7 +120,7 @@ class RequestStream:
         expected = "" if handed_back_only else int(self._clock.server_ms())
         reply: Reply = await link.execute_script(
             scripts.REAP,
-            (self.key, self.fence, live, self.scan_lock),
+            (self.key, self.fence, live),
             (self.consumer, self.service, slots, int(self._settings.lease * 1000), expected, int(busy), ALONE_FROM),
         )
         generation, counter, taken, stepped = reply
