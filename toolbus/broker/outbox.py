@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from toolbus import telemetry
 from toolbus.broker import scripts
+from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link, Reply
 from toolbus.broker.protocols import Delivery
 from toolbus.envelope import join_frames
@@ -27,6 +28,8 @@ _MOST_BYTES = 262_144
 _MEASURE_EVERY_ENTRIES = 64
 _MEASURE_EVERY_BYTES = 4 * 1024 * 1024
 _MOST_WATCHED = 10_000
+# The replies to a shared call are not trimmed while they are read.
+_MOST_KEPT = 10
 _CONGESTED = 4 * 1024 * 1024
 
 
@@ -43,7 +46,6 @@ class Outbox:
     """Sends frames and finishes deliveries over one link.
 
     Args:
-        route: a key of the namespace, which every script names so that a cluster finds its slot.
         reply_limit, reply_bytes: entries and bytes that a caller may leave unread before its calls end as ``slow_consumer``.
         on_replies_gone: called when a reply stream is gone or over the limit.
         on_lost: called for a delivery that could not be finished because it belongs to another worker.
@@ -52,7 +54,7 @@ class Outbox:
     def __init__(
         self,
         link: Link,
-        route: str,
+        keys: Keys,
         *,
         reply_limit: int,
         reply_bytes: int,
@@ -60,7 +62,9 @@ class Outbox:
         on_lost: Callable[[Delivery], None],
     ) -> None:
         self._link = link
-        self._route = route
+        # Every script names a key of the namespace, so that a cluster finds its slot.
+        self._route = keys.live
+        self._kept_prefix = keys.call_prefix
         self._reply_limit = reply_limit
         self._reply_bytes = reply_bytes
         self._on_replies_gone = on_replies_gone
@@ -68,6 +72,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._frames: dict[str, list[bytes]] = {}
         self._finished: dict[RequestStream, list[tuple[Delivery, bytes]]] = {}
+        self._freed: dict[str, str] = {}
         self._written: dict[str, _Written] = {}
         self._queued_bytes = 0
         self._room = asyncio.Event()
@@ -100,12 +105,14 @@ class Outbox:
         """Wait until what is queued has been handed to the server."""
         await self._room.wait()
 
-    def finish(self, stream: RequestStream, delivery: Delivery, frame: bytes) -> None:
-        """Queue a terminal frame, with the acknowledgement and removal of its request."""
+    def finish(self, stream: RequestStream, delivery: Delivery, frame: bytes, frees: str = "") -> None:
+        """Queue a terminal frame, with the acknowledgement and removal of its request; ``frees`` is the record of its idempotency key."""
         batch = self._finished.get(stream)
         if batch is None:
             batch = self._finished[stream] = []
         batch.append((delivery, frame))
+        if frees:
+            self._freed[delivery.run] = frees
         self._schedule()
 
     async def drained(self) -> None:
@@ -178,9 +185,15 @@ class Outbox:
             self._link.send(("XLEN", replies), lambda length: self._measured(replies, length, average), repeatable=True)
 
     def _measured(self, replies: str, length: Reply, average: float) -> None:
-        if isinstance(length, int) and (length > self._reply_limit or length * average > self._reply_bytes):
-            message = f"the caller leaves {length} reply entries of {average:.0f} bytes unread"
-            self._on_replies_gone(replies, ErrorInfo("slow_consumer", message=message))
+        kept = replies.startswith(self._kept_prefix)
+        most = _MOST_KEPT * self._reply_limit if kept else self._reply_limit
+        if not isinstance(length, int) or (length <= most and length * average <= self._reply_bytes):
+            return
+        size = f"{length} entries of {average:.0f} bytes"
+        if kept:
+            self._on_replies_gone(replies, ErrorInfo("tool_error", "output_limit", f"{size} are too much to be kept for later callers"))
+        else:
+            self._on_replies_gone(replies, ErrorInfo("slow_consumer", message=f"the caller leaves {size} unread"))
 
     def _gone(self, replies: str) -> None:
         self._written.pop(replies, None)
@@ -198,6 +211,9 @@ class Outbox:
         for index, (delivery, frame) in enumerate(batch, 1):
             if delivery.replies:
                 by_replies.setdefault(delivery.replies, []).extend((index, frame))
+            frees = self._freed.pop(delivery.run, "") if self._freed else ""
+            if frees:
+                by_replies[f"!{frees}"] = [index, delivery.request.id.encode()]
         args: list[bytes | str | int] = [stream.consumer, stream.generation, stream.counter, len(batch)]
         args.extend(delivery.entry for delivery, _ in batch)
         for replies, indexed in by_replies.items():

@@ -20,14 +20,15 @@ class Verdict(msgspec.Struct, frozen=True):
     """What became of one published request.
 
     Attributes:
-        status: ``queued``; ``full``; ``absent`` (no such queue); ``unknown`` (the answer was lost, it may have been queued);
-            ``failed`` (certainly not queued).
+        status: ``queued`` (or joined, when another call with the same key runs already); ``full``; ``absent`` (no such queue);
+            ``conflict`` (the idempotency key stands for a call with other arguments); ``unknown`` (the answer was lost, it may have
+            been queued); ``failed`` (certainly not queued).
         entry: where it is queued, for cancelling it.
         depth: how many requests the full queue holds, queued and running.
         message: why it failed.
     """
 
-    status: Literal["queued", "full", "absent", "unknown", "failed"]
+    status: Literal["queued", "full", "absent", "conflict", "unknown", "failed"]
     entry: str = ""
     depth: int = 0
     message: str = ""
@@ -51,9 +52,9 @@ class Sender(Protocol):
         """Take in what became of the publication."""
 
 
-Fate = Literal["removed", "signalled", "gone", "unknown"]
-"""What a cancellation found: ``removed`` (the call never ran and never will), ``signalled`` (a worker has it), ``gone`` (it has been
-answered, or the server forgot it), ``unknown`` (the server did not say)."""
+Fate = Literal["removed", "signalled", "shared", "gone", "unknown"]
+"""What a cancellation found: ``removed`` (the call never ran and never will), ``signalled`` (a worker has it), ``shared`` (other callers
+wait for it), ``gone`` (it has been answered, or the server forgot it), ``unknown`` (the server did not say)."""
 
 
 class AgentListener(Protocol):
@@ -101,6 +102,9 @@ class AgentBroker(Protocol):
 
     def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
         """Remove a queued call, or tell the worker that runs it. Returns at once; ``on_fate`` hears what was found."""
+
+    def forget(self, request: Request) -> None:
+        """Nobody listens for this call any more."""
 
     async def put_item(self, key: str, document: bytes) -> None:
         """Store a static descriptor under ``tool/<name>`` or ``tool-service/<id>``.
@@ -237,8 +241,8 @@ class WorkerBroker(Protocol):
     async def room(self) -> None:
         """Wait until frames leave again."""
 
-    def finish(self, delivery: Delivery, frame: bytes) -> None:
-        """Send the last frame and remove the request, if it is still ours."""
+    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
+        """Send the last frame and remove the request, if it is still ours. A failure is not kept for later callers with the same key."""
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame.

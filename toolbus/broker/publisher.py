@@ -26,8 +26,8 @@ _MOST_WAITING_BYTES = 64 * 1024 * 1024
 
 OnFate = Callable[[Fate], None]
 
-_FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b"gone": "gone"}
-_ABSENT = Verdict("absent", message="the service has no request stream")
+_FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b"gone": "gone", b"shared": "shared"}
+ABSENT = Verdict("absent", message="the service has no request stream")
 
 
 class Publish(NamedTuple):
@@ -83,13 +83,7 @@ class Publisher:
             return
 
         def done(reply: Reply) -> None:
-            fate: Fate = "unknown"
-            if isinstance(reply, BrokerError):
-                telemetry.log.warning("cancel.failed", id=call, error=str(reply))
-            else:
-                fate = _FATES.get(reply, "unknown")
-                if telemetry.logs(logging.DEBUG):
-                    telemetry.log.debug("cancel.done", id=call, outcome=fate)
+            fate = fate_of(call, reply)
             if on_fate is not None:
                 on_fate(fate)
 
@@ -132,7 +126,7 @@ class Publisher:
 
         def done(reply: Reply) -> None:
             if isinstance(reply, BrokerError):
-                verdict = _failure(reply)
+                verdict = failure(reply)
                 for publish in batch:
                     publish.sender.settle(verdict)
                 return
@@ -144,15 +138,27 @@ class Publisher:
         self._link.run(scripts.PUBLISH, keys, tuple(args), done, repeatable=True, same_server=once)
 
 
+def fate_of(call: str, reply: Reply) -> Fate:
+    """What the server says became of a call that was cancelled."""
+    if isinstance(reply, BrokerError):
+        telemetry.log.warning("cancel.failed", id=call, error=str(reply))
+        return "unknown"
+    fate = _FATES.get(reply, "unknown")
+    if telemetry.logs(logging.DEBUG):
+        telemetry.log.debug("cancel.done", id=call, outcome=fate)
+    return fate
+
+
 def _verdict(word: bytes) -> Verdict:
     if word == b"-":
-        return _ABSENT
+        return ABSENT
     if word.startswith(b"!"):
         return Verdict("full", depth=int(word[1:]))
     return Verdict("queued", entry=word.decode())
 
 
-def _failure(error: BrokerError) -> Verdict:
+def failure(error: BrokerError) -> Verdict:
+    """The verdict of a publication that the server answered with an error, or not at all."""
     if isinstance(error, BrokerUnavailable):
         return Verdict("unknown", message=str(error))
     # An error reply means that the script stopped before it wrote: out of memory, read only, no permission.

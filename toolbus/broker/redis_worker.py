@@ -26,7 +26,7 @@ from toolbus.broker.registry import Registry
 from toolbus.broker.requests import GROUP, BadEntry, RequestStream
 from toolbus.broker.upkeep import Upkeep
 from toolbus.descriptors import Publication
-from toolbus.envelope import Frame, encode, join_frames, new_run
+from toolbus.envelope import Frame, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, BrokerUnavailable, ErrorInfo, RegistrationRefused
 from toolbus.settings import Settings
 
@@ -106,7 +106,7 @@ class RedisWorkerBroker:
         self._registry = Registry(self._link, self._keys, self._settings)
         self._outbox = Outbox(
             self._link,
-            self._keys.live,
+            self._keys,
             reply_limit=self._settings.reply_limit,
             reply_bytes=self._settings.reply_bytes,
             on_replies_gone=listener.on_replies_gone,
@@ -346,9 +346,12 @@ class RedisWorkerBroker:
         if delivery.replies:
             self._outbox.send(delivery.replies, frame)
 
-    def finish(self, delivery: Delivery, frame: bytes) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
         """Send the last frame and remove the request, if it is still ours."""
-        self._outbox.finish(delivery.queue, delivery, frame)
+        request = delivery.request
+        # A failure is not kept for the next caller with the same key, unless the work must not happen twice.
+        frees = self._keys.shared(share_digest(request)) if failed and request.shared and request.effect != "once" else ""
+        self._outbox.finish(delivery.queue, delivery, frame, frees)
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""

@@ -92,7 +92,7 @@ class RequestStream:
             raise BadEntry(entry, document, str(error) or "the entry has no deadline", attempt) from None
         delivery = Delivery(
             request=request,
-            replies=self._keys.replies(request.agent) if request.agent else "",
+            replies=self._keys.call(request.id) if request.shared else self._keys.replies(request.agent) if request.agent else "",
             queue=self,
             entry=entry,
             generation=self.generation,

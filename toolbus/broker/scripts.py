@@ -27,6 +27,8 @@ class Script:
 
 PUBLISH = Script("publish")
 CANCEL = Script("cancel")
+SHARE = Script("share")
+LEAVE = Script("leave")
 SEND = Script("send")
 FINISH = Script("finish")
 RENEW = Script("renew")
@@ -46,6 +48,6 @@ OVERVIEW = Script("overview")
 PURGE = Script("purge")
 
 ALL = (
-    PUBLISH, CANCEL, SEND, FINISH, RENEW, REAP, START, BURY, RETRY, HAND_BACK, RETIRE,
+    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, RENEW, REAP, START, BURY, RETRY, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE,
 )  # fmt: skip

@@ -288,6 +288,8 @@ class ToolBus(BusView):
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
         if self._calls.pop(call.id, None) is not None:
+            if self._broker is not None and call.request is not None and call.request.shared:
+                self._broker.forget(call.request)
             self._deadlines.remove(call.slot, call.id)
             if call.idle_slot:
                 self._deadlines.remove(call.idle_slot, (call.id, "idle"))
@@ -318,6 +320,8 @@ class ToolBus(BusView):
             options.get("idempotency_key", ""),
             options.get("metadata", {}),
         )
+        if request.idempotency_key:
+            request = msgspec.structs.replace(request, shared=True)
         call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=self._agent)
         if call.span is not None:
             request = msgspec.structs.replace(request, traceparent=call.span.traceparent)

@@ -340,7 +340,7 @@ class Run:
         frame.data = data
         payload = encode(frame)
         self._answered = True
-        self._shelter.broker.finish(self.delivery, payload)
+        self._shelter.broker.finish(self.delivery, payload, failed=error is not None)
         self._log_end(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -377,7 +377,7 @@ class Run:
             kind = frame.error.type if frame.error is not None else "tool_error"
             frame.error = ErrorInfo(kind, "unencodable_error", "the tool failed, and what it said can't be expressed in JSON")
             payload = encode(frame)
-        self._shelter.broker.finish(self.delivery, payload)
+        self._shelter.broker.finish(self.delivery, payload, failed=True)
 
     def _error_info(self, error: BaseException) -> ErrorInfo:
         if isinstance(error, ToolError):

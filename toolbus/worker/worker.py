@@ -358,7 +358,7 @@ class Worker:
             self._start(due, alone=True)
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo | None) -> None:
-        self.broker.finish(delivery, self._end_frame(delivery, error))
+        self.broker.finish(delivery, self._end_frame(delivery, error), failed=True)
 
     def _bury(self, delivery: Delivery) -> None:
         message = f"given up after {delivery.attempt - 1} deliveries: its workers died or lost their leases while it ran"
