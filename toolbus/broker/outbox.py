@@ -72,6 +72,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._frames: dict[str, list[bytes]] = {}
         self._finished: dict[RequestStream, list[tuple[Delivery, bytes]]] = {}
+        self._operations: list[Callable[[], None]] = []
         self._freed: dict[str, str] = {}
         self._written: dict[str, _Written] = {}
         self._queued_bytes = 0
@@ -115,6 +116,11 @@ class Outbox:
             self._freed[delivery.run] = frees
         self._schedule()
 
+    def then(self, operation: Callable[[], None]) -> None:
+        """Do something on the link after the frames that were queued until now."""
+        self._operations.append(operation)
+        self._schedule()
+
     async def drained(self) -> None:
         """Wait until everything queued is answered by the server."""
         await self._idle.wait()
@@ -129,6 +135,7 @@ class Outbox:
         self._scheduled = False
         frames, self._frames = self._frames, {}
         finished, self._finished = self._finished, {}
+        operations, self._operations = self._operations, []
         self._queued_bytes = 0
         self._room.set()
         for sendable in _sendable(frames):
@@ -137,6 +144,8 @@ class Outbox:
             self.calls_finished += len(batch)
             for part in _bounded(batch):
                 self._finish(stream, part)
+        for operation in operations:
+            operation()
         if not self._in_flight:
             self._idle.set()
 
@@ -144,7 +153,7 @@ class Outbox:
         self._in_flight -= 1
         if self._in_flight:
             return
-        if self._frames or self._finished:
+        if self._frames or self._finished or self._operations:
             # The link's own flush at the end of this tick makes one write of it.
             self._flush()
         else:

@@ -355,15 +355,18 @@ class RedisWorkerBroker:
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
-        delivery.queue.bury(
-            self._link,
-            delivery.entry,
-            reason=reason,
-            attempts=delivery.attempt,
-            error=error,
-            document=encode(delivery.request),
-            replies=delivery.replies,
-            frames=join_frames([frame]),
+        # Not before what the run has sent.
+        self._outbox.then(
+            lambda: delivery.queue.bury(
+                self._link,
+                delivery.entry,
+                reason=reason,
+                attempts=delivery.attempt,
+                error=error,
+                document=encode(delivery.request),
+                replies=delivery.replies,
+                frames=join_frames([frame]),
+            )
         )
 
     # -- upkeep -----------------------------------------------------------------------------------
