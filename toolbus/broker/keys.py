@@ -22,7 +22,7 @@ class Keys:
         return f"{self.prefix}q:{name}"
 
     def fence(self, name: str) -> str:
-        """Group generation, and a counter per consumer bumped whenever an entry is moved away from it."""
+        """Group generation, a counter per consumer bumped whenever an entry is moved away from it, and where reapers scan."""
         return f"{self.prefix}fence:{name}"
 
     def cancelled(self, name: str) -> str:
@@ -36,10 +36,6 @@ class Keys:
     def dead_letters(self, name: str) -> str:
         """A service's dead letters."""
         return f"{self.prefix}dlq:{name}"
-
-    def scan(self, name: str) -> str:
-        """Lock of the worker that scans for entries nobody renews."""
-        return f"{self.prefix}scan:{name}"
 
     def replies(self, agent: str) -> str:
         """All replies to one agent process."""

@@ -54,7 +54,6 @@ class RequestStream:
         self.fence = keys.fence(queue)
         self.dead_letters = keys.dead_letters(queue)
         self.cancelled = keys.cancelled(queue)
-        self.scan_lock = keys.scan(queue)
         self.wake = keys.wake(queue)
         self.generation = b""
         self.counter = b""
@@ -111,7 +110,7 @@ class RequestStream:
         """Take over entries of dead workers and lost replies; yields (id, attempt, fields)."""
         reply: Reply = await link.execute_script(
             scripts.REAP,
-            (self.key, self.fence, live, self.scan_lock),
+            (self.key, self.fence, live),
             (self.consumer, self.service, slots, int(self._settings.lease * 1000)),
         )
         generation, counter, taken = reply

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- Move entries of dead consumers, and entries nobody renews, to this consumer.
--- KEYS: 1 request stream, 2 fence, 3 live instances, 4 scan lock
+-- KEYS: 1 request stream, 2 fence, 3 live instances
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms)
 -- Returns {generation, counter, {{id, delivery count, fields}, ...}}
+local STRETCH = 1000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease = tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
@@ -45,11 +46,20 @@ end
 if room > 0 then
   claim(redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me), me)
 end
--- A live consumer that beats but no longer renews is found by one scan a lease, for all workers together.
-if room > 0 and redis.call('SET', KEYS[4], me, 'NX', 'PX', lease) then
-  for _, entry in ipairs(redis.call('XPENDING', queue, 'g', 'IDLE', 2 * lease, '-', '+', math.min(room, 256))) do
-    claim({entry}, entry[2])
+-- A live consumer that beats but no longer renews is found by all workers together: each reap looks at
+-- the next stretch of the whole pending list, so that none walks it all, however long it is.
+if room > 0 then
+  local cursor = redis.call('HGET', fence, 'scan')
+  local stretch = redis.call('XPENDING', queue, 'g', cursor and '(' .. cursor or '-', '+', STRETCH)
+  cursor = nil
+  for at, entry in ipairs(stretch) do
+    if entry[3] >= 2 * lease then claim({entry}, entry[2]) end
+    if room <= 0 or at == STRETCH then
+      cursor = entry[1]
+      break
+    end
   end
+  if cursor then redis.call('HSET', fence, 'scan', cursor) else redis.call('HDEL', fence, 'scan') end
 end
 
 local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
