@@ -203,12 +203,12 @@ async def _rates(url: str, client: redis.Redis, requests: int, rounds: int, seco
         _collect(client, slow, "publish")
         _show("publish", published)
         await small.publish(SHORT)
+        lengths = {SMALL: SHORT, LARGE: large.known}
         for number in range(rounds):
             for name, queue, admin in places if number % 2 else reversed(places):
-                length = queue.known
                 await admin.resume(SERVICE)
-                await queue.keep(length, seconds / 4)
-                taken[name].append(await queue.keep(length, seconds))
+                await queue.keep(lengths[name], seconds / 4)
+                taken[name].append(await queue.keep(lengths[name], seconds))
                 await admin.pause(SERVICE)
                 await queue.settle()
                 _collect(client, slow, "take")
