@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -152,9 +153,9 @@ class Queue:
         return Request(call, AGENT, SERVICE, "nothing", arguments={"text": TEXT}, timeout=TIMEOUT_MS / 1000)
 
 
-def measure(requests: int, rounds: int, seconds: float) -> tuple[list[Limit], dict[str, Any]]:
-    """Measure everything; the limits, and all figures."""
-    with EmbeddedServer() as server, contextlib.ExitStack() as stack:
+def measure(requests: int, rounds: int, seconds: float, binary: Path | None = None) -> tuple[list[Limit], dict[str, Any]]:
+    """Measure everything, on the bundled server or another binary; the limits, and all figures."""
+    with EmbeddedServer(binary=binary) as server, contextlib.ExitStack() as stack:
         client = stack.enter_context(redis.Redis.from_url(server.url, socket_timeout=60))
         client.config_set("slowlog-log-slower-than", _SLOW_US)
         client.config_set("slowlog-max-len", 100_000)

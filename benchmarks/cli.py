@@ -40,7 +40,7 @@ examples:
   python -m benchmarks run --full --workloads stream --peers toolbus,nats-py,floor
   python -m benchmarks run --quick --concurrency 64 --seconds 5 --peers toolbus,saq
   python -m benchmarks list                              peers, versions, workloads
-  python -m benchmarks backlog --json backlog.json       a million queued requests: about three minutes, 1 GB
+  python -m benchmarks backlog --json backlog.json       a million queued requests: a minute, 1 GB
   python -m benchmarks recovery --lease 2                workers killed in mid-stream
   python -m benchmarks cancel                            cancelled calls, stopped workers
 
@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     large.add_argument("--requests", type=_positive(int), default=1_000_000, metavar="N", help="how many are queued (%(default)s)")
     large.add_argument("--rounds", type=_positive(int), default=7, metavar="N", help="slices of each measurement (%(default)s)")
     large.add_argument("--seconds", type=_positive(float), default=2.0, metavar="S", help="length of a slice (%(default)s)")
+    large.add_argument("--binary", type=Path, metavar="FILE", help="another server than the bundled Valkey, for example a redis-server")
     _json_option(large)
     recovery = commands.add_parser("recovery", help="the longest silence in a stream whose worker is killed")
     recovery.set_defaults(function=_recovery)
@@ -197,7 +198,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _backlog(options: argparse.Namespace) -> int:
-    found, figures = backlog.measure(options.requests, options.rounds, options.seconds)
+    found, figures = backlog.measure(options.requests, options.rounds, options.seconds, options.binary)
     return limits.report(found, figures, options.json)
 
 
