@@ -16,7 +16,7 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,15 @@ _END = b'"end_of_stream":true'
 _SLOW_US = 1000
 
 
+class _Sender:
+    """What the publisher answers to, for all requests."""
+
+    done = False
+
+    def __init__(self, settle: Callable[[Verdict], None]) -> None:
+        self.settle = settle
+
+
 class Queue:
     """One namespace's request stream, with an agent that publishes to it and an exact account of what is in it."""
 
@@ -63,6 +72,7 @@ class Queue:
         before, after = encode(self._request("ID")).split(b"ID")
         self._document = before + b"%022x" + after
         self._made = 0
+        self._sender = _Sender(self._verdict)
         self._answered = asyncio.Event()
 
     async def open(self) -> None:
@@ -132,9 +142,10 @@ class Queue:
         self.finished += int(await self._link.execute("XTRIM", self.keys.queue(SERVICE), "MAXLEN", 0))
 
     def _publish_batch(self, count: int) -> None:
+        deadline = time.monotonic() + TIMEOUT_MS / 1000
         for number in range(self._made, self._made + count):
             document = self._document % number
-            self._publisher.publish(Publish(SERVICE, 10_000_000, TIMEOUT_MS, document, self._verdict))
+            self._publisher.publish(Publish(document[7:39].decode(), SERVICE, 10_000_000, deadline, document, self._sender, once=False))
         self._made += count
 
     def _verdict(self, verdict: Verdict) -> None:

@@ -115,7 +115,7 @@ class _Bench:
             self._run(
                 scripts.PUBLISH,
                 [self.keys.flushes("probe"), self.queue],
-                [self.flushes, 600_000, *([2, 10**8, _FOREVER_MS, self.document] * part)],
+                [self.flushes, 600_000, "", *([2, 10**8, _FOREVER_MS, self.document] * part)],
             )
             count -= part
 
@@ -204,7 +204,9 @@ class _Bench:
 
     def reap(self) -> None:
         """Run the reap script as a worker with 256 free slots."""
-        self._run(scripts.REAP, [self.queue, self.fence, self.keys.live], [ME, self.service, _BATCH, LEASE_MS])
+        self._run(
+            scripts.REAP, [self.queue, self.fence, self.keys.live], [ME, self.service, _BATCH, LEASE_MS, int(time.time() * 1000), 1, 3]
+        )
 
     def _finish(self, fence: list[str], ids: list[bytes]) -> None:
         frames = [word for index in range(1, len(ids) + 1) for word in (index, self.frame)]
