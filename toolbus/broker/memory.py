@@ -382,6 +382,9 @@ class MemoryWorkerBroker:
         self._interrupted.set()
         self._hub.arrived.set()
 
+    def recover(self) -> None:
+        """Nothing: no worker dies alone."""
+
     async def retry(self, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a delivery whose run has failed."""
         held = self._held.get(delivery.entry.decode())

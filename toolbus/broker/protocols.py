@@ -218,6 +218,9 @@ class WorkerBroker(Protocol):
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now."""
 
+    def recover(self) -> None:
+        """Look now for what dead workers left, rather than at the next turn."""
+
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
 

@@ -315,6 +315,10 @@ class RedisWorkerBroker:
 
     # -- answering --------------------------------------------------------------------------------
 
+    def recover(self) -> None:
+        """Look now for what dead workers left."""
+        self._upkeep.hurry()
+
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
         stream: RequestStream = delivery.queue

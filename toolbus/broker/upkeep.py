@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,6 +57,7 @@ class Upkeep:
         self._streams = streams
         self._listener = listener
         self._deliveries = deliveries
+        self._hurry = asyncio.Event()
         self.taking = True
         self.recovered = 0
 
@@ -63,7 +65,10 @@ class Upkeep:
         """Reap three times a lease, and sweep the registry once a lease, until cancelled."""
         turn = 0
         while True:
-            await asyncio.sleep(self._lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lease / 3 * random.uniform(0.8, 1.0)):  # noqa: S311 - jitter
+                    await self._hurry.wait()
+            self._hurry.clear()
             turn += 1
             # Nobody's lease may be judged for one lease after a (re)connect.
             if not self._clock.trusted or not self._link.connected:
@@ -76,6 +81,10 @@ class Upkeep:
                 await self._stop_abandoned()
             except BrokerError as error:
                 telemetry.log.warning("upkeep.failed", error=str(error))
+
+    def hurry(self) -> None:
+        """Reap now rather than at the next turn."""
+        self._hurry.set()
 
     async def take_back(self, stream: RequestStream) -> None:
         """Take what draining workers handed back."""

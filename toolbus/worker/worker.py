@@ -221,6 +221,8 @@ class Worker:
                 await self._until_idle()
             finally:
                 self._alone = False
+            # Others may wait to run alone; they were left where they were.
+            self.broker.recover()
         self._start_due()
 
     async def _until_idle(self) -> None:

@@ -9,21 +9,31 @@ local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local taken, suspects = {}, 0
+local taken, suspected = {}, false
 
 local function answer(stepped)
   local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
   return {state[1] or '', state[2] or '', taken, stepped}
 end
 
+-- What may have killed its workers is taken one at a time: it must not take others with it, not even those that wait behind it.
+local function refused(attempt, spare)
+  if attempt < alone then return false end
+  if spare or suspected then return true end
+  suspected = true
+  return false
+end
+
 -- What was handed back keeps its delivery count: nobody died of it.
 local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), '~back')
 if back.err then return {'', '', {}, 0} end
 for _, entry in ipairs(back) do
-  local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
-  if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2]} end
+  if not refused(entry[4], false) then
+    local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
+    if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2]} end
+    room = room - 1
+  end
 end
-room = room - #back
 if ARGV[5] == '' then return answer(0) end
 
 -- A server that was stalled, or whose clock stepped, makes the living look dead.
@@ -32,9 +42,7 @@ if math.abs(now - ARGV[5]) > lease / 3 then return answer(1) end
 local function claim(pending, owner, spare)
   local ids, counts = {}, {}
   for _, entry in ipairs(pending) do
-    local suspect = entry[4] + 1 >= alone
-    if suspect then suspects = suspects + 1 end
-    if not suspect or (not spare and suspects <= 8) then
+    if not refused(entry[4] + 1, spare) then
       ids[#ids + 1] = entry[1]
       counts[entry[1]] = entry[4] + 1
     end
@@ -60,7 +68,7 @@ for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, 'g')) do
     end
     if lease_end < now then
       if held > 0 and room > 0 then
-        -- Entries that must run alone wait one lease for a worker that holds nothing, and are taken a few at a time.
+        -- What must run alone waits one lease for a worker that holds nothing.
         local spare = busy and lease_end > now - lease
         claim(redis.call('XPENDING', queue, 'g', '-', '+', math.min(room, 256), name), name, spare)
       elseif held == 0 then
