@@ -83,6 +83,7 @@ class Frame(msgspec.Struct, omit_defaults=True):
         data: on the ``end`` frame, the result for programs.
         progress: of a ``progress`` frame.
         blob: of a ``blob`` frame; ``more`` says that the next one continues it.
+        epoch: how many times the service's consumer group has been made anew; attempts count from 1 in each.
         worker: instance id, on the first frame of a run.
         queued_ms: milliseconds the request waited, on the first frame of a run.
     """
@@ -101,6 +102,7 @@ class Frame(msgspec.Struct, omit_defaults=True):
     more: bool = False
     worker: str = ""
     queued_ms: float = 0.0
+    epoch: int = 0
 
 
 class _Ids:

@@ -50,7 +50,7 @@ class Pool:
         answer: Any = self.redis.eval(
             scripts.REAP.source, 3, self.queue, self.fence, self.live, "mine", "pool", room, LEASE_MS, now, busy, alone
         )
-        return [entry for entry, _, _ in answer[2]]
+        return [entry for entry, *_ in answer[2]]
 
     @property
     def cursor(self) -> bytes | None:

@@ -21,12 +21,21 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.connection import Connector
 from toolbus.broker.keys import Keys
+from toolbus.broker.protocols import Delivery
 from toolbus.broker.registry import TTL
-from toolbus.broker.requests import RequestStream
+from toolbus.broker.requests import Fence, RequestStream, common_fence
 from toolbus.broker.scripts import Script
 
 _MOST_IDS = 256
 _STUCK_AFTER = 2.0
+
+
+class Renewal(NamedTuple):
+    """Held deliveries that were renewed, under the fence that proves it, and those that are another worker's."""
+
+    fence: Fence
+    kept: list[Delivery]
+    lost: list[Delivery]
 
 
 class Beat(NamedTuple):
@@ -37,7 +46,7 @@ class Beat(NamedTuple):
     answered: float
     missing: list[str]
     paused: set[str]
-    renewed: dict[str, tuple[bytes, bytes, list[bytes]]]
+    renewed: dict[str, list[Renewal]]
 
 
 class LeaseThread:
@@ -131,17 +140,19 @@ class LeaseThread:
             renewed=renewed,
         )
 
-    def _renew(self, client: redis.Redis, stream: RequestStream) -> tuple[bytes, bytes, list[bytes]]:
-        generation, counter = stream.generation, stream.counter
-        lost: list[bytes] = []
-        ids = stream.renewable(time.monotonic())
-        for start in range(0, len(ids), _MOST_IDS):
-            part = ids[start : start + _MOST_IDS]
-            generation, counter, gone = _eval(
-                client, scripts.RENEW, [stream.key, stream.fence], [stream.consumer, generation, counter, *part]
-            )
-            lost.extend(gone)
-        return generation, counter, lost
+    def _renew(self, client: redis.Redis, stream: RequestStream) -> list[Renewal]:
+        renewals: list[Renewal] = []
+        held = stream.renewable(time.monotonic())
+        for start in range(0, len(held), _MOST_IDS):
+            part = held[start : start + _MOST_IDS]
+            ids = [delivery.entry for delivery in part]
+            known = common_fence(part)
+            generation, counter, gone = _eval(client, scripts.RENEW, [stream.key, stream.fence], [stream.consumer, *known, *ids])
+            missing = set(gone)
+            kept = [delivery for delivery in part if delivery.entry not in missing]
+            lost = [delivery for delivery in part if delivery.entry in missing]
+            renewals.append(Renewal(Fence(generation, counter), kept, lost))
+        return renewals
 
     def _tell(self, beat: Beat | None) -> None:
         try:

@@ -371,7 +371,9 @@ class MemoryWorkerBroker:
                     queue.dead.append((str(error), entry.document))
                     continue
                 age = (time.monotonic() - entry.published) * 1000
-                delivery = Delivery(request, request.agent, queue, entry.id.encode(), b"", entry.attempt, entry.deadline, age, new_run())
+                delivery = Delivery(
+                    request, request.agent, queue, entry.id.encode(), None, 0, entry.attempt, entry.deadline, age, new_run()
+                )
                 self._held[entry.id] = delivery, entry
                 queue.running += 1
                 taken.append(delivery)

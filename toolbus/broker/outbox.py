@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link, Reply
 from toolbus.broker.protocols import Delivery
+from toolbus.broker.requests import RequestStream, common_fence
 from toolbus.envelope import join_frames
 from toolbus.results import BrokerError, ErrorInfo
-
-if TYPE_CHECKING:
-    from toolbus.broker.requests import RequestStream
 
 # A script of 256 x 64 KB would block the server for 150 ms.
 _MOST_IDS = 256
@@ -209,11 +206,10 @@ class Outbox:
         self._on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
 
     def _finish(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]]) -> None:
-        # A delivery from before the group was made anew may look pending under the same id: it is another one.
-        for delivery, _ in [item for item in batch if item[0].generation != stream.generation]:
-            self.lost += 1
-            self._on_lost(delivery)
-        batch = [item for item in batch if item[0].generation == stream.generation]
+        # What was lost meanwhile may look like ours again, as a later delivery of the same entry.
+        self.lost += len(batch)
+        batch = [item for item in batch if stream.held.get(item[0].entry) is item[0]]
+        self.lost -= len(batch)
         if not batch:
             return
         by_replies: dict[str, list[bytes | int]] = {}
@@ -223,7 +219,7 @@ class Outbox:
             frees = self._freed.pop(delivery.run, "") if self._freed else ""
             if frees:
                 by_replies[f"!{frees}"] = [index, delivery.request.id.encode()]
-        args: list[bytes | str | int] = [stream.consumer, stream.generation, stream.counter, len(batch)]
+        args: list[bytes | str | int] = [stream.consumer, *common_fence([delivery for delivery, _ in batch]), len(batch)]
         args.extend(delivery.entry for delivery, _ in batch)
         for replies, indexed in by_replies.items():
             args += (replies, len(indexed) // 2)
@@ -233,7 +229,8 @@ class Outbox:
         def done(reply: Reply) -> None:
             self._answered()
             for delivery, _ in batch:
-                stream.held.pop(delivery.entry, None)
+                if stream.held.get(delivery.entry) is delivery:
+                    del stream.held[delivery.entry]
             if isinstance(reply, BrokerError):
                 # The requests stay pending under our name, nobody renews them, and they are recovered.
                 telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))

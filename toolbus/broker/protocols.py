@@ -130,12 +130,12 @@ one did); ``lost`` (another worker has it)."""
 class Delivery:
     """One request handed to this worker, under a run token of its own.
 
-    ``deadline`` is local monotonic seconds, ``queued_ms`` how long the request waited, and
-    ``attempt`` its delivery number. ``replies`` is where its frames go, or empty when nobody waits for
-    them. ``queue``, ``entry``, ``generation`` and ``server`` are the broker's.
+    ``deadline`` is local monotonic seconds, ``queued_ms`` how long the request waited, and ``attempt`` its
+    delivery number, which starts anew in each ``epoch`` of the consumer group. ``replies`` is where its frames
+    go, or empty when nobody waits for them. ``queue``, ``entry``, ``fence`` and ``server`` are the broker's.
     """
 
-    __slots__ = ("attempt", "deadline", "entry", "generation", "queue", "queued_ms", "replies", "request", "run", "server")
+    __slots__ = ("attempt", "deadline", "entry", "epoch", "fence", "queue", "queued_ms", "replies", "request", "run", "server")
 
     def __init__(
         self,
@@ -143,7 +143,8 @@ class Delivery:
         replies: str,
         queue: Any,
         entry: bytes,
-        generation: bytes,
+        fence: Any,
+        epoch: int,
         attempt: int,
         deadline: float,
         queued_ms: float,
@@ -154,7 +155,8 @@ class Delivery:
         self.replies = replies
         self.queue = queue
         self.entry = entry
-        self.generation = generation
+        self.fence = fence
+        self.epoch = epoch
         self.attempt = attempt
         self.deadline = deadline
         self.queued_ms = queued_ms
@@ -164,7 +166,17 @@ class Delivery:
     def again(self, attempt: int, run: str) -> Delivery:
         """The same request, for a further run on this worker."""
         return Delivery(
-            self.request, self.replies, self.queue, self.entry, self.generation, attempt, self.deadline, self.queued_ms, run, self.server
+            self.request,
+            self.replies,
+            self.queue,
+            self.entry,
+            self.fence,
+            self.epoch,
+            attempt,
+            self.deadline,
+            self.queued_ms,
+            run,
+            self.server,
         )
 
 

@@ -18,12 +18,12 @@ from toolbus.broker import scripts
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
-from toolbus.broker.leases import Beat, LeaseThread
+from toolbus.broker.leases import Beat, LeaseThread, Renewal
 from toolbus.broker.link import Link, ReplyError
 from toolbus.broker.outbox import Outbox
 from toolbus.broker.protocols import Beginning, Delivery, WorkerListener
 from toolbus.broker.registry import Registry
-from toolbus.broker.requests import GROUP, BadEntry, RequestStream
+from toolbus.broker.requests import GROUP, BadEntry, Fence, RequestStream
 from toolbus.broker.upkeep import Upkeep
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, encode, join_frames, new_run, share_digest
@@ -251,6 +251,8 @@ class RedisWorkerBroker:
             int(BLOCK * 1000),
             "STREAMS",
         )
+        # What is known of the fence before anything is delivered: a later state may be the result of losing it again.
+        fences = {stream.key.encode(): stream.fence_known for stream in streams}
         try:
             reply = await self._blocking.execute(*command, *(stream.key for stream in streams), *([">"] * len(streams)))
         except BrokerUnavailable:
@@ -269,7 +271,7 @@ class RedisWorkerBroker:
         taken = [
             delivery
             for key, entries in (reply.items() if isinstance(reply, dict) else reply)
-            for delivery in self._deliveries(by_key[key], ((entry, 1, fields) for entry, fields in entries))
+            for delivery in self._deliveries(by_key[key], fences[key], ((entry, 1, fields) for entry, fields in entries))
         ]
         return await self._upkeep.without_abandoned(taken)
 
@@ -284,11 +286,11 @@ class RedisWorkerBroker:
             async with asyncio.timeout(_RETRY):
                 await self._interrupted.wait()
 
-    def _deliveries(self, stream: RequestStream, entries: Any) -> list[Delivery]:
+    def _deliveries(self, stream: RequestStream, fence: Fence, entries: Any) -> list[Delivery]:
         deliveries: list[Delivery] = []
         for entry, attempt, fields in entries:
             try:
-                deliveries.append(stream.delivery(entry, fields, attempt))
+                deliveries.append(stream.delivery(entry, fields, attempt, fence))
             except BadEntry as bad:
                 self._set_aside(stream, bad)
         return deliveries
@@ -305,6 +307,7 @@ class RedisWorkerBroker:
         stream.bury(
             self._link,
             bad.entry,
+            bad.fence,
             reason="malformed",
             attempts=bad.attempt,
             error=bad.reason,
@@ -364,6 +367,7 @@ class RedisWorkerBroker:
             lambda: delivery.queue.bury(
                 self._link,
                 delivery.entry,
+                delivery.fence,
                 reason=reason,
                 attempts=delivery.attempt,
                 error=error,
@@ -410,17 +414,17 @@ class RedisWorkerBroker:
             if (service in beat.paused) != stream.paused:
                 self._pause(service, service in beat.paused)
             if service in beat.renewed:
-                self._renewed(stream, *beat.renewed[service])
+                self._renewed(stream, beat.renewed[service])
         if beat.missing and self._registered and self._tasks is not None:
             self._tasks.create_task(self._register_again([member.partition("/")[0] for member in beat.missing]))
 
-    def _renewed(self, stream: RequestStream, generation: bytes, counter: bytes, lost: list[bytes]) -> None:
-        for entry in lost:
-            delivery = stream.held.pop(entry, None)
-            if delivery is not None:
-                self._listener.on_lost(delivery)
-        if generation:
-            stream.fence_is(generation, counter)
+    def _renewed(self, stream: RequestStream, renewals: list[Renewal]) -> None:
+        for renewal in renewals:
+            for delivery in renewal.kept:
+                delivery.fence = renewal.fence
+            for delivery in renewal.lost:
+                stream.lose(delivery)
+            stream.fence_is(*renewal.fence)
 
     async def _tell_time(self) -> None:
         asked = time.monotonic()

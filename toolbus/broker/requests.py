@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker import scripts
@@ -26,13 +27,50 @@ DEAD_LETTER_TTL = 7 * 86_400
 class BadEntry(Exception):
     """An entry whose request can't be read; ``address`` is its (id, agent) when those can."""
 
-    def __init__(self, entry: bytes, document: bytes, reason: str, attempt: int) -> None:
+    def __init__(self, entry: bytes, document: bytes, reason: str, attempt: int, fence: Fence) -> None:
         self.entry = entry
+        self.fence = fence
         self.document = document
         self.reason = reason
         self.attempt = attempt
         self.address = address(document)
         super().__init__(reason)
+
+
+class Fence(NamedTuple):
+    """The state of a request stream's fence: the group's generation, and this consumer's counter.
+
+    A delivery carries the state under which it was known to be ours. Equal to the server's, nothing has been moved since; a
+    state that was learned later proves nothing about it, since the move may have been what changed the state.
+    """
+
+    generation: bytes
+    counter: bytes
+
+
+# Equal to no counter, so that a script looks at every id.
+_UNSURE = b"?"
+
+
+def common_fence(deliveries: Sequence[Delivery]) -> Fence:
+    """The fence under which all of them are known to be ours, or ``UNSURE`` when there is none."""
+    fence: Fence = deliveries[0].fence
+    return fence if all(delivery.fence == fence for delivery in deliveries) else Fence(fence.generation, _UNSURE)
+
+
+@functools.lru_cache(maxsize=256)
+def _epoch(generation: bytes) -> int:
+    number = generation.partition(b".")[0]
+    return int(number) if number.isdigit() else 0
+
+
+class Reaped(NamedTuple):
+    """An entry that was moved to this consumer; ``owner`` had it until now."""
+
+    entry: bytes
+    attempt: int
+    fields: list[bytes] | None
+    owner: bytes
 
 
 class RequestStream:
@@ -56,8 +94,7 @@ class RequestStream:
         self.dead_letters = keys.dead_letters(queue)
         self.cancelled = keys.cancelled(queue)
         self.wake = keys.wake(queue)
-        self.generation = b""
-        self.counter = b""
+        self.fence_known = Fence(b"", b"")
         self.held: dict[bytes, Delivery] = {}
         self.paused = False
         self._keys = keys
@@ -70,15 +107,20 @@ class RequestStream:
 
     def fence_is(self, generation: bytes, counter: bytes) -> None:
         """Take in the fence's state. What was held under another generation is nobody's any more."""
-        if generation != self.generation and self.generation:
-            for delivery in [held for held in self.held.values() if held.generation != generation]:
-                del self.held[delivery.entry]
-                self._on_lost(delivery)
-        self.generation = generation
-        self.counter = counter
+        if generation != self.fence_known.generation and self.fence_known.generation:
+            for delivery in [held for held in self.held.values() if held.fence.generation != generation]:
+                self.lose(delivery)
+        if self.fence_known != (generation, counter):
+            self.fence_known = Fence(generation, counter)
 
-    def delivery(self, entry: bytes, fields: list[bytes] | None, attempt: int) -> Delivery:
-        """A delivery from a stream entry, held from now on.
+    def lose(self, delivery: Delivery) -> None:
+        """Let go of a delivery that is another worker's, or nobody's."""
+        if self.held.get(delivery.entry) is delivery:
+            del self.held[delivery.entry]
+        self._on_lost(delivery)
+
+    def delivery(self, entry: bytes, fields: list[bytes] | None, attempt: int, fence: Fence) -> Delivery:
+        """A delivery from a stream entry, held from now on; ``fence`` was known before it was made, or with it.
 
         :raises BadEntry: the request can't be read.
         """
@@ -89,13 +131,14 @@ class RequestStream:
             request = decode_request(document, limit=self._settings.max_request + 1024)
             deadline_ms = float(found[b"d"])
         except (EnvelopeError, KeyError, ValueError) as error:
-            raise BadEntry(entry, document, str(error) or "the entry has no deadline", attempt) from None
+            raise BadEntry(entry, document, str(error) or "the entry has no deadline", attempt, fence) from None
         delivery = Delivery(
             request=request,
             replies=self._keys.call(request.id) if request.shared else self._keys.replies(request.agent) if request.agent else "",
             queue=self,
             entry=entry,
-            generation=self.generation,
+            fence=fence,
+            epoch=_epoch(fence.generation),
             attempt=attempt,
             deadline=self._clock.local(deadline_ms),
             queued_ms=self._clock.age_ms(float(entry.partition(b"-")[0])),
@@ -105,18 +148,16 @@ class RequestStream:
         self.held[entry] = delivery
         return delivery
 
-    def renewable(self, now: float) -> list[bytes]:
-        """Ids of held entries whose deadline has not passed; safe to call from the lease thread."""
+    def renewable(self, now: float) -> list[Delivery]:
+        """Held deliveries whose deadline has not passed; safe to call from the lease thread."""
         # list() of a dict is one step under the interpreter's lock, so the loop can't change it meanwhile.
-        return [delivery.entry for delivery in list(self.held.values()) if delivery.deadline > now]
+        return [delivery for delivery in list(self.held.values()) if delivery.deadline > now]
 
     def _next_run(self) -> str:
         return f"{self._runs_prefix}{next(self._runs):x}"
 
-    async def reap(
-        self, link: Link, live: str, slots: int, *, busy: bool, handed_back_only: bool = False
-    ) -> Iterable[tuple[bytes, int, list[bytes] | None]]:
-        """Take over what was handed back, entries of dead workers and lost replies; yields (id, attempt, fields)."""
+    async def reap(self, link: Link, live: str, slots: int, *, busy: bool, handed_back_only: bool = False) -> tuple[list[Reaped], Fence]:
+        """Take over what was handed back, entries of dead workers and lost replies; also the fence under which they are ours."""
         expected = "" if handed_back_only else int(self._clock.server_ms())
         reply: Reply = await link.execute_script(
             scripts.REAP,
@@ -127,12 +168,22 @@ class RequestStream:
         self.fence_is(generation, counter)
         if stepped:
             self._clock.hush()
-        return [(entry, attempt, fields) for entry, attempt, fields in taken if entry not in self.held]
+        return [each for each in itertools.starmap(Reaped, taken) if self._is_news(each)], self.fence_known
+
+    def _is_news(self, reaped: Reaped) -> bool:
+        held = self.held.get(reaped.entry)
+        if held is None:
+            return True
+        if reaped.owner == self.consumer.encode():
+            # It was ours all the time and only looked as if nobody renewed it.
+            return False
+        self.lose(held)
+        return True
 
     async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a held delivery; None when it is no longer ours."""
         attempt = await link.execute_script(
-            scripts.RETRY, (self.key, self.fence), (self.consumer, delivery.generation, self.counter, delivery.entry), repeatable=True
+            scripts.RETRY, (self.key, self.fence), (self.consumer, *delivery.fence, delivery.entry), repeatable=True
         )
         if not attempt or self.held.get(delivery.entry) is not delivery:
             return None
@@ -142,11 +193,13 @@ class RequestStream:
     async def hand_back(self, link: Link, deliveries: Sequence[Delivery]) -> None:
         """Give held deliveries to other workers, without counting an attempt."""
         for start in range(0, len(deliveries), _MOST_HANDED_BACK):
-            part = [delivery for delivery in deliveries[start : start + _MOST_HANDED_BACK] if delivery.generation == self.generation]
-            for delivery in part:
-                self.held.pop(delivery.entry, None)
+            part = [
+                delivery
+                for delivery in deliveries[start : start + _MOST_HANDED_BACK]
+                if self.held.pop(delivery.entry, None) and delivery.fence.generation == self.fence_known.generation
+            ]
             if part:
-                args = (self.consumer, self.generation, self.counter, self.wake, self.service, *(each.entry for each in part))
+                args = (self.consumer, *common_fence(part), self.wake, self.service, *(each.entry for each in part))
                 await link.execute_script(scripts.HAND_BACK, (self.key, self.fence), args, repeatable=True)
 
     async def begin(self, link: Link, delivery: Delivery, mark: str) -> Beginning:
@@ -155,7 +208,7 @@ class RequestStream:
         reply = await link.execute_script(
             scripts.START,
             (self.key, self.fence, mark),
-            (self.consumer, delivery.generation, self.counter, delivery.entry, delivery.run, int(left * 1000)),
+            (self.consumer, *delivery.fence, delivery.entry, delivery.run, int(left * 1000)),
             repeatable=True,
         )
         if reply == b"started":
@@ -163,11 +216,21 @@ class RequestStream:
         return "began" if reply == b"began" else "lost"
 
     def bury(
-        self, link: Link, entry: bytes, *, reason: str, attempts: int, error: str, document: bytes, replies: str, frames: bytes
+        self,
+        link: Link,
+        entry: bytes,
+        fence: Fence,
+        *,
+        reason: str,
+        attempts: int,
+        error: str,
+        document: bytes,
+        replies: str,
+        frames: bytes,
     ) -> None:
         """Set an entry aside as a dead letter, with a frame for its caller when ``replies`` is known."""
         keys = (self.key, self.fence, self.dead_letters)
-        args: tuple[Any, ...] = (self.consumer, self.generation, self.counter, entry, reason, attempts, error[:2000], document)
+        args: tuple[Any, ...] = (self.consumer, *fence, entry, reason, attempts, error[:2000], document)
         limits = (DEAD_LETTER_LIMIT, DEAD_LETTER_TTL * 1000, replies, frames)
 
         def done(reply: Reply) -> None:

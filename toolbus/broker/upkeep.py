@@ -15,7 +15,7 @@ from toolbus.broker.link import Link
 from toolbus.broker.outbox import Outbox
 from toolbus.broker.protocols import Delivery, WorkerListener
 from toolbus.broker.registry import Registry
-from toolbus.broker.requests import RequestStream
+from toolbus.broker.requests import Fence, RequestStream
 from toolbus.results import BrokerError, ErrorInfo
 
 _MOST_TAKEN_OVER = 256
@@ -46,7 +46,7 @@ class Upkeep:
         streams: Mapping[str, RequestStream],
         *,
         listener: WorkerListener,
-        deliveries: Callable[[RequestStream, Any], list[Delivery]],
+        deliveries: Callable[[RequestStream, Fence, Any], list[Delivery]],
     ) -> None:
         self._link = link
         self._keys = keys
@@ -99,8 +99,8 @@ class Upkeep:
             return
         busy = self._listener.busy()
         live = self._keys.live
-        taken = await stream.reap(self._link, live, min(slots, _MOST_TAKEN_OVER), busy=busy, handed_back_only=handed_back_only)
-        deliveries = self._deliveries(stream, taken)
+        taken, fence = await stream.reap(self._link, live, min(slots, _MOST_TAKEN_OVER), busy=busy, handed_back_only=handed_back_only)
+        deliveries = self._deliveries(stream, fence, ((each.entry, each.attempt, each.fields) for each in taken))
         if not deliveries:
             return
         self.recovered += len(deliveries)

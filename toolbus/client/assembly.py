@@ -28,14 +28,14 @@ class Assembly:
     """
 
     __slots__ = (
-        "_banned", "_blobs", "_blobs_seen", "_data", "_held", "_held_length", "_length", "_next", "_output", "_partial",
+        "_banned", "_blobs", "_blobs_seen", "_data", "_epoch", "_held", "_held_length", "_length", "_next", "_output", "_partial",
         "_run", "_run_text", "attempt", "finished", "text", "worker",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.text: list[str] = []
         self.finished = False
-        self.attempt = 0
+        self.attempt = self._epoch = 0
         self.worker = ""
         self._length = 0
         self._run = ""
@@ -56,7 +56,7 @@ class Assembly:
             return []
         events: list[Event] = []
         if frame.run != self._run:
-            if frame.attempt < self.attempt:
+            if (frame.epoch, frame.attempt) < (self._epoch, self.attempt):
                 return []
             self._begin(frame, events)
         if frame.seq < self._next:
@@ -92,7 +92,7 @@ class Assembly:
             self._banned.append(self._run)
             del self._banned[:-_MOST_BANNED]
         self._run = frame.run
-        self.attempt = frame.attempt
+        self._epoch, self.attempt = frame.epoch, frame.attempt
         self._next = 0
         self._run_text = False
         self._blobs_seen = 0

@@ -265,6 +265,8 @@ class Run:
 
     def _frame(self, kind: Any, error: ErrorInfo | None = None) -> Frame:
         frame = Frame(self.delivery.request.id, self.delivery.run, self.delivery.attempt, self._seq, kind)
+        if self.delivery.epoch:
+            frame.epoch = self.delivery.epoch
         if self._seq == 0:
             frame.worker = self._shelter.broker.instance
             frame.queued_ms = round(self.delivery.queued_ms, 1)

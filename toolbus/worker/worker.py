@@ -370,6 +370,7 @@ class Worker:
 
     def _end_frame(self, delivery: Delivery, error: ErrorInfo | None) -> bytes:
         frame = Frame(delivery.request.id, delivery.run, delivery.attempt, kind="end", end_of_stream=True, error=error)
+        frame.epoch = delivery.epoch
         frame.worker = self.broker.instance
         frame.queued_ms = round(delivery.queued_ms, 1)
         return encode(frame)

@@ -3,7 +3,7 @@
 -- KEYS: 1 request stream, 2 fence, 3 live instances
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 the server's time as this worker expects it (ms), or ""
 --       to take only what was handed back, 6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone
--- Returns {generation, counter, {{id, delivery count, fields}, ...}, 1 when the server's clock is not what was expected}
+-- Returns {generation, counter, {{id, delivery count, fields, its consumer until now}, ...}, 1 when the server's clock is not what was expected}
 local STRETCH = 1000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
@@ -30,7 +30,7 @@ if back.err then return {'', '', {}, 0} end
 for _, entry in ipairs(back) do
   if not refused(entry[4], false) then
     local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
-    if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2]} end
+    if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2], '~back'} end
     room = room - 1
   end
 end
@@ -49,10 +49,10 @@ local function claim(pending, owner, spare)
   end
   if #ids == 0 then return end
   for _, entry in ipairs(redis.call('XCLAIM', queue, 'g', me, 0, unpack(ids))) do
-    taken[#taken + 1] = {entry[1], counts[entry[1]], entry[2]}
+    taken[#taken + 1] = {entry[1], counts[entry[1]], entry[2], owner}
   end
   room = room - #ids
-  redis.call('HINCRBY', fence, 'c:' .. owner, 1)
+  if owner ~= me then redis.call('HINCRBY', fence, 'c:' .. owner, 1) end
 end
 
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, 'g')) do

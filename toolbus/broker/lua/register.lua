@@ -33,7 +33,9 @@ if #refused > 1 then return refused end
 -- A group that had to be made anew knows nothing of earlier deliveries: a new generation fences them off.
 local made = redis.pcall('XGROUP', 'CREATE', queue, 'g', '0', 'MKSTREAM')
 if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation') == 0 then
-  redis.call('HSET', fence, 'generation', ARGV[11])
+  -- Its number orders attempts, since delivery counts start anew with the group.
+  local before = tonumber((redis.call('HGET', fence, 'generation') or '-1'):match('^%-?%d+'))
+  redis.call('HSET', fence, 'generation', string.format('%d.%s', (before or 0) + 1, ARGV[11]))
 end
 redis.call('HSETNX', fence, 'c:' .. instance, 0)
 redis.call('HSET', fence, 'l:' .. instance, ARGV[10])
