@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from toolbus.broker import scripts
+from toolbus.broker.command import ReplyError
 from toolbus.broker.connection import Connector, ServerInfo
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link, ReplyError
+from toolbus.broker.link import Link
 from toolbus.broker.registry import TTL, Registry, read_record
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, address, encode, join_frames, new_run
@@ -52,7 +53,7 @@ class Admin:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = Keys(settings.namespace)
-        self._connector = Connector(settings.url)
+        self._connector = Connector.of(settings)
 
     async def __aenter__(self) -> Self:
         self._link = Link(self._connector)

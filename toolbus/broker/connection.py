@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio as aredis
-from redis.asyncio.connection import parse_url
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from toolbus.broker import scripts
+from toolbus.broker.discovery import At, Fixed, Node, discovery
+from toolbus.broker.keys import Keys
 from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError, UnsupportedServer
+from toolbus.settings import Settings
 
 BLOCK = 2.0
 """Seconds that a blocking read waits at the server; redis-py's and our own read timeouts allow for it."""
 
 _READ_TIMEOUT = BLOCK + 5.0
 _CONNECT_TIMEOUT = 5.0
+_SYNCHRONOUS: dict[Any, Any] = {
+    aredis.Connection: redis.Connection,
+    aredis.SSLConnection: redis.SSLConnection,
+    aredis.UnixDomainSocketConnection: redis.UnixDomainSocketConnection,
+}
+_PASSWORD = re.compile(r"(://[^/@:]*):.*@|(sentinel_password=)[^&]*")
 
 
 class ServerInfo:
@@ -40,38 +51,56 @@ class ServerInfo:
 
 
 class Connector:
-    """Opens connections to one URL (``redis://``, ``rediss://``, ``unix://``).
+    """Opens connections for one URL and namespace, wherever the server is at that time.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://``, or the first two with ``+sentinel`` or ``+cluster``.
+        key: any key of the namespace, which names its slot in a cluster.
+        password_file: a file that holds the password; read at every connect, so that a rotated one is found.
 
     :raises ConfigurationError: the URL can't be understood.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, *, key: str = "", password_file: str = "") -> None:
         self.display = redact(url)
+        self._password_file = password_file
         try:
-            options: dict[str, Any] = {**parse_url(url)}
+            self._discovery = discovery(url, key, self._password)
         except ValueError as error:
             raise ConfigurationError(f"the URL {self.display!r} is wrong: {error}") from None
-        self._connection_class: Any = options.pop("connection_class", aredis.Connection)
-        self._options: dict[str, Any] = {
-            "socket_timeout": _READ_TIMEOUT,
-            "socket_connect_timeout": _CONNECT_TIMEOUT,
-            # Whether a command may be sent again is ours to decide: a blind retry would publish twice.
-            "retry": Retry(NoBackoff(), 0),
-            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-            "protocol": 3,
-            **options,
-        }
+
+    @classmethod
+    def of(cls, settings: Settings) -> Connector:
+        """The connector of a process with these settings."""
+        return cls(settings.url, key=Keys(settings.namespace).live, password_file=settings.password_file)
 
     async def connect(self) -> tuple[Any, ServerInfo]:
-        """An open, authenticated connection with every script loaded, and what the server is.
+        """An open, authenticated connection to a master with every script loaded, and what the server is.
 
-        :raises BrokerUnavailable: it can't be reached.
+        :raises BrokerUnavailable: it can't be reached, or is a replica now.
         :raises BrokerError: it refuses us.
         :raises UnsupportedServer: it is too old.
         """
-        connection = self._connection_class(**self._options)
         with self.errors():
+            fixed = isinstance(self._discovery, (Fixed, At))
+            node = self._discovery.find() if fixed else await asyncio.to_thread(self._discovery.find)
+        return await self._open(node)
+
+    def at(self, node: Node) -> Connector:
+        """The same for one node of the cluster."""
+        other = copy.copy(self)
+        other.display = f"{node.host}:{node.port}"
+        other._discovery = At(node, self._discovery.options)
+        return other
+
+    def told(self, node: Node) -> None:
+        """Take a server's word that another one serves the namespace now."""
+        self._discovery.told(node)
+
+    async def _open(self, node: Node | None) -> tuple[Any, ServerInfo]:
+        with self.errors():
+            options = self._options(node)
+            connection = options.pop("connection_class", aredis.Connection)(**options)
             try:
                 await connection.connect()
                 return connection, await _greet(connection.send_command, connection.read_response)
@@ -79,16 +108,41 @@ class Connector:
                 await connection.disconnect(nowait=True)
                 raise
 
-    def sync_client(self) -> redis.Redis:
-        """A synchronous client, for the lease thread and for short commands of the CLI."""
-        return redis.Redis.from_url(
-            self.url,
-            socket_timeout=_READ_TIMEOUT,
-            socket_connect_timeout=_CONNECT_TIMEOUT,
-            retry=Retry(NoBackoff(), 0),
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            protocol=3,
-        )
+    def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
+        """A synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
+
+        :raises redis.RedisError: nobody could say where the server is.
+        """
+        options = self._options(self._discovery.find())
+        kind = options.pop("connection_class", aredis.Connection)
+        options |= {"socket_timeout": timeout, "socket_connect_timeout": min(timeout, _CONNECT_TIMEOUT)}
+        pool = redis.ConnectionPool(connection_class=_SYNCHRONOUS[kind], **options)
+        return redis.Redis.from_pool(pool)
+
+    def _options(self, node: Node | None) -> dict[str, Any]:
+        options = {
+            "socket_timeout": _READ_TIMEOUT,
+            "socket_connect_timeout": _CONNECT_TIMEOUT,
+            # Whether a command may be sent again is ours to decide: a blind retry would publish twice.
+            "retry": Retry(NoBackoff(), 0),
+            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+            "protocol": 3,
+            **self._discovery.options,
+        }
+        if node is not None:
+            options |= {"host": node.host, "port": node.port}
+        password = self._password()
+        if password is not None:
+            options["password"] = password
+        return options
+
+    def _password(self) -> str | None:
+        if not self._password_file:
+            return None
+        try:
+            return Path(self._password_file).read_text("utf-8").strip()
+        except OSError as error:
+            raise redis.AuthenticationError(f"the password file can't be read: {error}") from None
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -98,7 +152,7 @@ class Connector:
         except (redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError) as error:
             raise BrokerError(f"{self.display} refused the user or password: {error}") from None
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-            reason = str(error).rstrip(".")
+            reason = (str(error) or type(error).__name__).rstrip(".")
             raise BrokerUnavailable(
                 f"can't reach {self.display}: {reason}; start a server with `toolbus dev`, or set TOOLBUS_URL"
             ) from None
@@ -112,22 +166,22 @@ class Connector:
 
 
 def redact(url: str) -> str:
-    """The URL without its password, fit for logs."""
-    try:
-        password = urlsplit(url).password
-    except ValueError:
-        return "the given URL"
-    return url.replace(f":{password}@", ":***@", 1) if password else url
+    """The URL without its passwords, fit for logs."""
+    return _PASSWORD.sub(lambda found: f"{found[2]}***" if found[2] else f"{found[1]}:***@", url)
 
 
 async def _greet(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]]) -> ServerInfo:
     await send("INFO", "server")
     fields = dict(line.split(":", 1) for line in _text(await read()).splitlines() if ":" in line)
+    await send("INFO", "replication")
+    fields |= dict(line.split(":", 1) for line in _text(await read()).splitlines() if ":" in line)
     name = "Valkey" if "valkey_version" in fields else "Redis"
     version = fields.get("valkey_version") or fields.get("redis_version", "unknown")
     major = version.split(".", 1)[0]
     if major.isdigit() and int(major) < 7:
         raise UnsupportedServer(f"the server is {name} {version}; toolbus needs Redis 7.0 or Valkey 7.2, or newer")
+    if fields.get("role", "master") != "master":
+        raise redis.ConnectionError(f"it is a read-only replica of {fields.get('master_host')}:{fields.get('master_port')}")
     # The scripts are the real probe: whatever lacks their flags or commands can't serve.
     for script in scripts.ALL:
         await send("SCRIPT", "LOAD", script.source)

@@ -28,6 +28,7 @@ from toolbus.broker.scripts import Script
 
 _MOST_IDS = 256
 _STUCK_AFTER = 2.0
+_READ_TIMEOUT = 7.0
 
 
 class Renewal(NamedTuple):
@@ -98,7 +99,7 @@ class LeaseThread:
         self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        client = self._connector.sync_client()
+        client: redis.Redis | None = None
         try:
             while not self._stop:
                 self._wake.wait(self._lease / 3 * random.uniform(0.9, 1.0))  # noqa: S311 - jitter
@@ -107,16 +108,23 @@ class LeaseThread:
                     return
                 self._watch_loop()
                 try:
+                    # A beat that hangs for longer than this loses the lease all the same.
+                    client = client or self._connector.sync_client(max(0.5, min(_READ_TIMEOUT, self._lease / 2)))
                     beat = self._beat(client)
                 except (redis.RedisError, OSError) as error:
-                    telemetry.log.warning("lease.beat_failed", error=str(error))
+                    telemetry.log.warning("lease.beat_failed", error=str(error) or type(error).__name__)
+                    if client is not None:
+                        # The next one looks afresh for the server, and for the password.
+                        client.close()
+                        client = None
                     self._tell(None)
                     # The next try must come well before the lease ends.
                     self._wake.wait(min(0.5, self._lease / 10))
                 else:
                     self._tell(beat)
         finally:
-            client.close()
+            if client is not None:
+                client.close()
 
     def _beat(self, client: redis.Redis) -> Beat:
         streams = dict(self._streams)

@@ -15,34 +15,26 @@ from typing import Any, NamedTuple
 import hiredis
 
 from toolbus import telemetry
+from toolbus.broker.command import Command, OnReply, Reply, ReplyError, answer
 from toolbus.broker.connection import BLOCK, Connector, ServerInfo
+from toolbus.broker.discovery import Node
 from toolbus.broker.scripts import Script
 from toolbus.results import BrokerError, BrokerUnavailable
-
-Reply = Any
-"""What the server answers: bytes, int, float, None, bool, list, dict, or an error as a value."""
-
-OnReply = Callable[[Reply], None]
 
 # Its stub says "a tuple of one"; it takes a tuple of any length.
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
+_ASKING = Command(_pack(("ASKING",)), None, True)
 _NOTHING = object()
 _STALLED = BLOCK + 5.0
+# Error replies to commands that were certainly not carried out. The server is not the one that serves us any more, or not yet:
+_ELSEWHERE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "UNBLOCKED"})
+# or it is, in a moment.
+_SOON = frozenset({"TRYAGAIN", "NOREPLICAS"})
+_SOON_AFTER = 0.03
+# A connection that refuses commands again within so many seconds of its opening is no progress.
+_SETTLED = 5.0
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
-
-
-class ReplyError(BrokerError):
-    """An error reply of the server; its text starts with the server's error code."""
-
-
-class Command(NamedTuple):
-    """A packed command that waits for its answer."""
-
-    packed: bytes
-    on_reply: OnReply | None
-    repeatable: bool
-    same_server: bool = False
 
 
 class LinkStatistics(NamedTuple):
@@ -64,7 +56,9 @@ class Link(asyncio.Protocol):
     sent with ``repeatable=True`` is written again after a reconnect, in order; one that
     was not is answered with ``BrokerUnavailable``, because it may have been carried out. With
     ``same_server=True`` as well it is written again only to the process it was written to before:
-    another one (a restart, a failover) may have forgotten what the first one did.
+    another one (a restart, a failover) may have forgotten what the first one did. A command that the
+    server refused to carry out because it is a replica, loading, or not in charge of the slot is
+    written again wherever it is carried out.
 
     Args:
         connector: opens connections.
@@ -98,6 +92,11 @@ class Link(asyncio.Protocol):
         self._closing = False
         self._lost = asyncio.Event()
         self._heard = 0.0
+        self._refused: list[Command] = []
+        self._leaving = False
+        self._connected_at = 0.0
+        self._delay = _BACKOFF_FIRST
+        self._sides: dict[Node, Side] = {}
         self._connects = self._commands = self._writes = 0
         self.server: ServerInfo | None = None
 
@@ -121,13 +120,17 @@ class Link(asyncio.Protocol):
         self.server = server
         self._take_over(connection)
         self._connects += 1
+        self._leaving = False
+        self._connected_at = self._loop.time()
         if self._channels and self._transport is not None:
             # Not through _write, which would send what waits before what is to be repeated.
             self._transport.write(b"".join(_pack(("SUBSCRIBE", name)) for name in sorted(self._channels)))
         # What was written to the old connection and may be repeated goes first, then what never left.
         again = list(self._unanswered)
         self._unanswered.clear()
-        self._unsent[:0] = [command for command in again if not (restarted and command.same_server)]
+        refused, self._refused = self._refused, []
+        # What was refused was sent before what was not answered.
+        self._unsent[:0] = [*refused, *(command for command in again if not (restarted and command.same_server))]
         self._flush()
         if restarted:
             self._answer_lost([command for command in again if command.same_server], "the server is another process now")
@@ -152,7 +155,10 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             self._transport = None
-        waiting = [*self._unanswered, *self._unsent]
+        for side in list(self._sides.values()):
+            side.close()
+        waiting = [*self._refused, *self._unanswered, *self._unsent]
+        self._refused.clear()
         self._unanswered.clear()
         self._unsent.clear()
         self._unsent_bytes = 0
@@ -238,13 +244,15 @@ class Link(asyncio.Protocol):
                 if self._on_push is not None:
                     self._on_push(reply)
                 continue
-            on_reply = unanswered.popleft().on_reply
-            if on_reply is None:
+            if not unanswered:
+                telemetry.log.error("link.protocol_error", server=self._connector.display, error="an answer to nothing")
+                self._abort()
+                return
+            command = unanswered.popleft()
+            if type(reply) is ReplyError and self._put_off(command, reply):
                 continue
-            try:
-                on_reply(reply)
-            except Exception:  # noqa: BLE001 - one callback's bug must not take the other answers with it
-                telemetry.log.exception("link.callback_failed")
+            if command.on_reply is not None:
+                answer(command, reply)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -305,6 +313,43 @@ class Link(asyncio.Protocol):
             self._flush()
             self._transport.write(packed)
 
+    def _put_off(self, command: Command, error: ReplyError) -> bool:
+        """Keep a command that was refused for a reason that passes; False when the error is its answer."""
+        code, _, rest = str(error).partition(" ")
+        if code in _ELSEWHERE:
+            self._refused.append(command)
+            if not self._leaving:
+                self._leaving = True
+                telemetry.log.warning("link.refused", server=self._connector.display, error=str(error))
+                if code == "MOVED":
+                    self._connector.told(Node.parse(rest.partition(" ")[2]))
+                self._loop.call_soon(self._abort)
+            return True
+        if code == "ASK":
+            self._forward(Node.parse(rest.partition(" ")[2]), command)
+            return True
+        if code in _SOON:
+            self.send_again(command)
+            return True
+        return False
+
+    def send_again(self, command: Command) -> None:
+        """Send a command that was not carried out once more, in a moment."""
+        self._loop.call_later(_SOON_AFTER * random.uniform(0.5, 1.5), self._put_in, command)  # noqa: S311 - jitter, not a secret
+
+    def _put_in(self, *commands: Command) -> None:
+        if self._closing:
+            self._answer_lost(list(commands), "the connection was closed")
+            return
+        self._unsent.extend(commands)
+        self._flush()
+
+    def _forward(self, node: Node, command: Command) -> None:
+        side = self._sides.get(node)
+        if side is None:
+            side = self._sides[node] = Side(self._connector.at(node), self, lambda: self._sides.pop(node, None))
+        side.carry_out(command)
+
     def _abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -315,6 +360,12 @@ class Link(asyncio.Protocol):
             self._abort()
 
     async def _reconnect(self) -> None:
+        if self._leaving and self._loop.time() - self._connected_at < _SETTLED:
+            # It opens and then refuses: without a pause this would go round as fast as it can.
+            await asyncio.sleep(self._delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            self._delay = min(self._delay * 2, _BACKOFF_MOST)
+        else:
+            self._delay = _BACKOFF_FIRST
         delay = _BACKOFF_FIRST
         while not self._closing:
             try:
@@ -335,11 +386,62 @@ class Link(asyncio.Protocol):
 
     def _answer_lost(self, commands: list[Command], reason: str) -> None:
         for command in commands:
-            if command.on_reply is not None:
-                try:
-                    command.on_reply(BrokerUnavailable(f"{self._connector.display}: {reason}"))
-                except Exception:  # noqa: BLE001 - as in data_received
-                    telemetry.log.exception("link.callback_failed")
+            answer(command, BrokerUnavailable(f"{self._connector.display}: {reason}"))
+
+
+class Side(Link):
+    """A connection to the cluster node that a slot is moving to, for the commands that were answered with ASK.
+
+    What it can't carry out goes back to its link.
+    """
+
+    def __init__(self, connector: Connector, link: Link, gone: Callable[[], object]) -> None:
+        super().__init__(connector)
+        self._link = link
+        self._gone = gone
+        self._opening = self._loop.create_task(self._open())
+
+    def carry_out(self, command: Command) -> None:
+        """Send a command with the permission to be carried out before the slot has moved."""
+        self._put_in(_ASKING, command)
+
+    def close(self) -> None:
+        """Close it; what waits is given back."""
+        self._closing = True
+        self._opening.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._give_back([*self._unanswered, *self._unsent])
+        self._unanswered.clear()
+        self._unsent.clear()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        written = list(self._unanswered)
+        self._unanswered.clear()
+        self._answer_lost([command for command in written if not command.repeatable], "the connection was lost")
+        self._give_back([*(command for command in written if command.repeatable), *self._unsent])
+        self._unsent.clear()
+
+    def _put_off(self, command: Command, error: ReplyError) -> bool:
+        if str(error).partition(" ")[0] not in {"ASK", *_ELSEWHERE, *_SOON}:
+            return False
+        self._link.send_again(command)
+        return True
+
+    async def _open(self) -> None:
+        try:
+            await self.connect()
+        except BrokerError as error:
+            telemetry.log.warning("link.side_failed", server=self._connector.display, error=str(error))
+            self._give_back(self._unsent)
+            self._unsent = []
+
+    def _give_back(self, commands: list[Command]) -> None:
+        self._gone()
+        for command in commands:
+            if command is not _ASKING:
+                self._link.send_again(command)
 
 
 def _settle(future: asyncio.Future[Reply], reply: Reply) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from toolbus import telemetry
 from toolbus.broker import scripts
+from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link, Reply
+from toolbus.broker.link import Link
 from toolbus.broker.protocols import Delivery
 from toolbus.broker.requests import RequestStream, common_fence
 from toolbus.envelope import join_frames

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker import scripts
+from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link, Reply
+from toolbus.broker.link import Link
 from toolbus.broker.protocols import Fate, Sender, Verdict
 from toolbus.results import BrokerError, BrokerUnavailable
 

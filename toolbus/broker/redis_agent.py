@@ -10,9 +10,10 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.broker.clock import ServerClock
+from toolbus.broker.command import ReplyError
 from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link, ReplyError
+from toolbus.broker.link import Link
 from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.broker.registry import Registry, RegistryFollower
@@ -31,7 +32,7 @@ class RedisAgentBroker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = Keys(settings.namespace)
-        self._connector = Connector(settings.url)
+        self._connector = Connector.of(settings)
         self._agent = new_id()
         self._replies = self._keys.replies(self._agent)
         self._clock = ServerClock(settings.lease)

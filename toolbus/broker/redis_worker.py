@@ -16,10 +16,11 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.clock import ServerClock
+from toolbus.broker.command import ReplyError
 from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.leases import Beat, LeaseThread, Renewal
-from toolbus.broker.link import Link, ReplyError
+from toolbus.broker.link import Link
 from toolbus.broker.outbox import Outbox
 from toolbus.broker.protocols import Beginning, Delivery, WorkerListener
 from toolbus.broker.registry import Registry
@@ -49,7 +50,7 @@ class RedisWorkerBroker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = Keys(settings.namespace)
-        self._connector = Connector(settings.url)
+        self._connector = Connector.of(settings)
         self._instance = new_instance()
         self._clock = ServerClock(settings.lease)
         self._streams: dict[str, RequestStream] = {}

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.clock import ServerClock
+from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link, Reply
+from toolbus.broker.link import Link
 from toolbus.broker.protocols import ALONE_FROM, Beginning, Delivery
 from toolbus.envelope import address, decode_request, new_run
 from toolbus.results import BrokerError, EnvelopeError
@@ -145,6 +146,9 @@ class RequestStream:
             run=self._next_run(),
             server=found.get(b"s", b""),
         )
+        if entry in self.held:
+            # Delivered once more, by a group that was made anew.
+            self.lose(self.held[entry])
         self.held[entry] = delivery
         return delivery
 

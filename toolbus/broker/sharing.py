@@ -12,8 +12,9 @@ from collections.abc import Callable
 import msgspec
 
 from toolbus.broker import scripts
+from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link, Reply
+from toolbus.broker.link import Link
 from toolbus.broker.protocols import Fate, Sender, Verdict
 from toolbus.broker.publisher import ABSENT, failure, fate_of
 from toolbus.envelope import Frame, Request, arguments_digest, share_digest

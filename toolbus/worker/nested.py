@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from toolbus import telemetry
+from toolbus.results import BrokerUnavailable
 from toolbus.settings import Settings
+
+_RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -20,18 +24,25 @@ class NestedBus:
         self._bus: ToolBus | None = None
 
     async def get(self) -> ToolBus:
-        """The open bus.
+        """The open bus. While the server can't be reached it is tried again, for as long as the call that asks may run.
 
-        :raises BrokerError: the server can't be reached.
+        :raises BrokerError: the server refuses us.
         """
         # Through the public door, and only now: worker and client know nothing of each other.
         from toolbus import ToolBus  # noqa: PLC0415
 
         async with self._lock:
-            if self._bus is None:
+            delay = _RETRY_FIRST
+            while self._bus is None:
                 bus = ToolBus(settings=self._settings)
-                await bus.open()
-                self._bus = bus
+                try:
+                    await bus.open()
+                except BrokerUnavailable as error:
+                    telemetry.log.warning("nested.unavailable", error=str(error), retry_in=delay)
+                    await asyncio.sleep(delay)
+                    delay = min(2 * delay, _RETRY_MOST)
+                else:
+                    self._bus = bus
             return self._bus
 
     async def aclose(self) -> None:

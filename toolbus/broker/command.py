@@ -1,0 +1,37 @@
+"""A command on its way to the server, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from toolbus import telemetry
+from toolbus.results import BrokerError
+
+Reply = Any
+"""What the server answers: bytes, int, float, None, bool, list, dict, or an error as a value."""
+
+OnReply = Callable[[Reply], None]
+
+
+class ReplyError(BrokerError):
+    """An error reply of the server; its text starts with the server's error code."""
+
+
+class Command(NamedTuple):
+    """A packed command that waits for its answer."""
+
+    packed: bytes
+    on_reply: OnReply | None
+    repeatable: bool
+    same_server: bool = False
+
+
+def answer(command: Command, reply: Reply) -> None:
+    """Pass an answer to whoever waits for it."""
+    if command.on_reply is None:
+        return
+    try:
+        command.on_reply(reply)
+    except Exception:  # noqa: BLE001 - one callback's bug must not take the other answers with it
+        telemetry.log.exception("link.callback_failed")
