@@ -1,0 +1,258 @@
+"""The link alone, against a server that does as it is told: order, repetition and refusals over lost connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import hiredis
+import pytest
+
+from tests.servers import eventually
+from toolbus import BrokerUnavailable
+from toolbus.broker.command import ReplyError
+from toolbus.broker.connection import Connector
+from toolbus.broker.link import Link
+
+pytestmark = pytest.mark.anyio
+
+Answer = Callable[[list[bytes]], bytes | None]
+"""What the server says to a command, as it goes over the wire; None says nothing."""
+
+_GREETING = {b"HELLO": b"%1\r\n+proto\r\n:3\r\n", b"CLIENT": b":7\r\n", b"SCRIPT": b"+sha\r\n", b"SUBSCRIBE": b""}
+
+
+class Server:
+    """A server on loopback that greets as a real one does, and answers the rest as the test says."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = lambda command: b"+OK\r\n"
+        self.seen: list[list[bytes]] = []
+        self.run_id = "one"
+        self.connections: set[asyncio.StreamWriter] = set()
+        self.accepted = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The commands that were not part of a greeting, by name."""
+        return [command[0].decode() for command in self.seen]
+
+    async def start(self) -> None:
+        """Listen on a free port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Close everything."""
+        self._server.close()
+        self.cut()
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        for writer in list(self.connections):
+            writer.transport.abort()
+
+    def say(self, text: bytes) -> None:
+        """Send something that nobody asked for."""
+        for writer in self.connections:
+            writer.write(text)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.add(writer)
+        self.accepted += 1
+        parser = hiredis.Reader()
+        try:
+            while data := await reader.read(65_536):
+                parser.feed(data)
+                while (command := parser.gets()) is not False:
+                    writer.write(self._reply(command))
+        except ConnectionError:
+            pass
+        finally:
+            self.connections.discard(writer)
+            with suppress(ConnectionError):
+                writer.close()
+
+    def _reply(self, command: list[bytes]) -> bytes:
+        if command[0] == b"INFO":
+            text = f"redis_version:7.4.0\r\nrun_id:{self.run_id}\r\nrole:master\r\n".encode()
+            return b"$%d\r\n%b\r\n" % (len(text), text)
+        if command[0] in _GREETING:
+            return _GREETING[command[0]]
+        self.seen.append(command)
+        return self.answer(command) or b""
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """A server that runs."""
+    made = Server()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def link(server: Server) -> AsyncIterator[Link]:
+    """A connected link that reconnects by itself; its pushes are kept in ``link.heard``."""
+    heard: list[Any] = []
+    made = Link(Connector(server.url), on_push=heard.append, limit=10_000)
+    made.heard = heard  # type: ignore[attr-defined]
+    await made.connect()
+    upkeep = asyncio.create_task(made.maintain())
+    yield made
+    made.close()
+    await upkeep
+
+
+def silent(_: list[bytes]) -> None:
+    """Answer nothing."""
+    return
+
+
+async def test_answers_come_back_in_order_and_a_tick_is_one_write(link: Link) -> None:
+    """Each command's callback gets its own answer; commands of one tick leave together."""
+    answers: list[Any] = []
+    before = link.statistics().writes
+    for number in range(100):
+        link.send(("PING", str(number)), answers.append)
+    await eventually(lambda: len(answers) == 100)
+    assert answers == [b"OK"] * 100
+    assert link.statistics().writes == before + 1
+
+
+async def test_what_may_be_repeated_is_written_again_and_the_rest_is_told(server: Server, link: Link) -> None:
+    """After a cut: repeatable commands in their order, ahead of what came meanwhile; the others end as unavailable."""
+    server.answer = silent
+    answers: dict[str, Any] = {}
+    link.subscribe("channel")
+    for name in ("FIRST", "SECOND", "THIRD"):
+        link.send((name,), lambda reply, name=name: answers.__setitem__(name, reply), repeatable=name != "SECOND")
+    await eventually(lambda: server.names == ["FIRST", "SECOND", "THIRD"])
+    server.seen.clear()
+    server.answer = lambda command: b"+" + command[0] + b"\r\n"
+    await server_gone(server, link)
+    assert isinstance(answers.get("SECOND"), BrokerUnavailable)
+    link.send(("LATER",), lambda reply: answers.__setitem__("LATER", reply))
+    await eventually(lambda: "LATER" in answers)
+    assert server.names == ["FIRST", "THIRD", "LATER"]
+    assert [answers[name] for name in ("FIRST", "THIRD", "LATER")] == [b"FIRST", b"THIRD", b"LATER"]
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_a_pinned_command_is_repeated_to_the_same_process_only(server: Server, link: Link, restarted: bool) -> None:
+    """The same run id gets it again; another one may have forgotten what the first did, so it ends as unavailable."""
+    server.answer = silent
+    answers: list[Any] = []
+    link.send(("PAY",), answers.append, repeatable=True, same_server=True)
+    await eventually(lambda: server.names == ["PAY"])
+    server.answer = lambda command: b"+paid\r\n"
+    if restarted:
+        server.run_id = "two"
+    server.cut()
+    await eventually(lambda: answers)
+    assert isinstance(answers[0], BrokerUnavailable) if restarted else answers == [b"paid"]
+    assert server.names.count("PAY") == (1 if restarted else 2)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        b"-READONLY You can't write against a read only replica.",
+        b"-LOADING Redis is loading the dataset in memory",
+        b"-MASTERDOWN Link with MASTER is down",
+        b"-CLUSTERDOWN The cluster is down",
+        b"-UNBLOCKED force unblock from blocking operation",
+        b"-MOVED 5 127.0.0.1:1",
+        b"-TRYAGAIN Multiple keys request during rehashing of slot",
+        b"-NOREPLICAS Not enough good replicas to write.",
+    ],
+)
+async def test_a_refused_command_is_carried_out_later(server: Server, link: Link, refusal: bytes) -> None:
+    """It is nobody's answer, also for what may not be repeated: it was certainly not carried out."""
+    refusals = 3
+    answers: list[Any] = []
+
+    def answer(command: list[bytes]) -> bytes:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            return refusal + b"\r\n"
+        return b"+done\r\n"
+
+    server.answer = answer
+    link.send(("WRITE",), answers.append)
+    await eventually(lambda: answers)
+    assert answers == [b"done"]
+    assert server.names == ["WRITE"] * 4
+
+
+async def test_refusals_without_end_are_not_a_hot_loop(server: Server, link: Link) -> None:
+    """A server that accepts connections and refuses every command is asked less and less often."""
+    server.answer = lambda command: b"-READONLY You can't write against a read only replica.\r\n"
+    link.send(("WRITE",))
+    async with asyncio.timeout(10):
+        await eventually(lambda: server.accepted >= 4)
+        began = asyncio.get_running_loop().time()
+        await eventually(lambda: server.accepted >= 6, timeout=8)
+    assert asyncio.get_running_loop().time() - began > 0.3
+
+
+async def test_other_errors_are_answers(server: Server, link: Link) -> None:
+    """An error that says something about the command itself is passed on as a value, once."""
+    server.answer = lambda command: b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
+    with pytest.raises(ReplyError, match="OOM"):
+        await link.execute("WRITE")
+    assert server.names == ["WRITE"]
+
+
+async def test_more_than_the_buffer_takes_is_refused(server: Server, link: Link) -> None:
+    """While nothing can be written, commands beyond the limit end at once and the others wait."""
+    server.answer = lambda command: b"+OK\r\n"
+    await server_gone(server, link)
+    answers: list[Any] = []
+    for _ in range(5):
+        link.send(("SET", "key", "x" * 4_000), answers.append)
+    assert [isinstance(answer, BrokerUnavailable) for answer in answers] == [True] * 3
+    assert "buffer is full" in str(answers[0])
+    await eventually(lambda: answers[3:] == [b"OK"] * 2)
+
+
+async def server_gone(server: Server, link: Link) -> None:
+    """Cut the connection and return before there is another."""
+    server.cut()
+    await eventually(lambda: not link.connected, interval=0)
+
+
+async def test_pushed_messages_do_not_disturb_answers(server: Server, link: Link) -> None:
+    """Out-of-band messages go to their own callback, between answers."""
+    server.answer = silent
+    answers: list[Any] = []
+    link.send(("ASK",), answers.append)
+    await eventually(lambda: server.names == ["ASK"])
+    server.say(b">3\r\n+message\r\n+channel\r\n+hello\r\n+answer\r\n")
+    await eventually(lambda: answers == [b"answer"])
+    assert [list(push) for push in link.heard] == [[b"message", b"channel", b"hello"]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("nonsense", [b"?what\r\n", b"+an answer to nothing\r\n"])
+async def test_nonsense_from_the_server_is_a_lost_connection(server: Server, link: Link, nonsense: bytes) -> None:
+    """What is not the protocol, or answers nothing, ends the connection; the next one works."""
+    server.say(nonsense)
+    await eventually(lambda: server.accepted == 2 and link.connected)
+    assert await link.execute("PING") == b"OK"
+
+
+async def test_a_closed_link_answers_everything(server: Server, link: Link) -> None:
+    """Nobody waits for ever: sent, waiting and later commands all end as unavailable."""
+    server.answer = silent
+    answers: list[Any] = []
+    link.send(("SENT",), answers.append, repeatable=True)
+    await eventually(lambda: server.names == ["SENT"])
+    link.send(("WAITING",), answers.append)
+    link.close()
+    link.send(("LATER",), answers.append)
+    assert [type(answer) for answer in answers] == [BrokerUnavailable] * 3
