@@ -145,7 +145,14 @@ def test_size_is_checked_before_anything_else() -> None:
     assert envelope.decode_frames(b"[" * 100, limit=99) == ([], ["reply entry of 100 bytes is over the limit of 99"])
 
 
-@pytest.mark.parametrize("value", ["", "a b", "é", "a" * 65, "a\n", "a{b}", "a:b", "*"])
+def test_a_request_may_have_nobody_to_answer_to() -> None:
+    """An empty agent id is no reply address; an empty call id is refused."""
+    assert envelope.decode_request(b'{"id":"a","agent":"","service":"s"}', limit=LIMIT).agent == ""
+    with pytest.raises(EnvelopeError, match=r"\$\.id"):
+        envelope.decode_request(b'{"id":"","agent":"b","service":"s"}', limit=LIMIT)
+
+
+@pytest.mark.parametrize("value", ["a b", "é", "a" * 65, "a\n", "a{b}", "a:b", "*"])
 @pytest.mark.parametrize("field", ["id", "agent"])
 def test_ids_that_could_name_another_key_are_refused(field: str, value: str) -> None:
     """Call and agent ids have a small alphabet, since keys are derived from them."""

@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         id: correlation id, at least 128 random bits.
-        agent: the caller's agent id. Workers derive the reply stream from it; a request never names a key.
+        agent: the caller's agent id. Workers derive the reply stream from it; a request never names a key. Empty: nobody is to be answered.
         service: the service's id.
         tool: the tool's name; empty for the untyped lower tier.
         user: the tenant on whose behalf the call runs.
@@ -180,7 +180,7 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
         raise EnvelopeError(f"malformed request: {error}") from None
     # A pattern in the type would say the same and cost twice as much as the whole decoding.
     for field, value in (("id", request.id), ("agent", request.agent)):
-        if not is_ident(value):
+        if not is_ident(value) and (value or field == "id"):
             raise EnvelopeError(f"malformed request: {value[:80]!r} is not 1 to 64 letters, digits, '_' or '-' - at `$.{field}`")
     if request.v != VERSION:
         raise EnvelopeError(f"envelope version {request.v} is not supported, this side speaks {VERSION}")

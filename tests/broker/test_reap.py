@@ -44,12 +44,12 @@ class Pool:
         """Make an entry look as if nobody had renewed it for so many leases."""
         self.redis.xclaim(self.queue, "g", consumer, 0, [entry], idle=int(leases * LEASE_MS), justid=True)
 
-    def reap(self, room: int = 256) -> list[bytes]:
+    def reap(self, room: int = 256, *, busy: bool = False, expected: object = None) -> list[bytes]:
         """Run the script as the consumer ``mine``; the ids it took over."""
-        now, busy, alone = int(time.time() * 1000), 0, 3
-        answer: Any = self.redis.eval(
-            scripts.REAP.source, 3, self.queue, self.fence, self.live, "mine", "pool", room, LEASE_MS, now, busy, alone
-        )
+        now = int(time.time() * 1000) if expected is None else expected
+        args = ("mine", "pool", room, LEASE_MS, now, int(busy), 3)
+        answer: Any = self.redis.eval(scripts.REAP.source, 3, self.queue, self.fence, self.live, *args)
+        self.stepped = bool(answer[3])
         return [entry for entry, *_ in answer[2]]
 
     @property
@@ -111,3 +111,44 @@ def test_an_entry_idle_for_less_than_two_leases_stays_with_its_live_consumer(poo
     pool.leave(entry, "other", 1.5)
     assert pool.reap() == []
     assert pool.counter("other") == b"0"
+
+
+def test_nothing_is_taken_when_the_servers_clock_is_not_what_was_expected(pool: Pool) -> None:
+    """After a stall or a step of the clock the living look dead: the script says so and leaves them alone."""
+    ids = pool.take("other", 3)
+    pool.redis.zadd(pool.live, {"pool/other": 1})
+    for off in (-LEASE_MS, LEASE_MS):
+        assert pool.reap(expected=int(time.time() * 1000) + off) == []
+        assert pool.stepped
+    assert pool.reap() == ids
+    assert not pool.stepped
+
+
+def test_a_lease_that_ends_too_far_ahead_was_written_before_the_clock_was_set_back(pool: Pool) -> None:
+    """A consumer whose lease seems to last for an hour is taken for dead, and its lease ended, so that it is swept too."""
+    ids = pool.take("other", 2)
+    pool.redis.hset(pool.fence, "l:other", LEASE_MS)
+    pool.redis.zadd(pool.live, {"pool/other": int(time.time() * 1000) + 3_600_000})
+    assert pool.reap() == ids
+    assert pool.redis.zscore(pool.live, "pool/other") < time.time() * 1000
+
+
+def test_what_may_be_poison_is_taken_one_at_a_time_and_by_the_idle_first(pool: Pool) -> None:
+    """From the third attempt on: one entry a reap, and for one lease only by workers that hold nothing else."""
+    ids = pool.take("other", 3)
+    for _ in range(2):
+        pool.redis.xclaim(pool.queue, "g", "other", 0, ids, justid=False)
+    pool.redis.zadd(pool.live, {"pool/other": int(time.time() * 1000) - 10})
+    assert pool.reap(busy=True) == []
+    assert pool.reap() == ids[:1]
+    assert pool.reap() == ids[1:2]
+    pool.redis.zadd(pool.live, {"pool/other": int(time.time() * 1000) - 2 * LEASE_MS})
+    assert pool.reap(busy=True) == ids[2:]
+
+
+def test_what_was_handed_back_is_taken_without_counting(pool: Pool) -> None:
+    """It keeps its delivery count, and is taken whatever the clock says."""
+    ids = pool.take("other", 2)
+    pool.redis.xclaim(pool.queue, "g", "~back", 0, ids, justid=True)
+    assert pool.reap(expected="") == ids
+    assert [entry["times_delivered"] for entry in pool.redis.xpending_range(pool.queue, "g", "-", "+", 10)] == [1, 1]

@@ -10,10 +10,11 @@ from typing import NamedTuple, Self
 from toolbus.broker import scripts
 from toolbus.broker.command import ReplyError
 from toolbus.broker.connection import Connector, ServerInfo
+from toolbus.broker.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.registry import TTL, Registry, read_record
-from toolbus.descriptors import Publication
+from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, address, encode, join_frames, new_run
 from toolbus.results import BrokerError, ErrorInfo
 from toolbus.settings import Settings
@@ -59,6 +60,7 @@ class Admin:
         self._link = Link(self._connector)
         await self._link.connect()
         self._registry = Registry(self._link, self._keys, self._settings)
+        self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -93,7 +95,7 @@ class Admin:
 
     async def purge(self, service: str) -> int:
         """Remove what is queued for a service and not running; each caller is answered ``cancelled``. Returns how many."""
-        stream = self._keys.queue(await self._queue(service))
+        stream = self._keys.queue(await self.queue(service))
         removed, after = 0, "-"
         while True:
             entries = await self._link.execute("XRANGE", stream, after, "+", "COUNT", _PAGE)
@@ -160,13 +162,23 @@ class Admin:
         queued, running, dead, paused, workers = await self._link.execute_script(scripts.OVERVIEW, keys, (service,))
         return ServiceOverview(publication, live, int(workers), int(queued), int(running), int(dead), bool(paused))
 
-    async def _queue(self, service: str) -> str:
+    async def queue(self, service: str) -> str:
+        """The name of a service's queue; its id when it is not in the registry any more."""
+        found = await self._descriptor(service)
+        return service if found is None else found.queue
+
+    async def queue_limit(self, service: str) -> int:
+        """Most requests that a service's queue takes."""
+        found = await self._descriptor(service)
+        return (0 if found is None else found.queue_limit) or self._settings.queue_limit
+
+    async def _descriptor(self, service: str) -> ServiceDescriptor | None:
         value = await self._link.execute("HGET", self._keys.services, service)
         record = read_record(value) if value is not None else None
-        return service if record is None else record.publication.service.queue
+        return None if record is None else record.publication.service
 
     async def _wake(self, service: str, word: str) -> None:
-        await self._link.execute("PUBLISH", self._keys.wake(await self._queue(service)), f"{word} {service}")
+        await self._link.execute("PUBLISH", self._keys.wake(await self.queue(service)), f"{word} {service}")
 
     async def _purge(self, stream: str, entry: bytes, document: bytes) -> int:
         replies, frames = "", b""
@@ -174,7 +186,7 @@ class Admin:
         if found is not None:
             call, agent = found
             error = ErrorInfo("cancelled", "purged", "an operator purged the queue before the call ran")
-            replies = self._keys.replies(agent)
+            replies = self._keys.call(call) if b'"shared":true' in document else self._keys.replies(agent)
             frames = join_frames([encode(Frame(call, new_run(), kind="end", end_of_stream=True, error=error))])
         return int(await self._link.execute_script(scripts.PURGE, (stream,), (entry, replies, frames)))
 

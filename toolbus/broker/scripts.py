@@ -35,6 +35,7 @@ RENEW = Script("renew")
 REAP = Script("reap")
 START = Script("start")
 BURY = Script("bury")
+REDRIVE = Script("redrive")
 RETRY = Script("retry")
 HAND_BACK = Script("hand_back")
 RETIRE = Script("retire")
@@ -48,6 +49,6 @@ OVERVIEW = Script("overview")
 PURGE = Script("purge")
 
 ALL = (
-    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, RENEW, REAP, START, BURY, RETRY, HAND_BACK, RETIRE,
+    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, RENEW, REAP, START, BURY, REDRIVE, RETRY, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE,
 )  # fmt: skip

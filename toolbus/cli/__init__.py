@@ -10,6 +10,7 @@ import click
 
 _COMMANDS = {
     "call": "calls",
+    "dead": "dead",
     "demo": "demo",
     "describe": "look",
     "dev": "dev",

@@ -1,0 +1,188 @@
+"""Dead letters from the command line: requests set aside for real, listed, redriven and dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.cli.shell import Shell
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import Retry, ToolService, invocation
+from toolbus.broker.admin import Admin
+from toolbus.results import BrokerError, ConfigurationError
+
+pytestmark = pytest.mark.anyio
+
+
+class Frail(ToolService):
+    """Fails while it is told to."""
+
+    id = "frail"
+    effect = "idempotent"
+    retry = Retry(attempts=1)
+    config_params = ("size",)
+    tools = ({"name": "lift", "description": "Lift.", "size": 3, "arguments": []},)
+
+    def __init__(self) -> None:
+        self.broken = True
+        self.seen: list[tuple[Any, ...]] = []
+
+    async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        self.seen.append((user, config, arguments, invocation().idempotency_key, invocation().id))
+        if self.broken:
+            raise RuntimeError("too heavy")
+        return "lifted"
+
+
+@pytest.fixture
+def place(valkey_server: str, namespace: str) -> Place:
+    """A namespace on Valkey."""
+    return Place(valkey_server, namespace)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+    """A shell for the same namespace."""
+    made = Shell(tmp_path, valkey_server, namespace)
+    yield made
+    made.close()
+
+
+def keys_of(place: Place) -> str:
+    """The key prefix of the namespace."""
+    return f"tb:{{{place.settings.namespace}}}:"
+
+
+async def told(shell: Shell, *words: str, given: str | None = None) -> Any:
+    """What a command did, while this loop's worker works on."""
+    return await asyncio.to_thread(shell.run, *words, given=given)
+
+
+async def test_a_dead_letter_is_listed_shown_and_runs_again(place: Place, shell: Shell) -> None:
+    """A request that failed for good is there with its history, and runs again as a new call that keeps its identity."""
+    service = Frail()
+    async with place.worker(service), place.bus() as bus:
+        await bus.wait_for_tool("lift")
+        failed = await bus.call("lift", {"kg": 200, "secret": "hush"}, user="alice")
+        assert failed.error is not None
+        listed = await told(shell, "dead", "list", "--output", "json")
+        assert listed.returncode == 0, listed.stderr
+        [letter] = json.loads(listed.stdout)
+        assert {key: letter[key] for key in ("service", "tool", "user", "attempts", "reason")} == {
+            "service": "frail", "tool": "lift", "user": "alice", "attempts": 1, "reason": "retries_exhausted",
+        }  # fmt: skip
+        assert "too heavy" in letter["error"]
+        table = await told(shell, "dead", "list", "frail")
+        assert letter["id"] in table.stdout
+        assert "hush" not in table.stdout + listed.stdout
+        shown = json.loads((await told(shell, "dead", "show", "frail", letter["id"])).stdout)
+        assert shown["request"]["arguments"] == {"kg": 200, "secret": "hush"}
+
+        service.broken = False
+        done = await told(shell, "dead", "redrive", "frail", letter["id"])
+        assert done.returncode == 0, done.stderr
+        await eventually(lambda: len(service.seen) == 2)
+        assert service.seen[1][:4] == ("alice", {"size": 3}, {"kg": 200, "secret": "hush"}, failed.meta.id)
+        assert service.seen[1][4] != failed.meta.id
+        assert (await told(shell, "dead", "list")).stdout == ""
+        client = redis.Redis.from_url(place.settings.url)
+        await eventually(lambda: client.xlen(f"{keys_of(place)}q:frail") == 0)
+        client.close()
+
+
+async def test_what_fails_again_is_a_dead_letter_again(place: Place, shell: Shell) -> None:
+    """A redriven request has no caller, so its failure goes back where the operator finds it."""
+    service = Frail()
+    async with place.worker(service), place.bus() as bus:
+        await bus.wait_for_tool("lift")
+        await bus.call("lift")
+        assert (await told(shell, "dead", "redrive", "frail", "--all", "--yes")).returncode == 0
+        await eventually(lambda: len(service.seen) == 2)
+
+        async def back() -> Any:
+            async with Admin(place.settings) as admin:
+                return await admin.dead_letters.newest("frail", 10)
+
+        [letter] = await eventually(back)
+        assert letter.request is not None
+        assert letter.request.agent == ""
+        assert (await told(shell, "dead", "drop", "frail", letter.id)).returncode == 0
+        assert await back() == []
+
+
+async def test_a_letter_that_cannot_be_read_is_shown_and_dropped_but_not_run(place: Place, shell: Shell) -> None:
+    """Garbage from the queue can be looked at safely; redriving it names the reason."""
+    async with place.worker(Frail()), place.bus() as bus:
+        await bus.wait_for_tool("lift")
+        client = redis.Redis.from_url(place.settings.url)
+        client.xadd(f"{keys_of(place)}q:frail", {"r": b"\xff{not json", "d": "99999999999999"})
+        [(entry, _)] = await eventually(lambda: client.xrange(f"{keys_of(place)}dlq:frail"))
+        client.close()
+        letter = entry.decode()
+        shown = json.loads((await told(shell, "dead", "show", "frail", letter)).stdout)
+        assert (shown["reason"], shown["request"]) == ("malformed", "\\xff{not json")
+        redriven = await told(shell, "dead", "redrive", "frail", letter)
+        assert (redriven.returncode, redriven.stdout) == (1, "")
+        assert "can't be read" in redriven.stderr
+        assert (await told(shell, "dead", "drop", "frail", "--all", given="n\n")).returncode == 1
+        assert (await told(shell, "dead", "drop", "frail", "--all", given="y\n")).returncode == 0
+        assert "no dead letters" in (await told(shell, "dead", "list", "frail")).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("show", "frail", "1-1"), "there is no dead letter 1-1"),
+        (("show", "frail", "nonsense"), "no id of a dead letter"),
+        (("redrive", "frail", "1-1"), "there is no dead letter 1-1"),
+        (("drop", "frail", "1-1"), "there is no dead letter 1-1"),
+        (("redrive", "frail"), "give the ids"),
+        (("drop", "frail", "1-1", "--all"), "give the ids"),
+    ],
+)
+def test_mistakes_are_one_line(shell: Shell, words: tuple[str, ...], complaint: str) -> None:
+    """Wrong ids and missing words say what is wrong, without a traceback."""
+    done = shell.run("dead", *words)
+    assert done.returncode != 0
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_two_operators_redrive_a_letter_once(place: Place) -> None:
+    """Of many at the same time one publishes it, and the others hear that it is gone."""
+    service = Frail()
+    async with place.worker(service), place.bus() as bus, Admin(place.settings) as one, Admin(place.settings) as other:
+        await bus.wait_for_tool("lift")
+        await bus.call("lift")
+        service.broken = False
+        [letter] = await eventually(lambda: one.dead_letters.ids("frail"))
+        tries = (admin.dead_letters.redrive("frail", letter, limit=100) for admin in (one, other) * 5)
+        outcomes = await asyncio.gather(*tries, return_exceptions=True)
+        assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
+        assert all(isinstance(outcome, (str, ConfigurationError)) for outcome in outcomes)
+        await eventually(lambda: len(service.seen) == 2)
+
+
+async def test_a_full_or_missing_queue_leaves_the_letter(place: Place) -> None:
+    """What can't be published now stays where it is."""
+    service = Frail()
+    async with Admin(place.settings) as admin:
+        async with place.worker(service), place.bus() as bus:
+            await bus.wait_for_tool("lift")
+            await bus.call("lift")
+            [letter] = await eventually(lambda: admin.dead_letters.ids("frail"))
+            await admin.pause("frail")
+            with pytest.raises(BrokerError, match="stays where it is"):
+                await admin.dead_letters.redrive("frail", letter, limit=0)
+            await admin.resume("frail")
+        with pytest.raises(ConfigurationError, match="nobody serves"):
+            await admin.dead_letters.redrive("frail", letter, limit=10)
+        assert await admin.dead_letters.ids("frail") == [letter]
+        assert await admin.dead_letters.queues() == ["frail"]

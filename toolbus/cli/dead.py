@@ -1,0 +1,172 @@
+"""``dead``: requests that were set aside."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolbus.cli.common import Failure, fail, output_option, print_json, print_table, run, settings_of
+from toolbus.results import ToolbusError
+
+if TYPE_CHECKING:
+    from toolbus.broker.admin import Admin
+    from toolbus.broker.dead_letters import DeadLetter
+
+
+@click.group("dead", no_args_is_help=True)
+def dead_command() -> None:
+    """Dead letters: requests that could not be answered, with the reason and the last error.
+
+    A request is set aside when it killed its workers too often, failed at its last retry, had no caller to hear of its
+    failure, or could not be read. It stays for a week unless it is redriven or dropped.
+    """
+
+
+@dead_command.command("list")
+@click.argument("service", required=False)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Most letters of a service.")
+@output_option
+@click.pass_context
+def list_command(ctx: click.Context, service: str | None, limit: int, output: str) -> None:
+    """List dead letters, the newest first: of one service, or of all."""
+
+    async def main(admin: Admin) -> list[DeadLetter]:
+        queues = [await admin.queue(service)] if service else await admin.dead_letters.queues()
+        return [letter for queue in queues for letter in await admin.dead_letters.newest(queue, limit)]
+
+    found = _with_admin(ctx, main)
+    if output == "json":
+        print_json([_summary(letter) for letter in found])
+        return
+    columns = ("ID", "SERVICE", "TOOL", "USER", "WHEN", "ATTEMPTS", "REASON", "LAST ERROR")
+    print_table(columns, [_row(letter) for letter in found], empty="no dead letters")
+
+
+@dead_command.command("show")
+@click.argument("service")
+@click.argument("letter")
+@click.pass_context
+def show_command(ctx: click.Context, service: str, letter: str) -> None:
+    """Print one dead letter as JSON, with the original request."""
+
+    async def main(admin: Admin) -> DeadLetter:
+        return await admin.dead_letters.get(await admin.queue(service), letter)
+
+    found = _with_admin(ctx, main)
+    # A request that can't be read is shown as far as it is text.
+    original: Any = found.request if found.request is not None else found.document[:4096].decode("utf-8", "backslashreplace")
+    print_json({**_summary(found), "request": original})
+
+
+@dead_command.command("redrive")
+@click.argument("service")
+@click.argument("letters", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every dead letter of the service.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds until the fresh deadline; the request's own if left out.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool, timeout: float | None, yes: bool) -> None:
+    """Run dead letters again, as new calls with a fresh deadline and nobody to answer to.
+
+    What fails again becomes a dead letter again. Look at the worker's log for what became of the others.
+    """
+
+    async def main(admin: Admin) -> int:
+        queue = await admin.queue(service)
+        limit = await admin.queue_limit(service)
+
+        async def one(letter: str) -> None:
+            call = await admin.dead_letters.redrive(queue, letter, limit=limit, timeout=timeout)
+            click.echo(f"{letter} runs again as {call}")
+
+        return await _each(admin, queue, letters, everything, one)
+
+    _confirm(letters, everything, yes, f"Run every dead letter of {service!r} again?")
+    _finish(_with_admin(ctx, main))
+
+
+@dead_command.command("drop")
+@click.argument("service")
+@click.argument("letters", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every dead letter of the service.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool, yes: bool) -> None:
+    """Delete dead letters for good."""
+
+    async def main(admin: Admin) -> int:
+        queue = await admin.queue(service)
+
+        async def one(letter: str) -> None:
+            await admin.dead_letters.drop(queue, letter)
+            click.echo(f"{letter} dropped")
+
+        return await _each(admin, queue, letters, everything, one)
+
+    _confirm(letters, everything, yes, f"Delete every dead letter of {service!r}?")
+    _finish(_with_admin(ctx, main))
+
+
+def _with_admin(ctx: click.Context, main: Callable[[Admin], Awaitable[Any]]) -> Any:
+    from toolbus.broker.admin import Admin
+
+    settings = settings_of(ctx)
+
+    async def connected() -> Any:
+        async with Admin(settings) as admin:
+            return await main(admin)
+
+    return run(connected())
+
+
+async def _each(admin: Admin, queue: str, letters: tuple[str, ...], everything: bool, one: Callable[[str], Awaitable[None]]) -> int:
+    """Do something to each letter; a letter that can't be is told, and the others go on. Returns how many could not be."""
+    failed = 0
+    for letter in await admin.dead_letters.ids(queue) if everything else letters:
+        try:
+            await one(letter)
+        except ToolbusError as error:
+            Failure(str(error)).show()
+            failed += 1
+    return failed
+
+
+def _confirm(letters: tuple[str, ...], everything: bool, yes: bool, question: str) -> None:
+    if bool(letters) == everything:
+        raise click.UsageError("give the ids of dead letters, or --all")
+    if everything and not yes:
+        click.confirm(question, abort=True)
+
+
+def _finish(failed: int) -> None:
+    if failed:
+        fail(f"{failed} {'was' if failed == 1 else 'were'} left as {'it was' if failed == 1 else 'they were'}")
+
+
+def _summary(letter: DeadLetter) -> dict[str, Any]:
+    request = letter.request
+    return {
+        "id": letter.id,
+        "service": letter.queue if request is None else request.service,
+        "tool": "" if request is None else request.tool,
+        "user": "" if request is None else request.user,
+        "at": _when(letter).isoformat(),
+        "attempts": letter.attempts,
+        "reason": letter.reason,
+        "error": letter.error,
+    }
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    about = _summary(letter)
+    error = " ".join(letter.error.split())
+    when = _when(letter).strftime("%Y-%m-%d %H:%M:%S")
+    cut = error if len(error) <= 60 else f"{error[:59]}…"
+    return (letter.id, about["service"], about["tool"], about["user"], when, letter.attempts, letter.reason, cut)
+
+
+def _when(letter: DeadLetter) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(letter.at, datetime.UTC)
