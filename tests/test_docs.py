@@ -55,7 +55,7 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     page = read("docs/protocol.md")
     keys = Keys("n")
     made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused]
-    made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.scan, keys.replies)]
+    made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key

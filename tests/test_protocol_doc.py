@@ -71,7 +71,7 @@ def call_by_hand(server: Server) -> tuple[str, dict[str, Any]]:
     server.redis.pexpire(replies, 10_000)
     request = {"id": call, "agent": agent, "service": "documented", "tool": "spell", "arguments": {"word": "bus"}}
     keys = [f"pub:{agent}", "q:documented"]
-    arguments = (0, 600_000, 2, 10_000, 10_000, json.dumps(request))
+    arguments = (0, 600_000, "", 2, 10_000, 10_000, json.dumps(request))
     verdict = server.run("publish", keys, *arguments)
     assert server.run("publish", keys, *arguments) == verdict, "a repeated flush publishes nothing new"
     last, text, run, expected = b"0", "", None, 0

@@ -27,6 +27,7 @@ from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool
 from toolbus.worker.invocation import Invocation, invocation
+from toolbus.worker.retry import Retry
 from toolbus.worker.worker import Worker
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "RegistrationRefused",
     "Reset",
     "ResultMeta",
+    "Retry",
     "Settings",
     "Started",
     "StreamReset",

@@ -6,6 +6,7 @@ newer than the other. docs/protocol.md specifies them for other languages.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
         digest: digest of the descriptor the caller validated against.
         events: the caller wants a ``start`` frame as soon as a worker takes the call.
         priority: reserved.
-        idempotency_key: the caller's key for re-attaching, or empty.
+        idempotency_key: the caller's key, or empty.
+        shared: the frames go to the call's own stream, where every caller with the same key reads them.
         metadata: free strings of the caller's own.
         traceparent: W3C trace context of the calling span.
         v: envelope version.
@@ -63,6 +65,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, str] = {}
     traceparent: str = ""
     v: int = VERSION
+    shared: bool = False
 
 
 class Frame(msgspec.Struct, omit_defaults=True):
@@ -128,6 +131,7 @@ def new_run() -> str:
 
 
 _encoder = msgspec.json.Encoder()
+_ordered_encoder = msgspec.json.Encoder(order="deterministic")
 _request_decoder = msgspec.json.Decoder(Request)
 _frame_decoder = msgspec.json.Decoder(Frame)
 _frames_decoder = msgspec.json.Decoder(list[Frame])
@@ -179,6 +183,17 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
     if request.v != VERSION:
         raise EnvelopeError(f"envelope version {request.v} is not supported, this side speaks {VERSION}")
     return request
+
+
+def share_digest(request: Request) -> str:
+    """What callers must have in common to share one call: user, service, tool, config and idempotency key."""
+    parts = (request.user, request.service, request.tool, request.config, request.idempotency_key)
+    return hashlib.blake2b(_ordered_encoder.encode(parts), digest_size=16).hexdigest()
+
+
+def arguments_digest(request: Request) -> str:
+    """Tells calls with different arguments apart, in whatever order the arguments were given."""
+    return hashlib.blake2b(_ordered_encoder.encode(request.arguments), digest_size=16).hexdigest()
 
 
 def address(payload: bytes) -> tuple[str, str] | None:

@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_frame: Annotated[int, msgspec.Meta(ge=256)] = 65_536
     max_output: _Count = 16_777_216
     reply_limit: _Count = 10_000
+    reply_bytes: _Count = 67_108_864
     call_buffer: _Count = 8_388_608
     retention: _Positive = 3600.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"

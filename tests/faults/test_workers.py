@@ -182,7 +182,8 @@ async def test_poison_ends_as_a_dead_letter_and_the_pool_survives(redis_place: P
         letters = client.xrange(f"tb:{{{redis_place.settings.namespace}}}:dlq:faults")
         client.close()
     assert len(letters) == 1
-    assert b"given up" in letters[0][1][b"reason"]
+    assert letters[0][1][b"reason"] == b"max_deliveries"
+    assert b"given up" in letters[0][1][b"error"]
 
 
 async def test_a_service_whose_workers_crash_is_gone_after_the_lease(redis_place: Place, spawn: Spawn) -> None:

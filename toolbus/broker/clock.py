@@ -38,6 +38,10 @@ class ServerClock:
         """Whether ended leases may be acted on."""
         return self._known and time.monotonic() >= self._quiet_until
 
+    def server_ms(self) -> float:
+        """The server's time now, in milliseconds, as far as is known here."""
+        return (time.monotonic() + self._offset) * 1000
+
     def local(self, server_ms: float) -> float:
         """The local monotonic time of a server time."""
         return server_ms / 1000 - self._offset

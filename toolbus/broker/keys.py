@@ -15,6 +15,7 @@ class Keys:
         self.meta = f"{self.prefix}reg:meta"
         self.items = f"{self.prefix}reg:items"
         self.paused = f"{self.prefix}reg:paused"
+        self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
     def queue(self, name: str) -> str:
@@ -22,7 +23,7 @@ class Keys:
         return f"{self.prefix}q:{name}"
 
     def fence(self, name: str) -> str:
-        """Group generation, and a counter per consumer bumped whenever an entry is moved away from it."""
+        """Group generation, a counter per consumer bumped whenever an entry is moved away from it, and where reapers scan."""
         return f"{self.prefix}fence:{name}"
 
     def cancelled(self, name: str) -> str:
@@ -37,10 +38,6 @@ class Keys:
         """A service's dead letters."""
         return f"{self.prefix}dlq:{name}"
 
-    def scan(self, name: str) -> str:
-        """Lock of the worker that scans for entries nobody renews."""
-        return f"{self.prefix}scan:{name}"
-
     def replies(self, agent: str) -> str:
         """All replies to one agent process."""
         return f"{self.reply_prefix}{agent}"
@@ -48,6 +45,14 @@ class Keys:
     def flushes(self, agent: str) -> str:
         """Verdicts of an agent's latest publish flushes."""
         return f"{self.prefix}pub:{agent}"
+
+    def call(self, call: str) -> str:
+        """The replies to one call that carries an idempotency key; everyone with the key reads them."""
+        return f"{self.call_prefix}{call}"
+
+    def shared(self, digest: str) -> str:
+        """Which call an idempotency key stands for, and who waits for it."""
+        return f"{self.prefix}key:{digest}"
 
     def started(self, call: str) -> str:
         """Mark that a ``once`` handler began."""

@@ -11,13 +11,26 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import AgentListener, Delivery, ServiceRecord, Verdict, WorkerListener
+from toolbus.broker.protocols import AgentListener, Beginning, Delivery, Fate, Sender, ServiceRecord, Verdict, WorkerListener
 from toolbus.descriptors import Publication
-from toolbus.envelope import Request, decode_frames, decode_request, encode, encode_request, join_frames, new_id, new_run
+from toolbus.envelope import (
+    Request,
+    arguments_digest,
+    decode_frames,
+    decode_request,
+    encode,
+    encode_request,
+    join_frames,
+    new_id,
+    new_run,
+    share_digest,
+)
 from toolbus.results import BrokerUnavailable, EnvelopeError, RegistrationRefused
 from toolbus.settings import Settings
 
@@ -40,6 +53,18 @@ class _Queue:
         self.dead: deque[tuple[str, bytes]] = deque(maxlen=_DEAD_LETTERS)
 
 
+class _Shared:
+    """A call with an idempotency key: what it stands for, every frame so far, and who reads them."""
+
+    def __init__(self, request: Request, entry: str, kept_until: float) -> None:
+        self.call = request.id
+        self.arguments = arguments_digest(request)
+        self.entry = entry
+        self.kept_until = kept_until
+        self.frames: list[bytes] = []
+        self.callers: dict[str, MemoryAgentBroker] = {}
+
+
 class _Instance(NamedTuple):
     publication: Publication
     worker: MemoryWorkerBroker
@@ -55,12 +80,22 @@ class _Hub:
         self.agents: dict[str, MemoryAgentBroker] = {}
         self.workers: set[MemoryWorkerBroker] = set()
         self.started: dict[str, str] = {}
+        # By share digest, and by the call that runs: a failed call frees its key and keeps its readers.
+        self.shared: dict[str, _Shared] = {}
+        self.shared_calls: dict[str, _Shared] = {}
         self.arrived = asyncio.Event()
         self.entries = itertools.count(1)
 
     def record(self, service: str) -> ServiceRecord | None:
         instances = self.instances.get(service)
         return ServiceRecord(instances[-1].publication, True) if instances else None
+
+    def forget_old(self) -> None:
+        """Drop shared answers whose retention is over."""
+        now = time.monotonic()
+        for held in (self.shared, self.shared_calls):
+            for key in [key for key, shared in held.items() if shared.kept_until < now]:
+                del held[key]
 
     def announce(self, service: str) -> None:
         for agent in list(self.agents.values()):
@@ -116,42 +151,88 @@ class MemoryAgentBroker:
             self._hub.agents.pop(self._agent, None)
             self._hub = None
 
-    def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
         """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded."""
         document = encode_request(request, limit=self._settings.max_request)
         self._published += 1
-        asyncio.get_running_loop().call_soon(self._publish, request, document, queue, limit, on_verdict)
+        asyncio.get_running_loop().call_soon(self._publish, request, document, queue, limit, deadline, sender)
 
-    def _publish(self, request: Request, document: bytes, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
-        if self._hub is None:
-            on_verdict(Verdict("failed", message="the bus is closed"))
+    def _publish(self, request: Request, document: bytes, queue: str, limit: int, deadline: float, sender: Sender) -> None:
+        if sender.done:
             return
+        if not request.shared or self._hub is None:
+            sender.settle(self._verdict(document, queue, limit, deadline))
+            return
+        hub, key = self._hub, share_digest(request)
+        hub.forget_old()
+        shared = hub.shared.get(key)
+        if shared is None:
+            verdict = self._verdict(document, queue, limit, deadline)
+            if verdict.status == "queued":
+                shared = _Shared(request, verdict.entry, deadline + self._settings.retention)
+                hub.shared[key] = hub.shared_calls[shared.call] = shared
+        elif shared.arguments != arguments_digest(request):
+            verdict, shared = Verdict("conflict"), None
+        else:
+            verdict = Verdict("queued", entry=shared.entry)
+        sender.settle(verdict)
+        if shared is not None and not sender.done:
+            shared.callers[request.id] = self
+            for frames in shared.frames:
+                self.receive(frames, request.id)
+
+    def _verdict(self, document: bytes, queue: str, limit: int, deadline: float) -> Verdict:
+        if self._hub is None:
+            return Verdict("failed", message="the bus is closed")
         target = self._hub.queues.get(queue)
         if target is None:
-            on_verdict(Verdict("absent", message="the service has no queue"))
-            return
+            return Verdict("absent", message="the service has no queue")
         depth = len(target.waiting) + target.running
         if depth >= limit:
-            on_verdict(Verdict("full", depth=depth))
-            return
-        now = time.monotonic()
-        entry = _Entry(str(next(self._hub.entries)), document, now, now + request.timeout, 1)
+            return Verdict("full", depth=depth)
+        entry = _Entry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1)
         target.waiting.append(entry)
         self._hub.arrived.set()
-        on_verdict(Verdict("queued", entry=entry.id))
+        return Verdict("queued", entry=entry.id)
 
-    def cancel(self, request: Request, queue: str, entry: str) -> None:
+    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
         """Remove a queued call, or tell the worker that runs it."""
-        if self._hub is None or queue not in self._hub.queues:
-            return
-        target = self._hub.queues[queue]
+        fate = self._leave(request, queue) if request.shared else self._cancel(request.id, queue, entry)
+        if on_fate is not None:
+            on_fate(fate)
+
+    def _leave(self, request: Request, queue: str) -> Fate:
+        shared = self._hub.shared.get(share_digest(request)) if self._hub is not None else None
+        if self._hub is None or shared is None:
+            return "gone"
+        shared.callers.pop(request.id, None)
+        if shared.callers:
+            return "shared"
+        fate = self._cancel(shared.call, queue, shared.entry)
+        if fate != "gone":
+            self._hub.shared.pop(share_digest(request), None)
+        return fate
+
+    def forget(self, request: Request) -> None:
+        """Stop listening for a call that has ended."""
+        if request.shared and self._hub is not None:
+            for shared in self._hub.shared_calls.values():
+                shared.callers.pop(request.id, None)
+
+    def _cancel(self, call: str, queue: str, entry: str) -> Fate:
+        target = self._hub.queues.get(queue) if self._hub is not None else None
+        if self._hub is None or target is None:
+            return "gone"
+        if not entry:
+            return "removed"
         for waiting in target.waiting:
             if waiting.id == entry:
                 target.waiting.remove(waiting)
-                return
+                return "removed"
         # Draining workers have left the registry, and still run what they took.
         for worker in list(self._hub.workers):
-            worker.listener.on_cancelled(request.id)
+            worker.listener.on_cancelled(call)
+        return "signalled"
 
     async def put_item(self, key: str, document: bytes) -> None:
         """Store a static descriptor."""
@@ -178,12 +259,14 @@ class MemoryAgentBroker:
             raise BrokerUnavailable("the bus is closed")
         return self._hub
 
-    def receive(self, frames: bytes) -> None:
-        """Take in a reply entry, as the reader of a reply stream would."""
+    def receive(self, frames: bytes, call: str = "") -> None:
+        """Take in a reply entry, as the reader of a reply stream would; ``call`` is the reader of a shared one."""
         decoded, problems = decode_frames(frames, limit=4 * self._settings.max_frame + 262_144)
         for problem in problems:
             telemetry.log.error("frame.malformed", agent=self._agent, error=problem)
         self._frames += len(decoded)
+        if call:
+            decoded = [msgspec.structs.replace(frame, id=call) for frame in decoded]
         self.listener.on_frames(decoded)
 
 
@@ -288,7 +371,7 @@ class MemoryWorkerBroker:
                     queue.dead.append((str(error), entry.document))
                     continue
                 age = (time.monotonic() - entry.published) * 1000
-                delivery = Delivery(request, queue, entry.id.encode(), b"", entry.attempt, entry.deadline, age, new_run())
+                delivery = Delivery(request, request.agent, queue, entry.id.encode(), b"", entry.attempt, entry.deadline, age, new_run())
                 self._held[entry.id] = delivery, entry
                 queue.running += 1
                 taken.append(delivery)
@@ -299,7 +382,25 @@ class MemoryWorkerBroker:
         self._interrupted.set()
         self._hub.arrived.set()
 
-    async def begin(self, delivery: Delivery) -> Literal["started", "began", "lost"]:
+    async def retry(self, delivery: Delivery) -> Delivery | None:
+        """Count a further attempt of a delivery whose run has failed."""
+        held = self._held.get(delivery.entry.decode())
+        if held is None or held[0] is not delivery:
+            return None
+        again = delivery.again(delivery.attempt + 1, new_run())
+        self._held[delivery.entry.decode()] = again, held[1]._replace(attempt=again.attempt)
+        return again
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Put deliveries that have not been answered back at the head of their queue."""
+        for delivery in deliveries:
+            held = self._held.pop(delivery.entry.decode(), None)
+            if held is not None:
+                delivery.queue.running -= 1
+                delivery.queue.waiting.appendleft(held[1])
+        self._hub.arrived.set()
+
+    async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
         return "started" if self._hub.started.setdefault(delivery.request.id, delivery.run) == delivery.run else "began"
 
@@ -307,21 +408,31 @@ class MemoryWorkerBroker:
         """Send a frame that is not the last one."""
         self._send(delivery, frame)
 
-    def finish(self, delivery: Delivery, frame: bytes) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
         """Send the last frame and forget the request."""
+        request = delivery.request
+        if failed and request.shared and request.effect != "once":
+            self._hub.shared.pop(share_digest(request), None)
         if self._held.pop(delivery.entry.decode(), None) is not None:
             delivery.queue.running -= 1
             self._hub.started.pop(delivery.request.id, None)
             self._finished += 1
             self._send(delivery, frame)
 
-    def bury(self, delivery: Delivery, reason: str, frame: bytes) -> None:
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
-        delivery.queue.dead.append((reason, encode(delivery.request)))
+        delivery.queue.dead.append((f"{reason}: {error}", encode(delivery.request)))
         self.finish(delivery, frame)
 
     def _send(self, delivery: Delivery, frame: bytes) -> None:
-        agent = self._hub.agents.get(delivery.request.agent)
+        if delivery.request.shared:
+            shared = self._hub.shared_calls.get(delivery.request.id)
+            if shared is not None:
+                shared.frames.append(join_frames([frame]))
+                for call, caller in list(shared.callers.items()):
+                    asyncio.get_running_loop().call_soon(caller.receive, shared.frames[-1], call)
+            return
+        agent = self._hub.agents.get(delivery.replies)
         if agent is not None:
             asyncio.get_running_loop().call_soon(agent.receive, join_frames([frame]))
 

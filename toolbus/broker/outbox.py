@@ -24,16 +24,30 @@ if TYPE_CHECKING:
 # A script of 256 x 64 KB would block the server for 150 ms.
 _MOST_IDS = 256
 _MOST_BYTES = 262_144
-_CHECK_LENGTH_EVERY = 64
+# How much is written to a caller before it is asked how much of it is unread.
+_MEASURE_EVERY_ENTRIES = 64
+_MEASURE_EVERY_BYTES = 4 * 1024 * 1024
+_MOST_WATCHED = 10_000
+# The replies to a shared call are not trimmed while they are read.
+_MOST_KEPT = 10
 _CONGESTED = 4 * 1024 * 1024
+
+
+class _Written:
+    """What this worker has written to one caller."""
+
+    __slots__ = ("bytes", "entries", "unmeasured")
+
+    def __init__(self) -> None:
+        self.entries = self.bytes = self.unmeasured = 0
 
 
 class Outbox:
     """Sends frames and finishes deliveries over one link.
 
     Args:
-        reply_limit: entries an agent's reply stream may hold before its calls end as ``slow_consumer``.
-        on_agent_gone: called when an agent's reply stream is gone or over the limit.
+        reply_limit, reply_bytes: entries and bytes that a caller may leave unread before its calls end as ``slow_consumer``.
+        on_replies_gone: called when a reply stream is gone or over the limit.
         on_lost: called for a delivery that could not be finished because it belongs to another worker.
     """
 
@@ -43,18 +57,24 @@ class Outbox:
         keys: Keys,
         *,
         reply_limit: int,
-        on_agent_gone: Callable[[str, ErrorInfo], None],
+        reply_bytes: int,
+        on_replies_gone: Callable[[str, ErrorInfo], None],
         on_lost: Callable[[Delivery], None],
     ) -> None:
         self._link = link
-        self._keys = keys
+        # Every script names a key of the namespace, so that a cluster finds its slot.
+        self._route = keys.live
+        self._kept_prefix = keys.call_prefix
         self._reply_limit = reply_limit
-        self._on_agent_gone = on_agent_gone
+        self._reply_bytes = reply_bytes
+        self._on_replies_gone = on_replies_gone
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._frames: dict[str, list[bytes]] = {}
         self._finished: dict[RequestStream, list[tuple[Delivery, bytes]]] = {}
-        self._entries_of: dict[str, int] = {}
+        self._operations: list[Callable[[], None]] = []
+        self._freed: dict[str, str] = {}
+        self._written: dict[str, _Written] = {}
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -66,11 +86,11 @@ class Outbox:
         self.calls_finished = 0
         self.lost = 0
 
-    def send(self, agent: str, frame: bytes) -> None:
+    def send(self, replies: str, frame: bytes) -> None:
         """Queue a frame that is not the last of its run."""
-        frames = self._frames.get(agent)
+        frames = self._frames.get(replies)
         if frames is None:
-            frames = self._frames[agent] = []
+            frames = self._frames[replies] = []
         frames.append(frame)
         self._queued_bytes += len(frame)
         if self._queued_bytes > _CONGESTED:
@@ -86,12 +106,19 @@ class Outbox:
         """Wait until what is queued has been handed to the server."""
         await self._room.wait()
 
-    def finish(self, stream: RequestStream, delivery: Delivery, frame: bytes) -> None:
-        """Queue a terminal frame, with the acknowledgement and removal of its request."""
+    def finish(self, stream: RequestStream, delivery: Delivery, frame: bytes, frees: str = "") -> None:
+        """Queue a terminal frame, with the acknowledgement and removal of its request; ``frees`` is the record of its idempotency key."""
         batch = self._finished.get(stream)
         if batch is None:
             batch = self._finished[stream] = []
         batch.append((delivery, frame))
+        if frees:
+            self._freed[delivery.run] = frees
+        self._schedule()
+
+    def then(self, operation: Callable[[], None]) -> None:
+        """Do something on the link after the frames that were queued until now."""
+        self._operations.append(operation)
         self._schedule()
 
     async def drained(self) -> None:
@@ -108,16 +135,17 @@ class Outbox:
         self._scheduled = False
         frames, self._frames = self._frames, {}
         finished, self._finished = self._finished, {}
+        operations, self._operations = self._operations, []
         self._queued_bytes = 0
         self._room.set()
-        for agent, ready in frames.items():
-            self.frames_sent += len(ready)
-            for packed in _packed(ready):
-                self._append(agent, packed)
+        for sendable in _sendable(frames):
+            self._append(sendable)
         for stream, batch in finished.items():
             self.calls_finished += len(batch)
             for part in _bounded(batch):
                 self._finish(stream, part)
+        for operation in operations:
+            operation()
         if not self._in_flight:
             self._idle.set()
 
@@ -125,40 +153,60 @@ class Outbox:
         self._in_flight -= 1
         if self._in_flight:
             return
-        if self._frames or self._finished:
+        if self._frames or self._finished or self._operations:
             # The link's own flush at the end of this tick makes one write of it.
             self._flush()
         else:
             self._idle.set()
 
-    def _append(self, agent: str, frames: list[bytes]) -> None:
-        key = self._keys.replies(agent)
-        entries = self._entries_of.get(agent, 0) + 1
-        if len(self._entries_of) > 10_000:
-            self._entries_of.clear()
-        self._entries_of[agent] = entries
+    def _append(self, part: list[tuple[str, list[bytes]]]) -> None:
+        args: list[str | bytes] = []
+        for replies, frames in part:
+            payload = join_frames(frames)
+            args += (replies, payload)
+            self.frames_sent += len(frames)
+            self._watch(replies, len(payload))
         self._in_flight += 1
 
         def appended(reply: Reply) -> None:
             self._answered()
-            if reply is None:
-                self._gone(agent)
-            elif isinstance(reply, BrokerError):
-                telemetry.log.error("frames.refused", agent=agent, error=str(reply))
+            if isinstance(reply, BrokerError):
+                telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
+                return
+            for index in reply:
+                self._gone(part[index - 1][0])
 
         # Written again after a reconnect: the caller drops what it already has by its seq.
-        self._link.send(("XADD", key, "NOMKSTREAM", "*", "f", join_frames(frames)), appended, repeatable=True)
-        if entries % _CHECK_LENGTH_EVERY == 0:
-            self._link.send(("XLEN", key), lambda length: self._measured(agent, length), repeatable=True)
+        self._link.run(scripts.SEND, (self._route,), tuple(args), appended, repeatable=True)
 
-    def _measured(self, agent: str, length: Reply) -> None:
-        if isinstance(length, int) and length > self._reply_limit:
-            message = f"the agent leaves {length} reply entries unread, more than {self._reply_limit}"
-            self._on_agent_gone(agent, ErrorInfo("slow_consumer", message=message))
+    def _watch(self, replies: str, size: int) -> None:
+        written = self._written.get(replies)
+        if written is None:
+            if len(self._written) > _MOST_WATCHED:
+                self._written.clear()
+            written = self._written[replies] = _Written()
+        written.entries += 1
+        written.bytes += size
+        written.unmeasured += size
+        if written.entries % _MEASURE_EVERY_ENTRIES == 0 or written.unmeasured > _MEASURE_EVERY_BYTES:
+            written.unmeasured = 0
+            average = written.bytes / written.entries
+            self._link.send(("XLEN", replies), lambda length: self._measured(replies, length, average), repeatable=True)
 
-    def _gone(self, agent: str) -> None:
-        self._entries_of.pop(agent, None)
-        self._on_agent_gone(agent, ErrorInfo("cancelled", message="the calling agent is gone"))
+    def _measured(self, replies: str, length: Reply, average: float) -> None:
+        kept = replies.startswith(self._kept_prefix)
+        most = _MOST_KEPT * self._reply_limit if kept else self._reply_limit
+        if not isinstance(length, int) or (length <= most and length * average <= self._reply_bytes):
+            return
+        size = f"{length} entries of {average:.0f} bytes"
+        if kept:
+            self._on_replies_gone(replies, ErrorInfo("tool_error", "output_limit", f"{size} are too much to be kept for later callers"))
+        else:
+            self._on_replies_gone(replies, ErrorInfo("slow_consumer", message=f"the caller leaves {size} unread"))
+
+    def _gone(self, replies: str) -> None:
+        self._written.pop(replies, None)
+        self._on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
 
     def _finish(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]]) -> None:
         # A delivery from before the group was made anew may look pending under the same id: it is another one.
@@ -168,15 +216,17 @@ class Outbox:
         batch = [item for item in batch if item[0].generation == stream.generation]
         if not batch:
             return
-        by_agent: dict[str, list[bytes | int]] = {}
+        by_replies: dict[str, list[bytes | int]] = {}
         for index, (delivery, frame) in enumerate(batch, 1):
-            by_agent.setdefault(delivery.request.agent, []).extend((index, frame))
+            if delivery.replies:
+                by_replies.setdefault(delivery.replies, []).extend((index, frame))
+            frees = self._freed.pop(delivery.run, "") if self._freed else ""
+            if frees:
+                by_replies[f"!{frees}"] = [index, delivery.request.id.encode()]
         args: list[bytes | str | int] = [stream.consumer, stream.generation, stream.counter, len(batch)]
         args.extend(delivery.entry for delivery, _ in batch)
-        agents = {self._keys.replies(agent): agent for agent in by_agent}
-        for agent, indexed in by_agent.items():
-            args.append(self._keys.replies(agent))
-            args.append(len(indexed) // 2)
+        for replies, indexed in by_replies.items():
+            args += (replies, len(indexed) // 2)
             args.extend(indexed)
         self._in_flight += 1
 
@@ -185,7 +235,7 @@ class Outbox:
             for delivery, _ in batch:
                 stream.held.pop(delivery.entry, None)
             if isinstance(reply, BrokerError):
-                # The requests stay pending under our name and are recovered when their leases end.
+                # The requests stay pending under our name, nobody renews them, and they are recovered.
                 telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
                 return
             generation, counter, lost, gone = reply
@@ -194,15 +244,29 @@ class Outbox:
                 self.lost += 1
                 self._on_lost(batch[index - 1][0])
             for key in gone:
-                self._gone(agents[key.decode()])
+                self._gone(key.decode())
 
         # Safe to write again after a reconnect: what was finished is no longer pending.
         self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
 
 
+def _sendable(frames: dict[str, list[bytes]]) -> list[list[tuple[str, list[bytes]]]]:
+    """Parts of bounded size for one script each; large ones are split, in order."""
+    parts: list[list[tuple[str, list[bytes]]]] = []
+    room = 0
+    for replies, waiting in frames.items():
+        size = sum(map(len, waiting))
+        if size <= room:
+            parts[-1].append((replies, waiting))
+            room -= size
+            continue
+        for packed in _packed(waiting):
+            parts.append([(replies, packed)])
+            room = _MOST_BYTES - sum(map(len, packed))
+    return parts
+
+
 def _packed(frames: list[bytes]) -> list[list[bytes]]:
-    if len(frames) < 4:
-        return [frames]
     entries: list[list[bytes]] = [[]]
     size = 0
     for frame in frames:

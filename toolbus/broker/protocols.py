@@ -20,14 +20,15 @@ class Verdict(msgspec.Struct, frozen=True):
     """What became of one published request.
 
     Attributes:
-        status: ``queued``; ``full``; ``absent`` (no such queue); ``unknown`` (the answer was lost, it may have been queued);
-            ``failed`` (certainly not queued).
+        status: ``queued`` (or joined, when another call with the same key runs already); ``full``; ``absent`` (no such queue);
+            ``conflict`` (the idempotency key stands for a call with other arguments); ``unknown`` (the answer was lost, it may have
+            been queued); ``failed`` (certainly not queued).
         entry: where it is queued, for cancelling it.
         depth: how many requests the full queue holds, queued and running.
         message: why it failed.
     """
 
-    status: Literal["queued", "full", "absent", "unknown", "failed"]
+    status: Literal["queued", "full", "absent", "conflict", "unknown", "failed"]
     entry: str = ""
     depth: int = 0
     message: str = ""
@@ -38,6 +39,22 @@ class ServiceRecord(msgspec.Struct, frozen=True):
 
     publication: Publication
     live: bool
+
+
+class Sender(Protocol):
+    """A call that is being published."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nobody waits for it any more; then it is not published."""
+
+    def settle(self, verdict: Verdict) -> None:
+        """Take in what became of the publication."""
+
+
+Fate = Literal["removed", "signalled", "shared", "gone", "unknown"]
+"""What a cancellation found: ``removed`` (the call never ran and never will), ``signalled`` (a worker has it), ``shared`` (other callers
+wait for it), ``gone`` (it has been answered, or the server forgot it), ``unknown`` (the server did not say)."""
 
 
 class AgentListener(Protocol):
@@ -75,11 +92,19 @@ class AgentBroker(Protocol):
     async def aclose(self) -> None:
         """Stop listening and remove this agent's keys."""
 
-    def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
-        """Publish at the end of this tick, together with everything else published in it."""
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
+        """Publish at the end of this tick, together with everything else published in it.
 
-    def cancel(self, request: Request, queue: str, entry: str) -> None:
-        """Remove a queued call, or tell the worker that runs it. Returns at once."""
+        While the server can't be reached it waits here, until ``deadline`` (local monotonic seconds).
+
+        :raises EnvelopeError: the request can't be encoded, or is too large.
+        """
+
+    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
+        """Remove a queued call, or tell the worker that runs it. Returns at once; ``on_fate`` hears what was found."""
+
+    def forget(self, request: Request) -> None:
+        """Nobody listens for this call any more."""
 
     async def put_item(self, key: str, document: bytes) -> None:
         """Store a static descriptor under ``tool/<name>`` or ``tool-service/<id>``.
@@ -94,19 +119,39 @@ class AgentBroker(Protocol):
         """Counts for people and metrics."""
 
 
+ALONE_FROM = 3
+"""The attempt from which a request may be what killed its workers: it runs on a worker that runs nothing else."""
+
+Beginning = Literal["started", "began", "unsure", "lost"]
+"""Whether a ``once`` handler may begin: ``started``; ``began`` (an earlier attempt did); ``unsure`` (the server may have forgotten that
+one did); ``lost`` (another worker has it)."""
+
+
 class Delivery:
     """One request handed to this worker, under a run token of its own.
 
     ``deadline`` is local monotonic seconds, ``queued_ms`` how long the request waited, and
-    ``attempt`` its delivery number. ``queue``, ``entry`` and ``generation`` are the broker's.
+    ``attempt`` its delivery number. ``replies`` is where its frames go, or empty when nobody waits for
+    them. ``queue``, ``entry``, ``generation`` and ``server`` are the broker's.
     """
 
-    __slots__ = ("attempt", "deadline", "entry", "generation", "queue", "queued_ms", "request", "run")
+    __slots__ = ("attempt", "deadline", "entry", "generation", "queue", "queued_ms", "replies", "request", "run", "server")
 
     def __init__(
-        self, request: Request, queue: Any, entry: bytes, generation: bytes, attempt: int, deadline: float, queued_ms: float, run: str
+        self,
+        request: Request,
+        replies: str,
+        queue: Any,
+        entry: bytes,
+        generation: bytes,
+        attempt: int,
+        deadline: float,
+        queued_ms: float,
+        run: str,
+        server: bytes = b"",
     ) -> None:
         self.request = request
+        self.replies = replies
         self.queue = queue
         self.entry = entry
         self.generation = generation
@@ -114,6 +159,13 @@ class Delivery:
         self.deadline = deadline
         self.queued_ms = queued_ms
         self.run = run
+        self.server = server
+
+    def again(self, attempt: int, run: str) -> Delivery:
+        """The same request, for a further run on this worker."""
+        return Delivery(
+            self.request, self.replies, self.queue, self.entry, self.generation, attempt, self.deadline, self.queued_ms, run, self.server
+        )
 
 
 class WorkerListener(Protocol):
@@ -128,11 +180,14 @@ class WorkerListener(Protocol):
     def on_lost(self, delivery: Delivery) -> None:
         """The delivery now belongs to another worker; whatever this one still says is refused."""
 
-    def on_agent_gone(self, agent: str, error: ErrorInfo) -> None:
-        """An agent no longer reads its replies: its calls end."""
+    def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
+        """Nobody reads these replies any more: their calls end."""
 
     def free_slots(self) -> int:
         """How many more deliveries can run now."""
+
+    def busy(self) -> bool:
+        """Whether anything runs or waits here."""
 
 
 class WorkerBroker(Protocol):
@@ -163,8 +218,14 @@ class WorkerBroker(Protocol):
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now."""
 
-    async def begin(self, delivery: Delivery) -> Literal["started", "began", "lost"]:
-        """Mark that a ``once`` handler begins; ``began`` when an earlier attempt did."""
+    async def begin(self, delivery: Delivery) -> Beginning:
+        """Mark that a ``once`` handler begins."""
+
+    async def retry(self, delivery: Delivery) -> Delivery | None:
+        """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Give deliveries that have not been answered to other workers, without counting an attempt."""
 
     def send(self, delivery: Delivery, frame: bytes) -> None:
         """Send a frame that is not the last one."""
@@ -180,11 +241,14 @@ class WorkerBroker(Protocol):
     async def room(self) -> None:
         """Wait until frames leave again."""
 
-    def finish(self, delivery: Delivery, frame: bytes) -> None:
-        """Send the last frame and remove the request, if it is still ours."""
+    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
+        """Send the last frame and remove the request, if it is still ours. A failure is not kept for later callers with the same key."""
 
-    def bury(self, delivery: Delivery, reason: str, frame: bytes) -> None:
-        """Set the request aside as a dead letter and send the last frame."""
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
+        """Set the request aside as a dead letter and send the last frame.
+
+        ``reason`` is ``max_deliveries``, ``retries_exhausted`` or ``failed``; ``error`` the last failure in words.
+        """
 
     async def aclose(self) -> None:
         """Send what is still to be sent, and disconnect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link, Reply
-from toolbus.broker.protocols import Verdict
+from toolbus.broker.protocols import Fate, Sender, Verdict
 from toolbus.results import BrokerError, BrokerUnavailable
 
 _MEMO_TTL = 600
@@ -19,26 +20,34 @@ _MEMO_TTL = 600
 _MOST_REQUESTS = 256
 _MOST_BYTES = 1_048_576
 
-OnVerdict = Callable[[Verdict], None]
+# What may wait for a connection.
+_MOST_WAITING = 10_000
+_MOST_WAITING_BYTES = 64 * 1024 * 1024
 
-_ABSENT = Verdict("absent", message="the service has no request stream")
+OnFate = Callable[[Fate], None]
+
+_FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b"gone": "gone", b"shared": "shared"}
+ABSENT = Verdict("absent", message="the service has no request stream")
 
 
 class Publish(NamedTuple):
-    """One request that waits for the end of the tick. ``timeout_ms`` becomes a deadline at the server."""
+    """One request that waits for the end of the tick; ``deadline`` is local monotonic seconds."""
 
+    call: str
     queue: str
     limit: int
-    timeout_ms: int
+    deadline: float
     document: bytes
-    on_verdict: OnVerdict
+    sender: Sender
+    once: bool
 
 
 class Publisher:
     """Publishes over one link.
 
     Each flush carries a number; the server remembers the verdicts of the last 64, so that a flush
-    written again after a lost connection adds nothing and gets the same verdicts.
+    written again after a lost connection adds nothing and gets the same verdicts. While there is no
+    connection nothing is written: what its caller gives up meanwhile was certainly never published.
     """
 
     def __init__(self, link: Link, keys: Keys, agent: str) -> None:
@@ -47,69 +56,109 @@ class Publisher:
         self._memo = keys.flushes(agent)
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Publish] = []
+        self._waiting_bytes = 0
         self._flush_number = 0
         self.published = 0
 
     def publish(self, publish: Publish) -> None:
-        """Publish at the end of this tick."""
+        """Publish at the end of this tick, or when there is a connection again."""
         waiting = self._waiting
+        self._waiting_bytes += len(publish.document)
+        if not self._link.connected and (len(waiting) >= _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES):
+            self._waiting_bytes -= len(publish.document)
+            message = f"{len(waiting)} calls already wait for the connection to the server to come back"
+            self._loop.call_soon(publish.sender.settle, Verdict("failed", message=message))
+            return
         waiting.append(publish)
         if len(waiting) == 1:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def cancel(self, call: str, queue: str, entry: str, left_ms: int) -> None:
-        """Remove a queued call, or tell the workers; the answer is only logged."""
+    def cancel(self, call: str, queue: str, entry: str, left_ms: int, on_fate: OnFate | None) -> None:
+        """Remove a queued call, or tell the workers."""
+        if not entry:
+            before = len(self._waiting)
+            self._waiting = [publish for publish in self._waiting if publish.call != call]
+            if on_fate is not None:
+                on_fate("removed" if len(self._waiting) < before else "unknown")
+            return
 
         def done(reply: Reply) -> None:
-            if isinstance(reply, BrokerError):
-                telemetry.log.warning("cancel.failed", id=call, error=str(reply))
-            elif telemetry.logs(logging.DEBUG):
-                telemetry.log.debug("cancel.done", id=call, outcome=reply.decode())
+            fate = fate_of(call, reply)
+            if on_fate is not None:
+                on_fate(fate)
 
         keys = (self._keys.queue(queue), self._keys.cancelled(queue))
         self._link.run(scripts.CANCEL, keys, (entry, call, max(1, left_ms), self._keys.wake(queue)), done, repeatable=True)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what waits, if there is a connection."""
+        if not self._link.connected:
+            return
         waiting, self._waiting = self._waiting, []
+        self._waiting_bytes = 0
+        if any(publish.once for publish in waiting):
+            self._send_parts([publish for publish in waiting if publish.once], once=True)
+            waiting = [publish for publish in waiting if not publish.once]
+        self._send_parts(waiting, once=False)
+
+    def _send_parts(self, waiting: list[Publish], *, once: bool) -> None:
         start = size = 0
         for index, publish in enumerate(waiting):
             if index > start and (index - start == _MOST_REQUESTS or size + len(publish.document) > _MOST_BYTES):
-                self._send(waiting[start:index])
+                self._send(waiting[start:index], once=once)
                 start, size = index, 0
             size += len(publish.document)
-        self._send(waiting[start:] if start else waiting)
+        self._send(waiting[start:] if start else waiting, once=once)
 
-    def _send(self, batch: list[Publish]) -> None:
+    def _send(self, batch: list[Publish], *, once: bool) -> None:
+        server = self._link.server
         streams: dict[str, int] = {}
-        args: list[bytes | str | int] = [self._flush_number, _MEMO_TTL * 1000]
+        args: list[bytes | str | int] = [self._flush_number, _MEMO_TTL * 1000, server.run_id if once and server is not None else ""]
+        now = time.monotonic()
+        batch = [publish for publish in batch if not publish.sender.done]
+        if not batch:
+            return
         for publish in batch:
             index = streams.setdefault(publish.queue, len(streams) + 2)
-            args += (index, publish.limit, publish.timeout_ms, publish.document)
+            args += (index, publish.limit, max(1, int((publish.deadline - now) * 1000)), publish.document)
         self._flush_number += 1
         self.published += len(batch)
 
         def done(reply: Reply) -> None:
             if isinstance(reply, BrokerError):
-                verdict = _failure(reply)
+                verdict = failure(reply)
                 for publish in batch:
-                    publish.on_verdict(verdict)
+                    publish.sender.settle(verdict)
                 return
             for publish, word in zip(batch, reply.split(b" "), strict=True):
-                publish.on_verdict(_verdict(word))
+                publish.sender.settle(_verdict(word))
 
         keys = (self._memo, *map(self._keys.queue, streams))
-        self._link.run(scripts.PUBLISH, keys, tuple(args), done, repeatable=True)
+        # Another server process may have forgotten that the work was published, and done: then it is not known what became of it.
+        self._link.run(scripts.PUBLISH, keys, tuple(args), done, repeatable=True, same_server=once)
+
+
+def fate_of(call: str, reply: Reply) -> Fate:
+    """What the server says became of a call that was cancelled."""
+    if isinstance(reply, BrokerError):
+        telemetry.log.warning("cancel.failed", id=call, error=str(reply))
+        return "unknown"
+    fate = _FATES.get(reply, "unknown")
+    if telemetry.logs(logging.DEBUG):
+        telemetry.log.debug("cancel.done", id=call, outcome=fate)
+    return fate
 
 
 def _verdict(word: bytes) -> Verdict:
     if word == b"-":
-        return _ABSENT
+        return ABSENT
     if word.startswith(b"!"):
         return Verdict("full", depth=int(word[1:]))
     return Verdict("queued", entry=word.decode())
 
 
-def _failure(error: BrokerError) -> Verdict:
+def failure(error: BrokerError) -> Verdict:
+    """The verdict of a publication that the server answered with an error, or not at all."""
     if isinstance(error, BrokerUnavailable):
         return Verdict("unknown", message=str(error))
     # An error reply means that the script stopped before it wrote: out of memory, read only, no permission.

@@ -13,10 +13,11 @@ from toolbus.broker.clock import ServerClock
 from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link, ReplyError
-from toolbus.broker.protocols import AgentListener, Verdict
+from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.broker.registry import Registry, RegistryFollower
-from toolbus.envelope import Request, decode_frames, encode_request, new_id
+from toolbus.broker.sharing import SharedCalls
+from toolbus.envelope import Frame, Request, decode_frames, encode_request, new_id
 from toolbus.results import BrokerError, BrokerUnavailable
 from toolbus.settings import Settings
 
@@ -69,6 +70,7 @@ class RedisAgentBroker:
         self._link = Link(self._connector, on_up=self._up)
         self._blocking = Link(self._connector, on_up=self._up)
         self._publisher = Publisher(self._link, self._keys, self._agent)
+        self._shared = SharedCalls(self._link, self._keys, self._agent, self._settings.retention, self._wake)
         self._registry = Registry(self._link, self._keys, self._settings)
         self._follower = RegistryFollower(self._link, self._keys, listener)
         try:
@@ -114,14 +116,25 @@ class RedisAgentBroker:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def publish(self, request: Request, queue: str, limit: int, on_verdict: Callable[[Verdict], None]) -> None:
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
         """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded or is too large."""
         document = encode_request(request, limit=self._settings.max_request)
-        self._publisher.publish(Publish(queue, limit, int(request.timeout * 1000), document, on_verdict))
+        if request.shared:
+            self._shared.publish(request, queue, limit, deadline, document, sender)
+            return
+        self._publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once"))
 
-    def cancel(self, request: Request, queue: str, entry: str) -> None:
+    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
         """Remove a queued call, or tell the worker that runs it."""
-        self._publisher.cancel(request.id, queue, entry, int(request.timeout * 1000))
+        if request.shared:
+            self._shared.cancel(request, queue, entry, on_fate)
+            return
+        self._publisher.cancel(request.id, queue, entry, int(request.timeout * 1000), on_fate)
+
+    def forget(self, request: Request) -> None:
+        """Stop reading for a call that has ended."""
+        if request.shared:
+            self._shared.forget(request.id)
 
     async def put_item(self, key: str, document: bytes) -> None:
         """Store a static descriptor."""
@@ -139,11 +152,13 @@ class RedisAgentBroker:
         while not self._closing.is_set():
             if self._resync:
                 await self._resynchronise()
+            shared = self._shared.positions()
+            streams = (replies, log, *(stream for stream, _ in shared))
+            positions = (self._position, self._follower.position, *(position for _, position in shared))
             try:
                 reply = await self._blocking.execute(
-                    "XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000),
-                    "STREAMS", replies, log, self._position, self._follower.position,
-                )  # fmt: skip
+                    "XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000), "STREAMS", *streams, *positions
+                )
             except BrokerUnavailable:
                 await asyncio.sleep(0.05)
                 continue
@@ -154,20 +169,33 @@ class RedisAgentBroker:
             for key, entries in (reply or {}).items():
                 if key == replies:
                     self._take(entries)
+                elif key != log:
+                    self._take_shared(key, entries)
                 elif not self._follower.apply(entries):
                     self._resync = True
 
+    def _take_shared(self, stream: bytes, entries: list[Any]) -> None:
+        for entry, flat in entries:
+            self._shared.passed(stream, entry)
+            self._listener.on_frames(self._shared.addressed(stream, self._frames(flat)))
+
+    def _frames(self, flat: list[bytes]) -> list[Frame]:
+        # Entries without frames only create the stream, or wake its reader.
+        if len(flat) < 2 or flat[0] != b"f":
+            return []
+        frames, problems = decode_frames(flat[1], limit=self._entry_limit)
+        for problem in problems:
+            self.malformed += 1
+            telemetry.log.error("frame.malformed", agent=self._agent, error=problem)
+        self.frames += len(frames)
+        return frames
+
+    def _wake(self) -> None:
+        self._link.send(("XADD", self._replies, "NOMKSTREAM", "*", "o", "1"), repeatable=True)
+
     def _take(self, entries: list[Any]) -> None:
         for _, flat in entries:
-            # Entries without frames only create the stream.
-            if len(flat) < 2 or flat[0] != b"f":
-                continue
-            frames, problems = decode_frames(flat[1], limit=self._entry_limit)
-            for problem in problems:
-                self.malformed += 1
-                telemetry.log.error("frame.malformed", agent=self._agent, error=problem)
-            self.frames += len(frames)
-            self._listener.on_frames(frames)
+            self._listener.on_frames(self._frames(flat))
         self._position = entries[-1][0]
         # Read entries go at once, ahead of the next read and in the same write.
         milliseconds, _, sequence = self._position.partition(b"-")
@@ -201,6 +229,7 @@ class RedisAgentBroker:
     def _up(self, _restarted: bool) -> None:
         self._clock.hush()
         self._resync = True
+        self._publisher.flush()
 
     async def _upkeep(self) -> None:
         """Renew the reply stream three times a lease, sweep once a lease, reconcile about once a minute."""
@@ -216,7 +245,7 @@ class RedisAgentBroker:
                 if not await self._link.execute("PEXPIRE", self._replies, self._ttl_ms(), repeatable=True):
                     self._resync = True
                 if turn % 3 == 0 and self._clock.trusted:
-                    await self._registry.sweep()
+                    await self._registry.sweep(self._clock)
                 if time.monotonic() > next_reconcile:
                     next_reconcile = time.monotonic() + _RECONCILE * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
                     # The reader loads it, between two reads, so that no change is applied twice or out of order.

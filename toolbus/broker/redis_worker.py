@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import re
 import socket
 import time
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -21,11 +21,12 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.leases import Beat, LeaseThread
 from toolbus.broker.link import Link, ReplyError
 from toolbus.broker.outbox import Outbox
-from toolbus.broker.protocols import Delivery, WorkerListener
+from toolbus.broker.protocols import Beginning, Delivery, WorkerListener
 from toolbus.broker.registry import Registry
 from toolbus.broker.requests import GROUP, BadEntry, RequestStream
+from toolbus.broker.upkeep import Upkeep
 from toolbus.descriptors import Publication
-from toolbus.envelope import Frame, encode, join_frames, new_run
+from toolbus.envelope import Frame, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, BrokerUnavailable, ErrorInfo, RegistrationRefused
 from toolbus.settings import Settings
 
@@ -59,7 +60,6 @@ class RedisWorkerBroker:
         self._tasks: asyncio.TaskGroup | None = None
         self._home: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self.recovered = 0
         self.malformed = 0
 
     @property
@@ -88,7 +88,7 @@ class RedisWorkerBroker:
             "frames_sent": self._outbox.frames_sent,
             "calls_finished": self._outbox.calls_finished,
             "calls_lost": self._outbox.lost,
-            "calls_recovered": self.recovered,
+            "calls_recovered": self._upkeep.recovered,
             "malformed": self.malformed,
             "commands": link.commands,
             "writes": link.writes,
@@ -108,8 +108,20 @@ class RedisWorkerBroker:
             self._link,
             self._keys,
             reply_limit=self._settings.reply_limit,
-            on_agent_gone=listener.on_agent_gone,
+            reply_bytes=self._settings.reply_bytes,
+            on_replies_gone=listener.on_replies_gone,
             on_lost=listener.on_lost,
+        )
+        self._upkeep = Upkeep(
+            self._link,
+            self._keys,
+            self._settings.lease,
+            self._clock,
+            self._registry,
+            self._outbox,
+            self._streams,
+            listener=listener,
+            deliveries=self._deliveries,
         )
         self._leases = LeaseThread(
             self._connector,
@@ -140,7 +152,7 @@ class RedisWorkerBroker:
             self._tasks = tasks
             tasks.create_task(self._link.maintain())
             tasks.create_task(self._blocking.maintain())
-            upkeep = tasks.create_task(self._upkeep())
+            upkeep = tasks.create_task(self._upkeep.run())
             ready.set()
             await self._closing.wait()
             upkeep.cancel()
@@ -178,17 +190,20 @@ class RedisWorkerBroker:
         published.start = answer.start
         stream = RequestStream(self._keys, service.id, service.queue, self._instance, self._clock, self._settings, self._listener.on_lost)
         stream.fence_is(answer.generation, answer.counter)
+        self._published[service.id] = published
         # Cancelled calls are known before the first take: subscribed first, then mirrored.
         self._link.subscribe(stream.wake)
         await self._mirror_cancelled(stream)
         stream.paused = bool(await self._link.execute("SISMEMBER", self._keys.paused, service.id, repeatable=True))
-        self._published[service.id] = published
         self._streams[service.id] = stream
+        # What the last worker handed back has waited for this one.
+        await self._upkeep.take_back(stream)
         telemetry.log.info("service.registered", service=service.id, tools=len(publication.tools), digest=publication.digest)
 
     async def unregister(self) -> None:
         """Take every service of this instance out of the registry; leases of running calls go on."""
         self._registered = False
+        self._upkeep.taking = False
         members = [f"{service}/{self._instance}" for service in self._streams]
         if members:
             await self._registry.unregister(members)
@@ -251,11 +266,12 @@ class RedisWorkerBroker:
         if not reply:
             return []
         by_key = {stream.key.encode(): stream for stream in streams}
-        return [
+        taken = [
             delivery
             for key, entries in (reply.items() if isinstance(reply, dict) else reply)
             for delivery in self._deliveries(by_key[key], ((entry, 1, fields) for entry, fields in entries))
         ]
+        return await self._upkeep.without_abandoned(taken)
 
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now. Cancelling it instead could orphan what was just delivered."""
@@ -299,30 +315,58 @@ class RedisWorkerBroker:
 
     # -- answering --------------------------------------------------------------------------------
 
-    async def begin(self, delivery: Delivery) -> Literal["started", "began", "lost"]:
-        """Mark that a ``once`` handler begins; ``began`` when an earlier attempt did."""
+    async def begin(self, delivery: Delivery) -> Beginning:
+        """Mark that a ``once`` handler begins."""
         stream: RequestStream = delivery.queue
+        if await self._may_have_forgotten(delivery):
+            return "unsure"
         return await stream.begin(self._link, delivery, self._keys.started(delivery.request.id))
+
+    async def _may_have_forgotten(self, delivery: Delivery) -> bool:
+        """Whether this server may lack a mark that the one which accepted the request had."""
+        if not delivery.server or self._link.server is None or delivery.server == self._link.server.run_id.encode():
+            return False
+        # A restart with an append-only file keeps every mark; a restored snapshot or a promoted replica may not.
+        text = _info(await self._link.execute("INFO", "persistence", repeatable=True))
+        text += _info(await self._link.execute("INFO", "replication", repeatable=True))
+        return re.search(r"aof_enabled:1", text) is None or re.search(r"master_replid2:0+\b", text) is None
+
+    async def retry(self, delivery: Delivery) -> Delivery | None:
+        """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
+        stream: RequestStream = delivery.queue
+        return await stream.retry(self._link, delivery)
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Give deliveries that have not been answered to other workers, without counting an attempt."""
+        for stream in self._streams.values():
+            await stream.hand_back(self._link, [delivery for delivery in deliveries if delivery.queue is stream])
 
     def send(self, delivery: Delivery, frame: bytes) -> None:
         """Send a frame that is not the last one."""
-        self._outbox.send(delivery.request.agent, frame)
+        if delivery.replies:
+            self._outbox.send(delivery.replies, frame)
 
-    def finish(self, delivery: Delivery, frame: bytes) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
         """Send the last frame and remove the request, if it is still ours."""
-        self._outbox.finish(delivery.queue, delivery, frame)
+        request = delivery.request
+        # A failure is not kept for the next caller with the same key, unless the work must not happen twice.
+        frees = self._keys.shared(share_digest(request)) if failed and request.shared and request.effect != "once" else ""
+        self._outbox.finish(delivery.queue, delivery, frame, frees)
 
-    def bury(self, delivery: Delivery, reason: str, frame: bytes) -> None:
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
-        delivery.queue.bury(
-            self._link,
-            delivery.entry,
-            reason=reason,
-            attempts=delivery.attempt,
-            error=reason,
-            document=encode(delivery.request),
-            replies=self._keys.replies(delivery.request.agent),
-            frames=join_frames([frame]),
+        # Not before what the run has sent.
+        self._outbox.then(
+            lambda: delivery.queue.bury(
+                self._link,
+                delivery.entry,
+                reason=reason,
+                attempts=delivery.attempt,
+                error=error,
+                document=encode(delivery.request),
+                replies=delivery.replies,
+                frames=join_frames([frame]),
+            )
         )
 
     # -- upkeep -----------------------------------------------------------------------------------
@@ -343,6 +387,8 @@ class RedisWorkerBroker:
         word, _, rest = bytes(message[2]).decode("utf-8", "replace").partition(" ")
         if word == "cancel":
             self._listener.on_cancelled(rest)
+        elif word == "back" and rest in self._streams and self._tasks is not None:
+            self._tasks.create_task(self._upkeep.take_back(self._streams[rest]))
         elif word in {"pause", "resume"} and rest in self._streams:
             self._pause(rest, word == "pause")
 
@@ -383,8 +429,7 @@ class RedisWorkerBroker:
         except ReplyError:
             # Not permitted to look: `toolbus doctor`, run by an operator, is.
             return
-        text = info.decode("utf-8", "replace") if isinstance(info, bytes) else str(info)
-        found = re.search(r"maxmemory_policy:(\S+)", text)
+        found = re.search(r"maxmemory_policy:(\S+)", _info(info))
         if found and found[1] != "noeviction":
             advice = "an evicted key is a lost call; set maxmemory-policy noeviction"
             telemetry.log.warning("server.evicts", server=self._connector.display, policy=found[1], advice=advice)
@@ -396,33 +441,9 @@ class RedisWorkerBroker:
         except BrokerError as error:
             telemetry.log.warning("cancelled.unread", service=stream.service, error=str(error))
 
-    async def _upkeep(self) -> None:
-        """Take over from dead workers three times a lease, and sweep the registry once a lease."""
-        turn = 0
-        while True:
-            await asyncio.sleep(self._settings.lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
-            turn += 1
-            if not self._clock.trusted or not self._link.connected:
-                continue
-            try:
-                if turn % 3 == 0:
-                    await self._registry.sweep()
-                for stream in list(self._streams.values()):
-                    await self._reap(stream)
-            except BrokerError as error:
-                telemetry.log.warning("upkeep.failed", error=str(error))
 
-    async def _reap(self, stream: RequestStream) -> None:
-        slots = self._listener.free_slots()
-        if slots < 1 or stream.paused or not self._registered:
-            return
-        taken = await stream.reap(self._link, self._keys.live, min(slots, 256))
-        deliveries = self._deliveries(stream, taken)
-        if deliveries:
-            self.recovered += len(deliveries)
-            telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
-            telemetry.log.warning("requests.recovered", service=stream.service, calls=len(deliveries))
-            self._listener.on_recovered(deliveries)
+def _info(reply: Any) -> str:
+    return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
 
 
 def new_instance() -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import scripts
+from toolbus.broker.clock import ServerClock
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.protocols import AgentListener, ServiceRecord
@@ -77,9 +78,10 @@ class Registry:
         """Take instances (``service/instance``) out of the registry."""
         await self._run(scripts.UNREGISTER, *members)
 
-    async def sweep(self) -> int:
-        """Drop instances whose lease has ended; returns how many."""
-        return int(await self._run(scripts.SWEEP, _SWEEP_LIMIT))
+    async def sweep(self, clock: ServerClock) -> None:
+        """Drop instances whose lease has ended, unless the server's clock is not what ``clock`` expects."""
+        if int(await self._run(scripts.SWEEP, _SWEEP_LIMIT, int(clock.server_ms()), int(self._settings.lease * 1000))) < 0:
+            clock.hush()
 
     async def put_item(self, key: str, document: bytes) -> None:
         """Store a static descriptor.

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link, Reply
-from toolbus.broker.protocols import Delivery
+from toolbus.broker.protocols import ALONE_FROM, Beginning, Delivery
 from toolbus.envelope import address, decode_request, new_run
 from toolbus.results import BrokerError, EnvelopeError
 from toolbus.settings import Settings
 
 GROUP = "g"
+_MOST_HANDED_BACK = 256
 DEAD_LETTER_LIMIT = 10_000
 DEAD_LETTER_TTL = 7 * 86_400
 
@@ -54,12 +55,12 @@ class RequestStream:
         self.fence = keys.fence(queue)
         self.dead_letters = keys.dead_letters(queue)
         self.cancelled = keys.cancelled(queue)
-        self.scan_lock = keys.scan(queue)
         self.wake = keys.wake(queue)
         self.generation = b""
         self.counter = b""
         self.held: dict[bytes, Delivery] = {}
         self.paused = False
+        self._keys = keys
         self._clock = clock
         self._settings = settings
         self._on_lost = on_lost
@@ -91,13 +92,15 @@ class RequestStream:
             raise BadEntry(entry, document, str(error) or "the entry has no deadline", attempt) from None
         delivery = Delivery(
             request=request,
+            replies=self._keys.call(request.id) if request.shared else self._keys.replies(request.agent) if request.agent else "",
             queue=self,
             entry=entry,
             generation=self.generation,
             attempt=attempt,
             deadline=self._clock.local(deadline_ms),
             queued_ms=self._clock.age_ms(float(entry.partition(b"-")[0])),
-            run=f"{self._runs_prefix}{next(self._runs):x}",
+            run=self._next_run(),
+            server=found.get(b"s", b""),
         )
         self.held[entry] = delivery
         return delivery
@@ -107,18 +110,46 @@ class RequestStream:
         # list() of a dict is one step under the interpreter's lock, so the loop can't change it meanwhile.
         return [delivery.entry for delivery in list(self.held.values()) if delivery.deadline > now]
 
-    async def reap(self, link: Link, live: str, slots: int) -> Iterable[tuple[bytes, int, list[bytes] | None]]:
-        """Take over entries of dead workers and lost replies; yields (id, attempt, fields)."""
+    def _next_run(self) -> str:
+        return f"{self._runs_prefix}{next(self._runs):x}"
+
+    async def reap(
+        self, link: Link, live: str, slots: int, *, busy: bool, handed_back_only: bool = False
+    ) -> Iterable[tuple[bytes, int, list[bytes] | None]]:
+        """Take over what was handed back, entries of dead workers and lost replies; yields (id, attempt, fields)."""
+        expected = "" if handed_back_only else int(self._clock.server_ms())
         reply: Reply = await link.execute_script(
             scripts.REAP,
-            (self.key, self.fence, live, self.scan_lock),
-            (self.consumer, self.service, slots, int(self._settings.lease * 1000)),
+            (self.key, self.fence, live),
+            (self.consumer, self.service, slots, int(self._settings.lease * 1000), expected, int(busy), ALONE_FROM),
         )
-        generation, counter, taken = reply
+        generation, counter, taken, stepped = reply
         self.fence_is(generation, counter)
+        if stepped:
+            self._clock.hush()
         return [(entry, attempt, fields) for entry, attempt, fields in taken if entry not in self.held]
 
-    async def begin(self, link: Link, delivery: Delivery, mark: str) -> Literal["started", "began", "lost"]:
+    async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
+        """Count a further attempt of a held delivery; None when it is no longer ours."""
+        attempt = await link.execute_script(
+            scripts.RETRY, (self.key, self.fence), (self.consumer, delivery.generation, self.counter, delivery.entry), repeatable=True
+        )
+        if not attempt or self.held.get(delivery.entry) is not delivery:
+            return None
+        again = self.held[delivery.entry] = delivery.again(int(attempt), self._next_run())
+        return again
+
+    async def hand_back(self, link: Link, deliveries: Sequence[Delivery]) -> None:
+        """Give held deliveries to other workers, without counting an attempt."""
+        for start in range(0, len(deliveries), _MOST_HANDED_BACK):
+            part = [delivery for delivery in deliveries[start : start + _MOST_HANDED_BACK] if delivery.generation == self.generation]
+            for delivery in part:
+                self.held.pop(delivery.entry, None)
+            if part:
+                args = (self.consumer, self.generation, self.counter, self.wake, self.service, *(each.entry for each in part))
+                await link.execute_script(scripts.HAND_BACK, (self.key, self.fence), args, repeatable=True)
+
+    async def begin(self, link: Link, delivery: Delivery, mark: str) -> Beginning:
         """Set the started mark under the fence; ``started``, ``began`` or ``lost``."""
         left = max(0.0, delivery.deadline - time.monotonic()) + self._settings.retention
         reply = await link.execute_script(

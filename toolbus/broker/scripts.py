@@ -27,11 +27,16 @@ class Script:
 
 PUBLISH = Script("publish")
 CANCEL = Script("cancel")
+SHARE = Script("share")
+LEAVE = Script("leave")
+SEND = Script("send")
 FINISH = Script("finish")
 RENEW = Script("renew")
 REAP = Script("reap")
 START = Script("start")
 BURY = Script("bury")
+RETRY = Script("retry")
+HAND_BACK = Script("hand_back")
 RETIRE = Script("retire")
 REGISTER = Script("register")
 UNREGISTER = Script("unregister")
@@ -43,5 +48,6 @@ OVERVIEW = Script("overview")
 PURGE = Script("purge")
 
 ALL = (
-    PUBLISH, CANCEL, FINISH, RENEW, REAP, START, BURY, RETIRE, REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE,
+    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, RENEW, REAP, START, BURY, RETRY, HAND_BACK, RETIRE,
+    REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE,
 )  # fmt: skip

@@ -13,7 +13,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import AgentBroker, agent_broker
-from toolbus.broker.protocols import ServiceRecord
+from toolbus.broker.protocols import Fate, ServiceRecord
 from toolbus.client.call import Call, Target
 from toolbus.client.catalogue import Catalogue, Tool, ToolView
 from toolbus.deadlines import Deadlines
@@ -28,6 +28,8 @@ _forks = [0]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _forks.__setitem__(0, _forks[0] + 1))
 
+# Seconds that a `once` call whose time is up waits to learn whether it began.
+_INQUIRY = 1.0
 _NOTHING: Mapping[str, Any] = {}
 # What a worker that registers may mend.
 _MAY_APPEAR = frozenset({"not_found", "unavailable"})
@@ -265,9 +267,29 @@ class ToolBus(BusView):
         if call.entry and call.request is not None and self._broker is not None:
             self._broker.cancel(call.request, call.queue, call.entry)
 
+    def inquire(self, call: Call, error: ErrorInfo) -> None:
+        """End a ``once`` call when it is known whether it began, and after a second in any case."""
+
+        def heard(fate: Fate) -> None:
+            if fate == "removed":
+                call.complete_with(error)
+            elif fate != "gone" or self._broker is None:
+                # When it is gone it was answered, and the answer may be on its way.
+                unknown()
+
+        def unknown() -> None:
+            message = f"{error.message}; it may or may not have taken effect"
+            call.complete_with(ErrorInfo("outcome_unknown", error.type, message))
+
+        self._deadlines.add(time.monotonic() + _INQUIRY, (call.id, "inquiry"), unknown)
+        if call.request is not None and self._broker is not None:
+            self._broker.cancel(call.request, call.queue, call.entry, heard)
+
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
         if self._calls.pop(call.id, None) is not None:
+            if self._broker is not None and call.request is not None and call.request.shared:
+                self._broker.forget(call.request)
             self._deadlines.remove(call.slot, call.id)
             if call.idle_slot:
                 self._deadlines.remove(call.idle_slot, (call.id, "idle"))
@@ -298,6 +320,8 @@ class ToolBus(BusView):
             options.get("idempotency_key", ""),
             options.get("metadata", {}),
         )
+        if request.idempotency_key:
+            request = msgspec.structs.replace(request, shared=True)
         call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=self._agent)
         if call.span is not None:
             request = msgspec.structs.replace(request, traceparent=call.span.traceparent)
@@ -325,15 +349,15 @@ class ToolBus(BusView):
         return Resolution(about.service, tool.service_descriptor, about.config, about.effect, about.timeout, tool.digest)
 
     def _publish(self, call: Call, request: Request, service: ServiceDescriptor | None) -> ErrorInfo | None:
+        now = time.monotonic()
         call.request = request
         call.queue = request.service if service is None else service.queue
         limit = (0 if service is None else service.queue_limit) or self.settings.queue_limit
         try:
-            self._opened().publish(request, call.queue, limit, call.settle)
+            self._opened().publish(request, call.queue, limit, now + request.timeout, call)
         except EnvelopeError as error:
             return ErrorInfo("invalid_arguments", message=str(error))
         self._calls[call.id] = call
-        now = time.monotonic()
         call.slot = self._deadlines.add(now + request.timeout, call.id, call.expire)
         if call.idle_timeout:
             call.last_heard = now
@@ -371,7 +395,7 @@ class ToolBus(BusView):
         left = call.last_heard + call.idle_timeout - time.monotonic()
         if left <= 0:
             message = f"nothing was heard for {call.idle_timeout:g} s (idle timeout)"
-            call.complete_with(ErrorInfo("deadline_exceeded", "idle_timeout", message, retryable=True))
+            call.give_up(ErrorInfo("deadline_exceeded", "idle_timeout", message, retryable=True))
             return
         call.idle_slot = self._deadlines.add(time.monotonic() + left, (call.id, "idle"), lambda: self._watch_idle(call))
 

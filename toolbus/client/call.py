@@ -14,7 +14,7 @@ from toolbus.broker.protocols import Verdict
 from toolbus.client.assembly import Assembly
 from toolbus.client.events import Event, Finished, Reset, Text
 from toolbus.envelope import Frame, Request
-from toolbus.results import Blob, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
+from toolbus.results import Blob, ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
 
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
@@ -39,6 +39,9 @@ class Desk(Protocol):
     def withdraw(self, call: Call) -> None:
         """Tell the broker that nobody waits for the call any more."""
 
+    def inquire(self, call: Call, error: ErrorInfo) -> None:
+        """End a call whose work must not happen twice: with ``error`` when it certainly did not happen, else as ``outcome_unknown``."""
+
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
 
@@ -52,9 +55,9 @@ class Call:
     """
 
     __slots__ = (
-        "_arrived", "_assembly", "_buffer", "_buffered", "_desk", "_done", "_events", "_iterating", "_launched", "_result", "_started",
-        "arguments", "entry", "id", "idle_slot", "idle_timeout", "last_heard", "options", "queue", "request", "slot", "span", "streaming",
-        "target", "withdrawn",
+        "_arrived", "_assembly", "_buffer", "_buffered", "_desk", "_done", "_events", "_iterating", "_launched", "_result", "_skip",
+        "_started", "arguments", "entry", "id", "idle_slot", "idle_timeout", "last_heard", "options", "queue", "request", "slot", "span",
+        "streaming", "target", "withdrawn",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +69,7 @@ class Call:
         self._events: deque[Event] = deque()
         self._buffer = buffer
         self._buffered = 0
+        self._skip = _characters(options.get("resume_from", 0))
         self.streaming = streaming
         self._iterating = False
         self._launched = False
@@ -119,7 +123,8 @@ class Call:
             while self._events:
                 event = self._events.popleft()
                 self._buffered -= _size(event)
-                yield event
+                if type(event) is not Text or event.text:
+                    yield event
             if self._result is not None:
                 yield Finished(self._result)
                 return
@@ -157,14 +162,22 @@ class Call:
                 self._complete(event.result)
             elif type(event) is Reset:
                 telemetry.count("toolbus.resets")
+                self._skip = 0
             if self.streaming and type(event) is not Finished:
-                self._buffered += _size(event)
-                self._events.append(event)
+                self._events.append(self._unseen(event) if self._skip else event)
+                self._buffered += _size(self._events[-1])
                 self._wake()
                 if self._buffered > self._buffer:
                     message = f"more than {self._buffer} bytes wait to be read from this call"
                     self.complete_with(ErrorInfo("slow_consumer", message=message))
                     return
+
+    def _unseen(self, event: Event) -> Event:
+        """The event without the text that the caller has from before it re-attached."""
+        if not isinstance(event, Text):
+            return event
+        had, self._skip = self._skip, max(0, self._skip - len(event.text))
+        return Text(event.text[had:])
 
     def complete_with(self, error: ErrorInfo) -> None:
         """End the call from this side, and tell the worker."""
@@ -175,7 +188,14 @@ class Call:
     def expire(self) -> None:
         """End the call because its time is up."""
         timeout = self.request.timeout if self.request is not None else 0
-        self.complete_with(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+        self.give_up(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+
+    def give_up(self, error: ErrorInfo) -> None:
+        """End the call although it may be running; for ``once`` work it is first asked whether it is."""
+        if self._result is None and self.request is not None and self.request.effect == "once":
+            self._desk.inquire(self, error)
+        else:
+            self.complete_with(error)
 
     def settle(self, verdict: Verdict) -> None:
         """Take in what became of the publication."""
@@ -236,11 +256,20 @@ def _refusal(verdict: Verdict, call: Call) -> ErrorInfo:
         return ErrorInfo("overloaded", message=message, retryable=True, retry_after=1.0, details={"depth": verdict.depth})
     if verdict.status == "absent":
         return ErrorInfo("unavailable", message=f"service {service!r} has no queue: none of its workers is registered", retryable=True)
+    if verdict.status == "conflict":
+        message = "the idempotency key stands for a call with other arguments; use another key for other work"
+        return ErrorInfo("invalid_arguments", "idempotency_conflict", message)
     if verdict.status == "unknown":
         return ErrorInfo("outcome_unknown", message=f"the call may or may not have been published: {verdict.message}")
     if verdict.message.startswith("OOM"):
         return ErrorInfo("overloaded", message=f"the server is out of memory: {verdict.message}", retryable=True, retry_after=1.0)
     return ErrorInfo("unavailable", message=verdict.message, retryable=True)
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigurationError(f"resume_from must be a number of characters, not {value!r}")
+    return value
 
 
 def _size(event: Event) -> int:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from toolbus.descriptors import Effect
 from toolbus.results import ConfigurationError
+from toolbus.worker.retry import Retry
 
 
 class ToolService:
@@ -26,6 +27,7 @@ class ToolService:
         description: for people.
         request_queue, response_queue: outside names, see ``ServiceDescriptor``.
         scale_to_zero: callable without live workers; calls wait for one to start.
+        retry: run failed calls again, see ``Retry``; None answers with the first failure.
         queue_limit: most requests queued and running; 0 means the publisher's setting.
     """
 
@@ -38,6 +40,7 @@ class ToolService:
     response_queue: ClassVar[str] = ""
     scale_to_zero: ClassVar[bool] = False
     queue_limit: ClassVar[int] = 0
+    retry: ClassVar[Retry | None] = None
 
     def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
         """Run one call.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 from toolbus.descriptors import Effect
 from toolbus.results import ConfigurationError
+from toolbus.worker.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +27,7 @@ class FunctionTool:
 
     __slots__ = (
         "category", "confirm", "description", "effect", "function", "groups", "name", "origin", "output_limit", "parameters",
-        "service", "timeout",
+        "retry", "service", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -43,7 +44,10 @@ class FunctionTool:
         timeout: float,
         output_limit: int,
         confirm: bool,
+        retry: Retry | None,
     ) -> None:
+        if retry is not None and effect == "once":
+            raise ConfigurationError(f"the tool {function.__qualname__!r} has the effect 'once', which rules out retry=...")
         self.function = function
         self.name = name or function.__name__
         self.description = description
@@ -54,6 +58,7 @@ class FunctionTool:
         self.timeout = timeout
         self.output_limit = output_limit
         self.confirm = confirm
+        self.retry = retry
         self.origin = f"{function.__module__}.{function.__qualname__}"
         self.service = "" if _is_method(function) else service or service_name(function.__module__)
 
@@ -77,6 +82,7 @@ def tool(
     timeout: float = 0.0,
     output_limit: int = 0,
     confirm: bool = False,
+    retry: Retry | None = None,
     replace: bool = False,
 ) -> Callable[[F], F]: ...
 def tool(
@@ -91,6 +97,7 @@ def tool(
     timeout: float = 0.0,
     output_limit: int = 0,
     confirm: bool = False,
+    retry: Retry | None = None,
     replace: bool = False,
 ) -> Any:
     """Make a function a tool, with or without parentheses; the function itself is returned unchanged.
@@ -109,6 +116,7 @@ def tool(
         timeout: seconds a call may take unless the caller says otherwise.
         output_limit: characters of an observation.
         confirm: a person approves each call before it runs.
+        retry: run failed calls again, see ``Retry``; not for ``once``.
         replace: take the place of another function's tool of that name in this process.
 
     :raises ConfigurationError: another function of this process already has that name in that service.
@@ -127,6 +135,7 @@ def tool(
             timeout=timeout,
             output_limit=output_limit,
             confirm=confirm,
+            retry=retry,
         )
         _register(made, replace=replace)
         return function

@@ -25,6 +25,7 @@ from toolbus.schema import check_for, derive
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_module, tools_of_service
+from toolbus.worker.retry import Retry
 
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
@@ -38,15 +39,17 @@ class Handler:
         coroutine: the function is a coroutine function, the most frequent kind.
         threaded: the function is plain, so calling it belongs in a thread.
         effect: the declared effect, or empty.
+        retry: when a failed run is tried again, or None.
     """
 
-    __slots__ = ("coroutine", "effect", "start", "threaded")
+    __slots__ = ("coroutine", "effect", "retry", "start", "threaded")
 
-    def __init__(self, function: Callable[..., Any], start: Start, effect: Effect) -> None:
+    def __init__(self, function: Callable[..., Any], start: Start, effect: Effect, retry: Retry | None) -> None:
         self.start = start
         self.coroutine = inspect.iscoroutinefunction(function)
         self.threaded = not self.coroutine and not inspect.isasyncgenfunction(function)
         self.effect = effect
+        self.retry = None if effect == "once" else retry
 
 
 class Served:
@@ -186,21 +189,21 @@ def _served_service(name: str, service: ToolService, settings: Settings) -> Serv
         except DescriptorError as error:
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
         _add(tools, tool)
-        handlers[tool.name] = _invoke_handler(invoke, tool, cls)
+        handlers[tool.name] = _invoke_handler(invoke, tool, service)
     for attribute in dir(cls):
         made = tool_of(getattr(cls, attribute, None))
         if made is not None:
-            tool, handler = _function_handler(made, name, getattr(service, attribute), service.effect)
+            tool, handler = _function_handler(made, name, getattr(service, attribute), service.effect, service.retry)
             _add(tools, tool)
             handlers[tool.name] = handler
-    untyped = None if invoke is None else _invoke_handler(invoke, None, cls, service.effect)
+    untyped = None if invoke is None else _invoke_handler(invoke, None, service)
     owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
     publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
     return Served(publication, handlers, untyped, service)
 
 
-def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, cls: type, effect: Effect = "") -> Handler:
-    arity = _arity(invoke, cls)
+def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, service: ToolService) -> Handler:
+    arity = _arity(invoke, type(service))
     check = None if tool is None else check_for(tool).check
 
     def start(request: Request) -> Any:
@@ -210,7 +213,7 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, cls
             return invoke(request.config, request.arguments)
         return invoke(request.user, request.config, request.arguments)
 
-    return Handler(invoke, start, effect if tool is None else tool.effect)
+    return Handler(invoke, start, service.effect if tool is None else tool.effect, service.retry)
 
 
 def _arity(invoke: Callable[..., Any], cls: type) -> int:
@@ -233,14 +236,16 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
     tools: dict[str, ToolDescriptor] = {}
     handlers: dict[str, Handler] = {}
     for made in functions:
-        tool, handlers[made.name] = _function_handler(made, name, made.function, "")
+        tool, handlers[made.name] = _function_handler(made, name, made.function, "", None)
         _add(tools, tool)
     owner = settings.owner or owner_of(functions[0].function.__module__, "")
     publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
     return Served(publication, handlers, None, None)
 
 
-def _function_handler(made: FunctionTool, service: str, bound: Callable[..., Any], effect: Effect) -> tuple[ToolDescriptor, Handler]:
+def _function_handler(
+    made: FunctionTool, service: str, bound: Callable[..., Any], effect: Effect, retry: Retry | None
+) -> tuple[ToolDescriptor, Handler]:
     derived = derive(bound, parameters=made.parameters)
     tool = check_tool(
         ToolDescriptor(
@@ -261,7 +266,7 @@ def _function_handler(made: FunctionTool, service: str, bound: Callable[..., Any
     def start(request: Request) -> Any:
         return bound(**bind(request.arguments))
 
-    return tool, Handler(bound, start, tool.effect)
+    return tool, Handler(bound, start, tool.effect, made.retry or retry)
 
 
 def _add(tools: dict[str, ToolDescriptor], tool: ToolDescriptor) -> None:

@@ -18,6 +18,11 @@ from toolbus.worker.handlers import Handler, Served, mismatch
 from toolbus.worker.invocation import Caller, Invocation, enter
 from toolbus.worker.threads import ThreadIteration, Threads
 
+_UNKNOWN = {
+    "began": "an earlier attempt began and its worker is gone; it may or may not have taken effect",
+    "unsure": "the server was replaced or restored after it took the call and may have forgotten that it ran",
+}
+
 
 class Shelter(Protocol):
     """What runs share: the worker, as far as a run needs it."""
@@ -28,6 +33,12 @@ class Shelter(Protocol):
 
     def ended(self, run: Run) -> None:
         """Free a run's slot."""
+
+    def stopped(self, run: Run) -> None:
+        """Hear that a run was told to stop before its end."""
+
+    def try_again(self, run: Run, error: ErrorInfo) -> bool:
+        """Keep the request of a failed run for another attempt; False when there is to be none."""
 
     async def caller(self) -> Caller:
         """The bus for nested calls."""
@@ -43,6 +54,7 @@ class Run:
     __slots__ = (
         "_abandoned",
         "_answered",
+        "_began",
         "_invocation",
         "_iteration",
         "_loop",
@@ -71,6 +83,7 @@ class Run:
         self._sent = 0
         self._text = False
         self._answered = False
+        self._began = False
         self._abandoned = False
         self._started = 0.0
         self._iteration: ThreadIteration | None = None
@@ -121,7 +134,11 @@ class Run:
 
     def expire(self) -> None:
         """End the run because its time is up."""
-        self.stop(ErrorInfo("deadline_exceeded", message=f"the tool did not finish within {self.delivery.request.timeout:g} s"))
+        message = f"the tool did not finish within {self.delivery.request.timeout:g} s"
+        if self._began:
+            self.stop(ErrorInfo("outcome_unknown", "deadline_exceeded", f"{message}; it may or may not have taken effect"))
+        else:
+            self.stop(ErrorInfo("deadline_exceeded", message=message))
 
     def end(self, task: asyncio.Task[None]) -> None:
         """Leave the worker; called when the task is done, whether it ever began or not."""
@@ -140,6 +157,21 @@ class Run:
             self._iteration.stop()
         if self.task is not None:
             self.task.cancel()
+            self._shelter.stopped(self)
+
+    def interrupt(self) -> bool:
+        """End the run unanswered because its worker leaves; False when it was answered, since it must not run again."""
+        if self._began and not self._answered:
+            message = "the worker was stopped while the tool ran; it may or may not have taken effect"
+            self.stop(ErrorInfo("outcome_unknown", "worker_stopped", message))
+        answered = self._answered
+        self.stop(None)
+        return not answered
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the handler still runs although it was told to stop."""
+        return self._answered and self.task is not None and not self.task.done()
 
     def abandon(self) -> asyncio.Task[None]:
         """Cancel the run without waiting for a thread of it; returns its task."""
@@ -167,12 +199,12 @@ class Run:
 
     async def _begin_once(self) -> None:
         state = await self._shelter.broker.begin(self.delivery)
-        if state == "began":
-            message = "an earlier attempt began and its worker is gone; it may or may not have taken effect"
-            raise ToolError(message, type="outcome_unknown")
         if state == "lost":
             self._answered = True
             raise asyncio.CancelledError
+        if state != "started":
+            raise ToolError(_UNKNOWN[state], type="outcome_unknown")
+        self._began = True
 
     async def _handle(self) -> ToolResult:
         start, request = self.handler.start, self.delivery.request
@@ -286,11 +318,13 @@ class Run:
     def _answer(self, result: ToolResult) -> None:
         if self._answered:
             return
-        for blob in result.content:
-            self._send_blob(blob)
         error = result.error
         if error is None and not result.success:
             error = ErrorInfo("tool_error", message="the tool reported a failure without a reason")
+        if error is not None and self._given_up(error, retryable=error.retryable):
+            return
+        for blob in result.content:
+            self._send_blob(blob)
         output, data = result.output, result.data
         limit = self._shelter.settings.max_frame
         if output is not None and len(output) * 4 > limit and len(output.encode("utf-8", "replace")) > limit:
@@ -306,16 +340,35 @@ class Run:
         frame.data = data
         payload = encode(frame)
         self._answered = True
-        self._shelter.broker.finish(self.delivery, payload)
+        self._shelter.broker.finish(self.delivery, payload, failed=error is not None)
         self._log_end(error)
 
     def _fail(self, error: BaseException) -> None:
         if self._answered:
             return
         info = self._error_info(error)
+        crashed = info.type == "tool_error" and not isinstance(error, ToolError)
+        if self._given_up(info, retryable=error.error.retryable if isinstance(error, ToolError) else crashed):
+            return
         self._answered = True
         self._finish(self._frame("end", info))
-        self._log_end(info, error if info.type == "tool_error" and not isinstance(error, ToolError) else None)
+        self._log_end(info, error if crashed else None)
+
+    def _given_up(self, error: ErrorInfo, *, retryable: bool) -> bool:
+        """Whether a failure is not simply answered: the request is tried again, or set aside as a dead letter."""
+        policy = self.handler.retry if retryable and not self._began else None
+        if policy is not None and self._shelter.try_again(self, error):
+            self._answered = True
+            self._log_end(error)
+            return True
+        if policy is None and self.delivery.replies:
+            return False
+        # Nobody hears of a failure that has no caller, and a service that retries wants to know what it could not do.
+        self._answered = True
+        reason = "retries_exhausted" if policy is not None else "failed"
+        self._shelter.broker.bury(self.delivery, reason, str(error), encode(self._frame("end", error)))
+        self._log_end(error)
+        return True
 
     def _finish(self, frame: Frame) -> None:
         try:
@@ -324,7 +377,7 @@ class Run:
             kind = frame.error.type if frame.error is not None else "tool_error"
             frame.error = ErrorInfo(kind, "unencodable_error", "the tool failed, and what it said can't be expressed in JSON")
             payload = encode(frame)
-        self._shelter.broker.finish(self.delivery, payload)
+        self._shelter.broker.finish(self.delivery, payload, failed=True)
 
     def _error_info(self, error: BaseException) -> ErrorInfo:
         if isinstance(error, ToolError):

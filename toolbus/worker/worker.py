@@ -14,20 +14,23 @@ from typing import Self
 
 from toolbus import telemetry
 from toolbus.broker import worker_broker
-from toolbus.broker.protocols import Delivery, WorkerBroker
+from toolbus.broker.protocols import ALONE_FROM, Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, encode
-from toolbus.results import ConfigurationError, ErrorInfo, RegistrationRefused, ToolError
+from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, RegistrationRefused, ToolError
 from toolbus.settings import Settings
 from toolbus.worker.handlers import Served, collect
 from toolbus.worker.invocation import Caller
 from toolbus.worker.nested import NestedBus
 from toolbus.worker.run import Run
 from toolbus.worker.threads import Threads
+from toolbus.worker.waiting import Waiting
 
 _EARLY_CANCELS = 10_000
 _CANCEL_GRACE = 1.0
+# A handler that is told to stop and still runs after so many seconds counts as stuck.
+_STOPS_WITHIN = 5.0
 
 
 class Worker:
@@ -39,7 +42,8 @@ class Worker:
         url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
 
     ``async with`` serves in the background without touching signals; ``run()`` handles them and returns after
-    the drain.
+    the drain. When half of the slots are held by handlers that can't be stopped it drains too, so that a supervisor
+    starts a fresh process.
 
     :raises ConfigurationError: there is nothing to serve, or a service or setting is wrong.
     """
@@ -56,9 +60,13 @@ class Worker:
         self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
         self._served = {served.id: served for served in collect(services, self.settings)}
         self._runs: dict[str, Run] = {}
+        self._waiting = Waiting()
         self._cancelled_early: dict[str, float] = {}
         self._free = self.settings.concurrency
         self._stopping = False
+        self._alone = False
+        self._overgrown = asyncio.Event()
+        self._retrying: set[asyncio.Task[None]] = set()
         self._home: asyncio.Task[None] | None = None
         self.started = self.finished = 0
 
@@ -93,8 +101,10 @@ class Worker:
                 gc.freeze()
                 gc.set_threshold(20_000, 20, 20)
                 # The home task ends by itself only when it fails, and then drain() says why.
-                waiting = {asyncio.ensure_future(stop.wait()), *([self._home] if self._home else [])}
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                ends = [asyncio.ensure_future(event.wait()) for event in (stop, self._overgrown)]
+                await asyncio.wait([*ends, *([self._home] if self._home else [])], return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    end.cancel()
                 stop.set()
                 telemetry.log.info("worker.draining", running=len(self._runs), grace=self.settings.grace)
         finally:
@@ -113,6 +123,8 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - draining must go on whatever the server says
             telemetry.log.warning("worker.unregister_failed", error=str(error))
         home, self._home = self._home, None
+        # Nothing is run again here: other workers do that.
+        await self._hand_back(self._waiting.clear())
         await home
         for served in self._served.values():
             await self._cleanup(served)
@@ -187,12 +199,34 @@ class Worker:
 
     async def _take(self) -> None:
         while not self._stopping:
+            if self._waiting.suspects:
+                await self._run_suspect()
+                continue
             if self._free < 1:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             for delivery in await self.broker.take(self._free):
                 self._start(delivery)
+
+    async def _run_suspect(self) -> None:
+        """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""
+        await self._until_idle()
+        if not self._stopping and self._waiting.suspects:
+            delivery = self._waiting.next_suspect()
+            telemetry.log.info("call.alone", id=delivery.request.id, tool=delivery.request.tool, attempt=delivery.attempt)
+            self._alone = True
+            try:
+                self._start(delivery, alone=True)
+                await self._until_idle()
+            finally:
+                self._alone = False
+        self._start_due()
+
+    async def _until_idle(self) -> None:
+        while self._runs and not self._stopping:
+            self._wake.clear()
+            await self._wake.wait()
 
     async def _finish_running(self) -> None:
         deadline = time.monotonic() + self.settings.grace
@@ -203,16 +237,25 @@ class Worker:
                     await self._wake.wait()
         if self._runs:
             telemetry.log.warning("worker.grace_ended", running=len(self._runs))
-            for run in list(self._runs.values()):
-                # Not answered: another worker takes these requests over.
-                run.stop(None)
+        interrupted = [run.delivery for run in list(self._runs.values()) if run.interrupt()]
+        await self._hand_back([*interrupted, *self._waiting.clear()])
+
+    async def _hand_back(self, deliveries: list[Delivery]) -> None:
+        if not deliveries:
+            return
+        telemetry.log.info("worker.handed_back", calls=len(deliveries))
+        try:
+            await self.broker.hand_back(deliveries)
+        except BrokerError as error:
+            # Their leases run out, and they are taken over all the same.
+            telemetry.log.warning("worker.hand_back_failed", error=str(error))
 
     async def _abandon_running(self) -> None:
         tasks = [run.abandon() for run in self._runs.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_GRACE)
 
-    def _start(self, delivery: Delivery) -> None:
+    def _start(self, delivery: Delivery, *, alone: bool = False) -> None:
         request = delivery.request
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
@@ -233,7 +276,15 @@ class Worker:
         except ToolError as failure:
             self._refuse(delivery, failure.error)
             return
-        run = Run(self, delivery, served, handler)
+        if delivery.attempt >= ALONE_FROM and not alone:
+            self._waiting.add_suspect(delivery)
+            self.broker.interrupt()
+            self._wake.set()
+            return
+        self._run(Run(self, delivery, served, handler))
+
+    def _run(self, run: Run) -> None:
+        delivery = run.delivery
         key = delivery.run
         self._runs[key] = run
         self._free -= 1
@@ -252,15 +303,68 @@ class Worker:
         self._free += 1
         self.finished += 1
         self._wake.set()
+        self._start_due()
+
+    def stopped(self, run: Run) -> None:
+        """Look later whether the handler has indeed stopped."""
+        self._deadlines.add(time.monotonic() + _STOPS_WITHIN, ("stopped", run.delivery.run), self._count_stuck)
+
+    def _count_stuck(self) -> None:
+        stuck = sum(run.stuck for run in self._runs.values())
+        if 2 * stuck >= self.settings.concurrency and not self._overgrown.is_set():
+            telemetry.log.error("worker.stuck", runs=stuck, concurrency=self.settings.concurrency)
+            self._overgrown.set()
+
+    def try_again(self, run: Run, error: ErrorInfo) -> bool:
+        """Keep the request of a failed run for another attempt; False when there is to be none."""
+        delivery, policy = run.delivery, run.handler.retry
+        if policy is None or delivery.attempt >= min(policy.attempts, self.settings.max_deliveries):
+            return False
+        at = time.monotonic() + policy.after(delivery.attempt, error.retry_after)
+        if at >= delivery.deadline:
+            return False
+        self._waiting.add_retry(delivery)
+        self._deadlines.add(at, ("retry", delivery.run), lambda: self._due(delivery.run))
+        return True
+
+    def _due(self, run: str) -> None:
+        delivery = self._waiting.is_due(run)
+        if delivery is not None:
+            task = self._loop.create_task(self._retry(delivery))
+            self._retrying.add(task)
+            task.add_done_callback(self._retrying.discard)
+
+    async def _retry(self, delivery: Delivery) -> None:
+        try:
+            again = await self.broker.retry(delivery)
+        except BrokerError as error:
+            # Its lease runs out, and it is taken over.
+            telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
+            return
+        if again is None:
+            return
+        if self._stopping:
+            await self._hand_back([again])
+            return
+        self._waiting.add_due(again)
+        self._start_due()
+
+    def _start_due(self) -> None:
+        while self._free > 0 and not (self._stopping or self._alone or self._waiting.suspects):
+            due = self._waiting.next_due()
+            if due is None:
+                return
+            # It is known to have failed in this process, and not to have killed it.
+            self._start(due, alone=True)
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo | None) -> None:
-        self.broker.finish(delivery, self._end_frame(delivery, error))
+        self.broker.finish(delivery, self._end_frame(delivery, error), failed=True)
 
     def _bury(self, delivery: Delivery) -> None:
-        reason = f"given up after {delivery.attempt - 1} deliveries: its workers died or lost their leases while it ran"
-        telemetry.log.error("request.buried", service=delivery.request.service, id=delivery.request.id, reason=reason)
-        error = ErrorInfo("tool_error", "max_deliveries", reason)
-        self.broker.bury(delivery, reason, self._end_frame(delivery, error))
+        message = f"given up after {delivery.attempt - 1} deliveries: its workers died or lost their leases while it ran"
+        telemetry.log.error("request.buried", service=delivery.request.service, id=delivery.request.id, reason=message)
+        error = ErrorInfo("tool_error", "max_deliveries", message)
+        self.broker.bury(delivery, "max_deliveries", message, self._end_frame(delivery, error))
 
     def _end_frame(self, delivery: Delivery, error: ErrorInfo | None) -> bytes:
         frame = Frame(delivery.request.id, delivery.run, delivery.attempt, kind="end", end_of_stream=True, error=error)
@@ -272,7 +376,11 @@ class Worker:
 
     def free_slots(self) -> int:
         """How many more deliveries can run now."""
-        return 0 if self._stopping else self._free
+        return 0 if self._stopping or self._waiting.suspects or self._alone else self._free
+
+    def busy(self) -> bool:
+        """Whether anything runs or waits here."""
+        return bool(self._runs) or len(self._waiting) > 0
 
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Run deliveries taken over from dead workers."""
@@ -281,10 +389,15 @@ class Worker:
 
     def on_cancelled(self, call: str) -> None:
         """Stop a call, or remember that it must not start."""
-        found = [run for run in self._runs.values() if run.delivery.request.id == call]
-        for run in found:
-            run.stop(ErrorInfo("cancelled", message="cancelled by the caller"))
-        if not found:
+        running = [run for run in self._runs.values() if run.delivery.request.id == call]
+        waiting = self._waiting.find(call=call)
+        error = ErrorInfo("cancelled", message="cancelled by the caller")
+        for run in running:
+            run.stop(error)
+        for delivery in waiting:
+            self._waiting.remove(delivery)
+            self._refuse(delivery, error)
+        if not running and not waiting:
             if len(self._cancelled_early) >= _EARLY_CANCELS:
                 del self._cancelled_early[next(iter(self._cancelled_early))]
             self._cancelled_early[call] = time.monotonic()
@@ -295,11 +408,16 @@ class Worker:
         telemetry.log.warning("call.lost", id=delivery.request.id, tool=delivery.request.tool, running=run is not None)
         if run is not None:
             run.stop(None)
+        else:
+            self._waiting.remove(delivery)
 
-    def on_agent_gone(self, agent: str, error: ErrorInfo) -> None:
-        """Stop every call of an agent that no longer reads."""
-        for run in [run for run in self._runs.values() if run.delivery.request.agent == agent]:
+    def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
+        """Stop every call whose answer nobody reads any more."""
+        for run in [run for run in self._runs.values() if run.delivery.replies == replies]:
             run.stop(error)
+        for delivery in self._waiting.find(replies=replies):
+            self._waiting.remove(delivery)
+            self._refuse(delivery, error)
 
     # -- for runs ---------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 #!lua flags=allow-oom
 -- include _fence
+-- include _reply
 -- Finish a batch: the terminal frames of the entries this consumer still owns, their XACK and XDEL.
 -- KEYS: 1 request stream, 2 fence
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then the ids,
---       then per agent: reply stream, number of frames, then per frame: index of its id, frame
+--       then per agent: reply stream, number of frames, then per frame: index of its id, frame;
+--       or "!" and the record of an idempotency key, 1, index of its id, call id: it failed, so the key is free again
 -- Returns {generation, counter, {index of a lost id, ...}, {reply stream that is gone, ...}}
 local queue, fence, consumer = KEYS[1], KEYS[2], ARGV[1]
 local generation, counter = fence_state(fence, consumer)
@@ -31,10 +33,13 @@ while at <= #ARGV do
     if not is_lost[tonumber(ARGV[j])] then frames[#frames + 1] = ARGV[j + 1] end
   end
   at = last + 1
-  if #frames > 0 then
-    -- One bad reply key never fails the batch.
-    local id = redis.pcall('XADD', replies, 'NOMKSTREAM', '*', 'f', '[' .. table.concat(frames, ',') .. ']')
-    if not id or type(id) == 'table' then gone[#gone + 1] = replies end
+  if #frames > 0 and replies:sub(1, 1) == '!' then
+    local record = replies:sub(2)
+    if redis.call('HGET', record, 'id') == frames[1] then redis.call('DEL', record) end
+  elseif #frames > 0 then
+    local id = reply(replies, '[' .. table.concat(frames, ',') .. ']')
+    if id == 'moving' then return redis.error_reply('TRYAGAIN the slot is being moved') end
+    if not id then gone[#gone + 1] = replies end
   end
 end
 

@@ -1,19 +1,43 @@
 #!lua flags=allow-oom
--- Move entries of dead consumers, and entries nobody renews, to this consumer.
--- KEYS: 1 request stream, 2 fence, 3 live instances, 4 scan lock
--- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms)
--- Returns {generation, counter, {{id, delivery count, fields}, ...}}
+-- Move to this consumer what was handed back, and entries of dead consumers, and entries nobody renews.
+-- KEYS: 1 request stream, 2 fence, 3 live instances
+-- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 the server's time as this worker expects it (ms), or ""
+--       to take only what was handed back, 6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone
+-- Returns {generation, counter, {{id, delivery count, fields}, ...}, 1 when the server's clock is not what was expected}
+local STRETCH = 1000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
-local room, lease = tonumber(ARGV[3]), tonumber(ARGV[4])
+local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local taken = {}
+local taken, suspects = {}, 0
 
-local function claim(pending, owner)
+local function answer(stepped)
+  local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
+  return {state[1] or '', state[2] or '', taken, stepped}
+end
+
+-- What was handed back keeps its delivery count: nobody died of it.
+local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), '~back')
+if back.err then return {'', '', {}, 0} end
+for _, entry in ipairs(back) do
+  local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
+  if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2]} end
+end
+room = room - #back
+if ARGV[5] == '' then return answer(0) end
+
+-- A server that was stalled, or whose clock stepped, makes the living look dead.
+if math.abs(now - ARGV[5]) > lease / 3 then return answer(1) end
+
+local function claim(pending, owner, spare)
   local ids, counts = {}, {}
   for _, entry in ipairs(pending) do
-    ids[#ids + 1] = entry[1]
-    counts[entry[1]] = entry[4] + 1
+    local suspect = entry[4] + 1 >= alone
+    if suspect then suspects = suspects + 1 end
+    if not suspect or (not spare and suspects <= 8) then
+      ids[#ids + 1] = entry[1]
+      counts[entry[1]] = entry[4] + 1
+    end
   end
   if #ids == 0 then return end
   for _, entry in ipairs(redis.call('XCLAIM', queue, 'g', me, 0, unpack(ids))) do
@@ -23,19 +47,26 @@ local function claim(pending, owner)
   redis.call('HINCRBY', fence, 'c:' .. owner, 1)
 end
 
-local consumers = redis.pcall('XINFO', 'CONSUMERS', queue, 'g')
-if consumers.err then return {'', '', {}} end
-for _, consumer in ipairs(consumers) do
+for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, 'g')) do
   local name, held = consumer[2], consumer[4]
   if name ~= me then
-    local lease_end = redis.call('ZSCORE', KEYS[3], ARGV[2] .. '/' .. name)
-    if not lease_end or tonumber(lease_end) < now then
+    local member = ARGV[2] .. '/' .. name
+    local lease_end = tonumber(redis.call('ZSCORE', KEYS[3], member) or 0)
+    -- An end further away than any beat sets it was written before the server's clock was set back.
+    local longest = tonumber(redis.call('HGET', fence, 'l:' .. name) or 0)
+    if longest > 0 and lease_end > now + 2 * longest then
+      lease_end = now - 1
+      redis.call('ZADD', KEYS[3], 'XX', lease_end, member)
+    end
+    if lease_end < now then
       if held > 0 and room > 0 then
-        claim(redis.call('XPENDING', queue, 'g', '-', '+', math.min(room, 256), name), name)
+        -- Entries that must run alone wait one lease for a worker that holds nothing, and are taken a few at a time.
+        local spare = busy and lease_end > now - lease
+        claim(redis.call('XPENDING', queue, 'g', '-', '+', math.min(room, 256), name), name, spare)
       elseif held == 0 then
         -- Nothing pending, so deleting the consumer drops nothing. A consumer that comes back finds no counter: unequal.
         redis.call('XGROUP', 'DELCONSUMER', queue, 'g', name)
-        redis.call('HDEL', fence, 'c:' .. name)
+        redis.call('HDEL', fence, 'c:' .. name, 'l:' .. name)
       end
     end
   end
@@ -45,12 +76,20 @@ end
 if room > 0 then
   claim(redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me), me)
 end
--- A live consumer that beats but no longer renews is found by one scan a lease, for all workers together.
-if room > 0 and redis.call('SET', KEYS[4], me, 'NX', 'PX', lease) then
-  for _, entry in ipairs(redis.call('XPENDING', queue, 'g', 'IDLE', 2 * lease, '-', '+', math.min(room, 256))) do
-    claim({entry}, entry[2])
+-- A live consumer that beats but no longer renews is found by all workers together: each reap looks at
+-- the next stretch of the whole pending list, so that none walks it all, however long it is.
+if room > 0 then
+  local cursor = redis.call('HGET', fence, 'scan')
+  local stretch = redis.call('XPENDING', queue, 'g', cursor and '(' .. cursor or '-', '+', STRETCH)
+  cursor = nil
+  for at, entry in ipairs(stretch) do
+    if entry[3] >= 2 * lease then claim({entry}, entry[2]) end
+    if room <= 0 or at == STRETCH then
+      cursor = entry[1]
+      break
+    end
   end
+  if cursor then redis.call('HSET', fence, 'scan', cursor) else redis.call('HDEL', fence, 'scan') end
 end
 
-local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
-return {state[1] or '', state[2] or '', taken}
+return answer(0)

@@ -36,6 +36,7 @@ if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation'
   redis.call('HSET', fence, 'generation', ARGV[11])
 end
 redis.call('HSETNX', fence, 'c:' .. instance, 0)
+redis.call('HSET', fence, 'l:' .. instance, ARGV[10])
 redis.call('PEXPIRE', queue, ttl)
 redis.call('PEXPIRE', fence, ttl)
 

@@ -6,7 +6,7 @@
 local pending = redis.pcall('XPENDING', KEYS[1], 'g', '-', '+', 1, ARGV[1])
 if pending.err == nil and #pending == 0 then
   redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'g', ARGV[1])
-  redis.call('HDEL', KEYS[2], 'c:' .. ARGV[1])
+  redis.call('HDEL', KEYS[2], 'c:' .. ARGV[1], 'l:' .. ARGV[1])
 end
 if redis.call('EXISTS', KEYS[4]) == 0 and redis.call('XLEN', KEYS[1]) == 0 then
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])

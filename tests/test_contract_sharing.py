@@ -1,0 +1,196 @@
+"""Calls that carry an idempotency key: one execution for everybody who has the key, over every transport."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import ConfigurationError, Finished, Settings, Text, ToolError, invocation, tool
+
+pytestmark = pytest.mark.anyio
+
+
+class Stage:
+    """What the tools of this file share with their tests."""
+
+    def __init__(self) -> None:
+        self.starts: list[str] = []
+        self.cancelled = 0
+        self.go = asyncio.Event()
+        self.fail = False
+
+
+stage: Stage
+
+
+@pytest.fixture(autouse=True)
+def fresh_stage(anyio_backend: Any) -> None:
+    """A stage of the test's own."""
+    global stage  # noqa: PLW0603
+    stage = Stage()
+
+
+@tool(service="sharing", effect="idempotent")
+async def recite(words: str) -> Any:
+    """Say words one by one, the second half when told to."""
+    stage.starts.append(invocation().id)
+    said = words.split()
+    try:
+        for number, word in enumerate(said):
+            if number == len(said) // 2:
+                await stage.go.wait()
+            yield f"{word} "
+    except asyncio.CancelledError:
+        stage.cancelled += 1
+        raise
+
+
+@tool(service="sharing", effect="idempotent")
+async def fragile() -> str:
+    """Fail while the stage says so."""
+    stage.starts.append(invocation().id)
+    if stage.fail:
+        raise ToolError("not now", code="busy")
+    return "well"
+
+
+@tool(service="sharing", effect="once")
+async def fragile_once() -> str:
+    """Fail while the stage says so, with an effect."""
+    stage.starts.append(invocation().id)
+    if stage.fail:
+        raise ToolError("not now", code="busy")
+    return "well"
+
+
+async def test_two_callers_with_one_key_share_one_execution(place: Place) -> None:
+    """Both get the whole stream and the result of a single run, also when the second comes late."""
+    async with place.serving(recite) as bus, place.bus() as other:
+        first = asyncio.create_task(bus.call("recite", {"words": "a b c d"}, idempotency_key="k"))
+        await eventually(lambda: stage.starts)
+        pieces: list[str] = []
+        async with other.stream("recite", {"words": "a b c d"}, idempotency_key="k") as call:
+            async for text in call:
+                pieces.append(text)
+                if "b " in "".join(pieces):
+                    stage.go.set()
+        assert "".join(pieces) == "a b c d "
+        assert (await first).output == "a b c d "
+        assert len(stage.starts) == 1
+
+
+async def test_two_callers_of_one_process_share_too(place: Place) -> None:
+    """Calls of one bus with the same key are answered each, by one run."""
+    async with place.serving(recite) as bus:
+        stage.go.set()
+        results = await asyncio.gather(*(bus.call("recite", {"words": "a b"}, idempotency_key="k") for _ in range(5)))
+        assert [result.output for result in results] == ["a b "] * 5
+        assert len(stage.starts) == 1
+
+
+async def test_a_finished_call_is_found_again(place: Place) -> None:
+    """Within the retention the same key gives the result that is there, without a second run, also after the agent is gone."""
+    async with place.worker(recite):
+        stage.go.set()
+        async with place.bus() as bus:
+            await bus.wait_for_tool("recite")
+            assert (await bus.call("recite", {"words": "x y"}, idempotency_key="k")).output == "x y "
+        async with place.bus() as restarted:
+            result = await restarted.call("recite", {"words": "x y"}, idempotency_key="k")
+            assert (result.output, len(stage.starts)) == ("x y ", 1)
+
+
+async def test_the_stream_goes_on_from_a_given_position(place: Place) -> None:
+    """A caller that has some of the text gets the rest only, and the whole as the result."""
+    async with place.serving(recite) as bus:
+        stage.go.set()
+        await bus.call("recite", {"words": "one two three four"}, idempotency_key="k")
+        async with bus.stream("recite", {"words": "one two three four"}, idempotency_key="k", resume_from=len("one tw")) as call:
+            events = [event async for event in call.events()]
+        assert "".join(event.text for event in events if isinstance(event, Text)) == "o three four "
+        assert isinstance(events[-1], Finished)
+        assert events[-1].result.output == "one two three four "
+        with pytest.raises(ConfigurationError, match="resume_from"):
+            await bus.call("recite", {"words": ""}, resume_from=-1)
+
+
+async def test_other_keys_users_and_arguments_are_not_shared(place: Place) -> None:
+    """Another key or user is another call; the same key with other arguments is refused."""
+    async with place.serving(recite) as bus:
+        stage.go.set()
+        await bus.call("recite", {"words": "a b"}, idempotency_key="k", user="alice")
+        await bus.call("recite", {"words": "a b"}, idempotency_key="k", user="bob")
+        await bus.call("recite", {"words": "a b"}, idempotency_key="l", user="alice")
+        assert len(stage.starts) == 3
+        result = await bus.call("recite", {"words": "other"}, idempotency_key="k", user="alice")
+        assert result.error is not None
+        assert (result.error.type, result.error.code) == ("invalid_arguments", "idempotency_conflict")
+
+
+async def test_one_caller_that_cancels_does_not_take_the_others_answer(place: Place) -> None:
+    """The run is cancelled when the last caller is gone, and not before."""
+    async with place.serving(recite) as bus, place.bus() as other:
+        calls = [asyncio.create_task(each.call("recite", {"words": "a b c d"}, idempotency_key="k")) for each in (bus, other)]
+        await eventually(lambda: stage.starts)
+        await eventually(lambda: bus.statistics()["frames"] and other.statistics()["frames"])
+        calls[0].cancel()
+        await asyncio.wait([calls[0]])
+        third = asyncio.create_task(bus.call("recite", {"words": "a b c d"}, idempotency_key="k"))
+        await eventually(lambda: bus.statistics()["in_flight"])
+        assert stage.cancelled == 0
+        for call in (calls[1], third):
+            call.cancel()
+        await asyncio.wait([calls[1], third])
+        await eventually(lambda: stage.cancelled == 1)
+
+
+async def test_a_failure_frees_the_key(place: Place) -> None:
+    """The next call with the key runs the tool again, since failures are never kept."""
+    async with place.serving(fragile) as bus:
+        stage.fail = True
+        failed = await bus.call("fragile", idempotency_key="k")
+        assert failed.error is not None
+        assert failed.error.code == "busy"
+        stage.fail = False
+        assert (await bus.call("fragile", idempotency_key="k")).output == "well"
+        assert len(stage.starts) == 2
+
+
+async def test_a_failure_of_once_work_keeps_the_key(place: Place) -> None:
+    """What may have had its effect is not run again under the same key: its failure is the answer."""
+    async with place.serving(fragile_once) as bus:
+        stage.fail = True
+        for _ in range(2):
+            failed = await bus.call("fragile_once", idempotency_key="k")
+            assert failed.error is not None
+            assert failed.error.code == "busy"
+        assert len(stage.starts) == 1
+
+
+async def test_the_answer_outlives_the_agent_that_asked(redis_place: Place) -> None:
+    """A caller whose agent was cut off in mid-call is found by the restarted one: same run, whole stream."""
+    settings = Settings.load(base=redis_place.settings, lease=2.0)
+    async with redis_place.worker(recite):
+        lost = redis_place.bus()
+        await lost.open()
+        await lost.wait_for_tool("recite")
+        waiting = asyncio.create_task(lost.call("recite", {"words": "a b c d"}, idempotency_key="k"))
+        await eventually(lambda: stage.starts)
+        # As when its process is killed: its reply stream goes, and it says nothing more.
+        client = redis.Redis.from_url(settings.url)
+        client.delete(f"tb:{{{settings.namespace}}}:rsp:{lost.agent}")
+        client.close()
+        async with redis_place.bus() as restarted:
+            again = asyncio.create_task(restarted.call("recite", {"words": "a b c d"}, idempotency_key="k"))
+            await eventually(lambda: restarted.statistics()["frames"] > 0)
+            stage.go.set()
+            assert (await again).output == "a b c d "
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await lost.aclose()
+    assert len(stage.starts) == 1

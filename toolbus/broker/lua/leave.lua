@@ -1,0 +1,20 @@
+#!lua flags=allow-oom
+-- include _cancel
+-- A caller of a shared call waits no more: the call is cancelled when nobody else waits for it.
+-- KEYS: 1 record of the key, 2 request stream, 3 cancelled calls
+-- ARGV: 1 the caller's call id, 2 id of the call that runs, 3 entry, 4 milliseconds until the deadline, 5 wake channel, 6 key prefix
+-- Returns "shared" (others wait), or as cancelling does "removed", "signalled" or "gone".
+local own = redis.call('HGET', KEYS[1], 'id') == ARGV[2]
+if own then
+  redis.call('HDEL', KEYS[1], 'c:' .. ARGV[1])
+  local callers = redis.call('HGETALL', KEYS[1])
+  for i = 1, #callers, 2 do
+    -- A caller whose agent has died waits no more.
+    if callers[i]:sub(1, 2) == 'c:' and redis.call('EXISTS', ARGV[6] .. 'rsp:' .. callers[i + 1]) == 1 then return 'shared' end
+  end
+end
+local entry = own and redis.call('HGET', KEYS[1], 'entry') or ARGV[3]
+local fate = cancel(KEYS[2], KEYS[3], entry, ARGV[2], ARGV[4], ARGV[5])
+-- Whoever comes next starts it anew; what has finished keeps its result.
+if own and fate ~= 'gone' then redis.call('DEL', KEYS[1]) end
+return fate

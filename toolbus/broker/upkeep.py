@@ -1,0 +1,130 @@
+"""What a worker does beside its calls: takes over from the dead, and stops what nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.broker.clock import ServerClock
+from toolbus.broker.keys import Keys
+from toolbus.broker.link import Link
+from toolbus.broker.outbox import Outbox
+from toolbus.broker.protocols import Delivery, WorkerListener
+from toolbus.broker.registry import Registry
+from toolbus.broker.requests import RequestStream
+from toolbus.results import BrokerError, ErrorInfo
+
+_MOST_TAKEN_OVER = 256
+# A reply stream outlives its agent by ten seconds at least, so what waited less need not be looked at.
+_MAY_BE_ABANDONED_MS = 5_000.0
+
+
+class Upkeep:
+    """Reaping, sweeping, and calls whose callers are gone, for the streams of one worker.
+
+    Args:
+        streams: the request streams by service, read afresh at each turn.
+        deliveries: makes deliveries of (id, attempt, fields), and sets aside what can't be read.
+
+    Attributes:
+        taking: whether this worker still takes requests; False while it drains.
+        recovered: how many requests of other workers it took over.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        lease: float,
+        clock: ServerClock,
+        registry: Registry,
+        outbox: Outbox,
+        streams: Mapping[str, RequestStream],
+        *,
+        listener: WorkerListener,
+        deliveries: Callable[[RequestStream, Any], list[Delivery]],
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._lease = lease
+        self._clock = clock
+        self._registry = registry
+        self._outbox = outbox
+        self._streams = streams
+        self._listener = listener
+        self._deliveries = deliveries
+        self.taking = True
+        self.recovered = 0
+
+    async def run(self) -> None:
+        """Reap three times a lease, and sweep the registry once a lease, until cancelled."""
+        turn = 0
+        while True:
+            await asyncio.sleep(self._lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+            turn += 1
+            # Nobody's lease may be judged for one lease after a (re)connect.
+            if not self._clock.trusted or not self._link.connected:
+                continue
+            try:
+                if turn % 3 == 0:
+                    await self._registry.sweep(self._clock)
+                for stream in list(self._streams.values()):
+                    await self._reap(stream, handed_back_only=False)
+                await self._stop_abandoned()
+            except BrokerError as error:
+                telemetry.log.warning("upkeep.failed", error=str(error))
+
+    async def take_back(self, stream: RequestStream) -> None:
+        """Take what draining workers handed back."""
+        try:
+            await self._reap(stream, handed_back_only=True)
+        except BrokerError as error:
+            telemetry.log.warning("upkeep.failed", error=str(error))
+
+    async def _reap(self, stream: RequestStream, *, handed_back_only: bool) -> None:
+        slots = self._listener.free_slots()
+        if slots < 1 or stream.paused or not self.taking:
+            return
+        busy = self._listener.busy()
+        live = self._keys.live
+        taken = await stream.reap(self._link, live, min(slots, _MOST_TAKEN_OVER), busy=busy, handed_back_only=handed_back_only)
+        deliveries = self._deliveries(stream, taken)
+        if not deliveries:
+            return
+        self.recovered += len(deliveries)
+        telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
+        if handed_back_only:
+            telemetry.log.info("requests.taken_back", service=stream.service, calls=len(deliveries))
+        else:
+            telemetry.log.warning("requests.recovered", service=stream.service, calls=len(deliveries))
+        self._listener.on_recovered(deliveries)
+
+    async def without_abandoned(self, taken: list[Delivery]) -> list[Delivery]:
+        """What was taken, without calls whose callers are gone: nobody would read the answer, so nothing is run."""
+        waited = {delivery.replies for delivery in taken if delivery.queued_ms > _MAY_BE_ABANDONED_MS}
+        if not waited:
+            return taken
+        gone = await self._gone(waited)
+        for delivery in [each for each in taken if each.replies in gone]:
+            telemetry.log.info("call.abandoned", id=delivery.request.id, tool=delivery.request.tool, queued_ms=round(delivery.queued_ms))
+            taken.remove(delivery)
+            delivery.replies = ""
+            self._outbox.finish(delivery.queue, delivery, b"")
+        return taken
+
+    async def _stop_abandoned(self) -> None:
+        """End running calls whose callers are gone: a handler that sends nothing would not notice."""
+        held = {delivery.replies for stream in self._streams.values() for delivery in list(stream.held.values())}
+        for replies in await self._gone(held):
+            self._listener.on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
+
+    async def _gone(self, replies: set[str]) -> set[str]:
+        replies.discard("")
+        try:
+            found = await asyncio.gather(*(self._link.execute("EXISTS", key, repeatable=True) for key in replies))
+        except BrokerError:
+            return set()
+        return {key for key, exists in zip(replies, found, strict=True) if not exists}
