@@ -7,6 +7,7 @@ the driver closed it or died, it kills every child and exits: nothing outlives a
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -21,6 +22,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 from tests.chaos.options import Options
+from toolbus import telemetry
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +116,7 @@ def _be_child(order: Order, run: object) -> NoReturn:
         os.dup2(nothing, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        telemetry.configure_logging("warning", "json")
         run(order)  # type: ignore[operator]
         status = 0
     except BaseException:
@@ -133,11 +136,9 @@ def _reap(children: set[int], *, wait: bool = False) -> None:
 
 
 def _tell(event: Born | Died) -> None:
-    try:
+    # When the driver is gone, the end of input says so.
+    with contextlib.suppress(BrokenPipeError):
         os.write(1, msgspec.json.encode(event) + b"\n")
-    except BrokenPipeError:
-        # The driver is gone, and the end of input will say so.
-        pass
 
 
 if __name__ == "__main__":

@@ -34,12 +34,13 @@ class Pipe:
                 await self._proxy.passage(self)
                 if replies and self.mute:
                     continue
+                if self.budget is not None and len(data) >= self.budget:
+                    writer.write(data[: self.budget])
+                    break
                 if self.budget is not None:
-                    data, self.budget = data[: self.budget], self.budget - len(data)
+                    self.budget -= len(data)
                 writer.write(data)
                 await writer.drain()
-                if self.budget is not None and self.budget <= 0:
-                    self.cut()
         except (OSError, asyncio.IncompleteReadError):
             pass
         if not self.dead:
