@@ -14,7 +14,7 @@ import msgspec
 from tests.chaos.history import Agent, Counted, Ended, Issued, Journal
 from tests.chaos.nursery import Order
 from tests.chaos.plan import POISON, Planned, plan
-from toolbus import BrokerError, Call, Finished, Reset, Text, ToolBus, ToolResult
+from toolbus import BrokerError, Call, Finished, Reset, Text, ToolBus, ToolResult, telemetry
 from toolbus import Started as CallStarted
 
 _COUNT_EVERY = 2.0
@@ -42,7 +42,7 @@ async def _live(order: Order) -> None:
         try:
             await bus.open()
         except BrokerError as error:
-            print(f"start failed: {error}", file=sys.stderr, flush=True)
+            telemetry.log.warning("agent.start_failed", error=str(error))
             await asyncio.sleep(0.2)
         else:
             break

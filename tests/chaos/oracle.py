@@ -56,7 +56,7 @@ class Case:
         self.begun: dict[str, list[Begun]] = defaultdict(list)
         for begun in history.of(Begun):
             self.begun[begun.key].append(begun)
-        self.exits = {exit.pid: exit for exit in history.of(Exited)}
+        self.exits = {gone.pid: gone for gone in history.of(Exited)}
         self.states = {state.name: state for state in history.of(State)}
 
     def executions(self, key: str) -> int:
@@ -65,8 +65,8 @@ class Case:
 
     def abandoned(self, issued: Issued) -> bool:
         """Whether the agent that made the call was killed."""
-        exit = self.exits.get(issued.pid)
-        return exit is not None and exit.wanted and exit.status < 0
+        gone = self.exits.get(issued.pid)
+        return gone is not None and gone.wanted and gone.status < 0
 
 
 Rule = Callable[[Case], Iterator[Violation]]
@@ -232,9 +232,9 @@ def addresses(case: Case) -> Iterator[Violation]:
     for counted in case.history.of(Counted):
         worst[counted.id] = max(worst[counted.id], counted.malformed)
     index = {agent.id: agent.index for agent in case.history.of(Agent)}
-    for id, count in worst.items():
-        if count and id not in planted:
-            yield Violation("address", f"agent {index.get(id)} got {count} frames it could not read, and nobody had sent it any")
+    for agent, count in worst.items():
+        if count and agent not in planted:
+            yield Violation("address", f"agent {index.get(agent)} got {count} frames it could not read, and nobody had sent it any")
 
 
 # -- executions -----------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def lifetimes(case: Case) -> Iterator[Violation]:
         planned = case.planned.get(key.removesuffix(inner("")))
         for begun in records:
             end = left.get((key, begun.pid, begun.attempt))
-            exit = case.exits.get(begun.pid)
-            over = end.at if end is not None else exit.at if exit is not None else float("inf")
+            gone = case.exits.get(begun.pid)
+            over = end.at if end is not None else gone.at if gone is not None else float("inf")
             if quiet is not None and over > quiet.at and begun.at < quiet.at:
                 yield Violation(
                     "executions", f"attempt {begun.attempt} still runs in process {begun.pid} although every call has ended", key
@@ -332,14 +332,12 @@ def processes(case: Case) -> Iterator[Violation]:
         open_runs[begun.pid][begun.key] += 1
     for left in case.history.of(Left):
         open_runs[left.pid][left.key] -= 1
-    for exit in case.exits.values():
-        if exit.status == 0 and exit.wanted:
+    for gone in case.exits.values():
+        if gone.wanted and gone.status in {0, -9}:
             continue
-        running = {case.planned[key].tool for key, count in open_runs[exit.pid].items() if count > 0 and key in case.planned}
-        if any(tool in running and status == exit.status for tool, status in _DEADLY.items()):
-            continue
-        if not (exit.wanted and exit.status == -9):
-            yield Violation("processes", f"{exit.role} {exit.pid} ended with {exit.status} by itself")
+        running = {case.planned[key].tool for key, count in open_runs[gone.pid].items() if count > 0 and key in case.planned}
+        if not any(tool in running and status == gone.status for tool, status in _DEADLY.items()):
+            yield Violation("processes", f"{gone.role} {gone.pid} ended with {gone.status} by itself")
     closed = case.states.get("closed")
     for pid in closed.workers if closed is not None else ():
         yield Violation("processes", f"worker {pid} was told to go and did not")

@@ -73,7 +73,7 @@ def report(options: Options, planned: list[Planned], history: History, violation
         calls_per_second=round(len(ended) / seconds, 1) if seconds else 0.0,
         results={tool: dict(counts) for tool, counts in sorted(results.items())},
         abandoned=len({issued.key for issued in history.of(Issued)} - {record.key for record in ended}),
-        kills=sum(exit.role == "worker" and exit.status != 0 for exit in history.of(Exited)),
+        kills=sum(gone.role == "worker" and gone.status != 0 for gone in history.of(Exited)),
         faults=dict(sorted(Counter(hit.kind for hit in history.of(Hit) if not hit.what.startswith("failed")).items())),
         recoveries=recoveries(history),
         resets=sum(len(record.segments) - 1 for record in ended if record.segments),
@@ -84,7 +84,7 @@ def report(options: Options, planned: list[Planned], history: History, violation
 
 def recoveries(history: History) -> Times:
     """How long callers of streams waited for the next event after their worker had been killed."""
-    deaths = {exit.pid: exit.at for exit in history.of(Exited) if exit.role == "worker" and exit.status != 0}
+    deaths = {gone.pid: gone.at for gone in history.of(Exited) if gone.role == "worker" and gone.status != 0}
     waits = []
     for record in history.of(Ended):
         since, until = record.silence
@@ -113,19 +113,17 @@ def spread(values: Iterable[float]) -> Times:
 
 def text(found: Report) -> str:
     """The report for people."""
+    options, times = found.options, found.recoveries
+    called = f"{found.calls} calls in {found.seconds:.0f} s ({found.calls_per_second:g}/s)"
     lines = [
-        f"seed {found.options.seed}: {found.calls} calls in {found.seconds:.0f} s ({found.calls_per_second:g}/s), "
-        f"{found.abandoned} more abandoned by killed agents",
+        f"seed {options.seed}: {called}, {found.abandoned} more abandoned by killed agents",
         f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}",
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"),
     ]
     for tool, counts in found.results.items():
         lines.append(f"  {tool:9}" + ", ".join(f"{how} {count}" for how, count in sorted(counts.items(), key=lambda item: -item[1])))
-    times = found.recoveries
-    lines.append(
-        f"streams whose worker was killed: {times.count}, longest silence p50 {times.p50:.2f} s, p99 {times.p99:.2f} s, most {times.most:.2f} s"
-        f" (lease {found.options.lease:g} s)"
-    )
+    silence = f"longest silence p50 {times.p50:.2f} s, p99 {times.p99:.2f} s, most {times.most:.2f} s (lease {options.lease:g} s)"
+    lines.append(f"streams whose worker was killed: {times.count}; {silence}")
     counts = Counter(violation.rule for violation in found.violations)
     lines.append(
         f"violations: {len(found.violations)}" + (f" ({', '.join(f'{rule} {n}' for rule, n in counts.items())})" if counts else "")

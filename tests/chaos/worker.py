@@ -11,7 +11,7 @@ import msgspec
 from tests.chaos.history import Journal
 from tests.chaos.nursery import Order
 from tests.chaos.tools import define
-from toolbus import BrokerError, Worker
+from toolbus import BrokerError, Worker, telemetry
 
 
 def main(order: Order) -> None:
@@ -27,7 +27,7 @@ async def _serve(order: Order) -> None:
             await Worker(tools, settings=order.options.settings(order.url)).run()
         except BrokerError as error:
             # A worker that starts while the server is down is started again, as any supervisor would.
-            print(f"start failed: {error}", file=sys.stderr, flush=True)
+            telemetry.log.warning("worker.start_failed", error=str(error))
             await asyncio.sleep(0.2)
         else:
             return
