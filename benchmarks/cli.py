@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import hotplug, idle, report, runner
+from benchmarks import backlog, hotplug, idle, latency, limits, report, runner
 from benchmarks.peers import HERE, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.report import Outcome
 from benchmarks.runner import Plan
@@ -40,6 +40,9 @@ examples:
   python -m benchmarks run --full --workloads stream --peers toolbus,nats-py,floor
   python -m benchmarks run --quick --concurrency 64 --seconds 5 --peers toolbus,saq
   python -m benchmarks list                              peers, versions, workloads
+  python -m benchmarks backlog --json backlog.json       a million queued requests: a minute, 1 GB
+  python -m benchmarks recovery --lease 2                workers killed in mid-stream
+  python -m benchmarks cancel                            cancelled calls, stopped workers
 
 The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
 benchmarks/results. The exit code is 0 when everything that belongs to the quick set, or was
@@ -74,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="run | list")
+    commands = parser.add_subparsers(required=True, metavar="run | list | backlog | recovery | cancel")
     run = commands.add_parser("run", help="measure and report", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.set_defaults(function=_run)
     mode = run.add_mutually_exclusive_group()
@@ -99,7 +102,28 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--no-extras", action="store_true", help="leave hot-plug and idle cost out")
     listing = commands.add_parser("list", help="show the peers and workloads")
     listing.set_defaults(function=_list)
+    large = commands.add_parser("backlog", help="rates, scripts, memory and exactness with a million queued requests")
+    large.set_defaults(function=_backlog)
+    large.add_argument("--requests", type=_positive(int), default=1_000_000, metavar="N", help="how many are queued (%(default)s)")
+    large.add_argument("--rounds", type=_positive(int), default=7, metavar="N", help="slices of each measurement (%(default)s)")
+    large.add_argument("--seconds", type=_positive(float), default=2.0, metavar="S", help="length of a slice (%(default)s)")
+    large.add_argument("--binary", type=Path, metavar="FILE", help="another server than the bundled Valkey, for example a redis-server")
+    _json_option(large)
+    recovery = commands.add_parser("recovery", help="the longest silence in a stream whose worker is killed")
+    recovery.set_defaults(function=_recovery)
+    recovery.add_argument("--kills", type=_positive(int), default=50, metavar="N", help="how many (%(default)s)")
+    recovery.add_argument("--lease", type=_positive(float), default=2.0, metavar="S", help="of the workers (%(default)s s)")
+    recovery.add_argument("--seed", type=int, default=1, help="of the moments (%(default)s)")
+    _json_option(recovery)
+    cancel = commands.add_parser("cancel", help="from a cancel to the handler's CancelledError, and from SIGTERM to an idle worker's end")
+    cancel.set_defaults(function=_cancel)
+    cancel.add_argument("--cancels", type=_positive(int), default=500, metavar="N", help="how many calls (%(default)s)")
+    _json_option(cancel)
     return parser
+
+
+def _json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there, too")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -171,6 +195,21 @@ def _run(options: argparse.Namespace) -> int:
     report.print_tables(outcome)
     print(f"{path} written after {time.monotonic() - began:.0f} s")
     return _verdict(outcome, options.peers)
+
+
+def _backlog(options: argparse.Namespace) -> int:
+    found, figures = backlog.measure(options.requests, options.rounds, options.seconds, options.binary)
+    return limits.report(found, figures, options.json)
+
+
+def _recovery(options: argparse.Namespace) -> int:
+    found, figures = latency.recovery(options.kills, options.lease, options.seed)
+    return limits.report(found, figures, options.json)
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    found, figures = latency.cancelling(options.cancels)
+    return limits.report(found, figures, options.json)
 
 
 def _install(wanted: list[PeerSpec]) -> dict[str, str]:

@@ -179,7 +179,7 @@ def main(peer: Peer | ThreadedPeer) -> None:
         return
     workload = WORKLOADS[options.workload]
     if isinstance(peer, Peer):
-        figures = _run(_measure(peer, setup, workload, options.warmup, options.seconds))
+        figures = run(_measure(peer, setup, workload, options.warmup, options.seconds))
     else:
         figures = _measure_threads(peer, setup, workload, options.warmup, options.seconds)
     figures["loop"] = _loop_name() if isinstance(peer, Peer) else "threads"
@@ -193,14 +193,15 @@ def main(peer: Peer | ThreadedPeer) -> None:
 def _serve(peer: Peer | ThreadedPeer, setup: Setup) -> None:
     try:
         if isinstance(peer, Peer):
-            _run(peer.serve(setup))
+            run(peer.serve(setup))
         else:
             peer.serve(setup)
     except KeyboardInterrupt:
         pass
 
 
-def _run(main_coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run(main_coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on uvloop, where the environment has it."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,7 @@
-"""A worker process for fault tests: ``python -m tests.faults.serve URL NAMESPACE LEASE``; its pid is in its instance id."""
+"""A worker process for fault tests: ``python -m tests.faults.serve URL NAMESPACE LEASE [SETTING=VALUE ...]``; pid in its instance id.
+
+With TEST_VERSION set its tools describe themselves differently, as those of another release do.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import time
 from toolbus import Settings, Worker, tool
 
 
-@tool(service="faults", effect="read")
+@tool(service="faults", effect="read", description=f"Count slowly, release {os.environ.get('TEST_VERSION', '1')}.")
 async def count(n: int, delay: float = 0.02):
     """Count slowly."""
     for number in range(n):
@@ -50,5 +53,6 @@ async def poison() -> str:
 
 if __name__ == "__main__":
     url, namespace, lease = sys.argv[1:4]
-    settings = Settings.load({}, url=url, namespace=namespace, lease=lease, max_deliveries=2, grace=5.0)
+    chosen = {"max_deliveries": "2", "grace": "5", **dict(word.split("=", 1) for word in sys.argv[4:])}
+    settings = Settings.load({}, url=url, namespace=namespace, lease=lease, **chosen)
     asyncio.run(Worker([count], settings=settings).run())

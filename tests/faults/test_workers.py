@@ -21,18 +21,19 @@ pytestmark = pytest.mark.anyio
 LEASE = 1.0
 EXPECTED = "".join(f"{number} " for number in range(60))
 
-Spawn = Callable[[], subprocess.Popen[bytes]]
+Spawn = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
 def spawn(redis_place: Place) -> Iterator[Spawn]:
-    """Starts worker processes of the test's namespace; whatever is left of them is killed."""
+    """Starts worker processes of the test's namespace, with changed settings; whatever is left of them is killed."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start() -> subprocess.Popen[bytes]:
+    def start(version: str = "1", **changes: object) -> subprocess.Popen[bytes]:
         settings = redis_place.settings
         command = [sys.executable, "-m", "tests.faults.serve", settings.url, settings.namespace, str(LEASE)]
-        started.append(subprocess.Popen(command))
+        command += [f"{name}={value}" for name, value in changes.items()]
+        started.append(subprocess.Popen(command, env={**os.environ, "TEST_VERSION": version}))
         return started[-1]
 
     yield start
@@ -208,3 +209,86 @@ async def test_sigterm_drains_and_exits_with_zero(redis_place: Place, spawn: Spa
         await eventually(lambda: process.poll() is not None, timeout=10)
         assert process.returncode == 0
         assert "count" not in bus.tools
+
+
+async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_place: Place, spawn: Spawn) -> None:
+    """At the end of its grace a worker hands its stream to another at once: still the first attempt, and nothing to see."""
+    leaving = spawn(grace=0.2)
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        pieces: list[str] = []
+        async with bus.stream("count", {"n": 60, "delay": 0.03}, timeout=30.0) as call:
+            async for text in call:
+                pieces.append(text)
+                if len(pieces) == 5:
+                    spawn()
+                    await workers_up(bus, redis_place, 2)
+                    leaving.terminate()
+            result = await call.result()
+    assert "".join(pieces) == EXPECTED
+    assert (result.meta.attempts, leaving.wait()) == (1, 0)
+
+
+async def test_once_work_that_a_drain_cuts_off_is_answered_as_unknown(redis_place: Place, spawn: Spawn) -> None:
+    """It may not run again, so its caller hears at the end of the grace that nobody knows."""
+    leaving = spawn(grace=0.2)
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        call = asyncio.create_task(bus.call("pay", {"seconds": 20.0}, timeout=30.0))
+        client = redis.Redis.from_url(redis_place.settings.url)
+        await eventually(lambda: list(client.scan_iter(f"tb:{{{redis_place.settings.namespace}}}:started:*")))
+        client.close()
+        spawn()
+        leaving.terminate()
+        result = await call
+    assert result.error is not None
+    assert (result.error.type, result.error.code) == ("outcome_unknown", "worker_stopped")
+
+
+async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_latency(redis_place: Place, spawn: Spawn) -> None:
+    """Under load every worker is replaced by one whose descriptors differ: each call is answered, by one attempt."""
+    old = [spawn(), spawn()]
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 2)
+        stop, results = asyncio.Event(), []
+
+        async def load() -> None:
+            while not stop.is_set():
+                results.append(await bus.call("count", {"n": 3, "delay": 0.005}, timeout=30.0))
+
+        callers = [asyncio.create_task(load()) for _ in range(20)]
+        client = redis.Redis.from_url(redis_place.settings.url)
+        live = f"tb:{{{redis_place.settings.namespace}}}:live"
+        for process in old:
+            before = client.zcard(live)
+            spawn(version="2")
+            await eventually(lambda before=before: client.zcard(live) > before, timeout=15)
+            process.terminate()
+            await eventually(lambda process=process: process.poll() is not None, timeout=15)
+        await eventually(lambda: "release 2" in bus.tools["count"].description)
+        stop.set()
+        await asyncio.gather(*callers)
+        client.close()
+    assert [process.returncode for process in old] == [0, 0]
+    assert len(results) > 100
+    assert {(result.output, result.meta.attempts) for result in results} == {("0 1 2 ", 1)}
+
+
+async def test_poison_takes_its_neighbours_with_it_at_most_twice(redis_place: Place, spawn: Spawn) -> None:
+    """From the third attempt it dies alone: calls that ran beside it are answered by their third attempt at the latest."""
+    processes = [spawn(max_deliveries=4) for _ in range(2)]
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 2)
+        neighbours = [asyncio.create_task(bus.call("count", {"n": 100, "delay": 0.02}, timeout=60.0)) for _ in range(6)]
+        poison = asyncio.create_task(bus.call("poison", timeout=60.0))
+        while not poison.done():
+            await asyncio.wait([poison], timeout=0.1)
+            for number, process in enumerate(processes):
+                if process.poll() is not None:
+                    processes[number] = spawn(max_deliveries=4)
+        results = await asyncio.gather(*neighbours)
+    error = poison.result().error
+    assert error is not None
+    assert (error.type, error.code) == ("tool_error", "max_deliveries")
+    assert all(result.success for result in results)
+    assert max(result.meta.attempts for result in results) <= 3

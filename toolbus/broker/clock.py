@@ -16,7 +16,7 @@ class ServerClock:
 
     def __init__(self, lease: float) -> None:
         self._lease = lease
-        self._offset = 0.0
+        self._offset = self._middle = 0.0
         self._known = False
         self._quiet_until = 0.0
 
@@ -27,6 +27,7 @@ class ServerClock:
         if ahead > self._lease / 3:
             self.hush()
         self._offset = offset
+        self._middle = server_ms / 1000 - (asked + answered) / 2
         self._known = True
 
     def hush(self) -> None:
@@ -40,7 +41,7 @@ class ServerClock:
 
     def server_ms(self) -> float:
         """The server's time now, in milliseconds, as far as is known here."""
-        return (time.monotonic() + self._offset) * 1000
+        return (time.monotonic() + self._middle) * 1000
 
     def local(self, server_ms: float) -> float:
         """The local monotonic time of a server time."""

@@ -121,8 +121,9 @@ class Link(asyncio.Protocol):
         self.server = server
         self._take_over(connection)
         self._connects += 1
-        if self._channels:
-            self._write(b"".join(_pack(("SUBSCRIBE", name)) for name in sorted(self._channels)))
+        if self._channels and self._transport is not None:
+            # Not through _write, which would send what waits before what is to be repeated.
+            self._transport.write(b"".join(_pack(("SUBSCRIBE", name)) for name in sorted(self._channels)))
         # What was written to the old connection and may be repeated goes first, then what never left.
         again = list(self._unanswered)
         self._unanswered.clear()

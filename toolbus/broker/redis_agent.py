@@ -55,6 +55,7 @@ class RedisAgentBroker:
         link = self._link.statistics()
         return {
             "published": self._publisher.published,
+            "connected": int(self._link.connected and self._blocking.connected),
             "frames": self.frames,
             "malformed": self.malformed,
             "commands": link.commands,

@@ -1,0 +1,59 @@
+"""Figures with a limit: a table of them with PASS or FAIL, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A figure that must not be above (or, with ``least``, not below) a limit.
+
+    Attributes:
+        name: what was measured.
+        value: the figure.
+        limit: its limit.
+        unit: of both.
+        least: the limit is the least that will do.
+        detail: spread, or where the figure comes from.
+    """
+
+    name: str
+    value: float
+    limit: float
+    unit: str
+    least: bool = False
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the limit is kept."""
+        return self.value >= self.limit if self.least else self.value <= self.limit
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that this share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Median, and least to most."""
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
+
+
+def report(limits: Sequence[Limit], figures: dict[str, Any], path: Path | None) -> int:
+    """Print the limits, write everything to ``path`` when there is one, and return the exit code."""
+    width = max(len(limit.name) for limit in limits)
+    for limit in limits:
+        verdict, sign = "PASS" if limit.passed else "FAIL", "≥" if limit.least else "≤"
+        print(f"{verdict}  {limit.name:<{width}}  {limit.value:>9,.2f} {sign} {limit.limit:,g} {limit.unit}  {limit.detail}".rstrip())
+    if path is not None:
+        judged = [{**asdict(limit), "passed": limit.passed} for limit in limits]
+        path.write_text(json.dumps({"limits": judged, **figures}, indent=1) + "\n")
+    return int(not all(limit.passed for limit in limits))

@@ -1,0 +1,173 @@
+"""Work that must not happen twice, while servers freeze, die, forget, and time runs out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import ErrorInfo, Settings, ToolBus, ToolResult, Worker, tool
+from toolbus.broker.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+FreshServer = Callable[..., EmbeddedServer]
+
+runs: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_runs() -> None:
+    """Forget what earlier tests ran."""
+    runs.clear()
+
+
+@tool(service="effects", effect="once")
+async def pay(name: str, seconds: float = 0.0) -> str:
+    """Have an effect."""
+    runs.append(name)
+    await asyncio.sleep(seconds)
+    return f"paid {name}"
+
+
+@tool(service="effects", effect="read")
+async def look(name: str) -> str:
+    """Have none."""
+    runs.append(name)
+    return f"saw {name}"
+
+
+def error_of(result: ToolResult) -> ErrorInfo:
+    """The error of a result that must have one."""
+    assert result.error is not None
+    return result.error
+
+
+def settings_of(server: EmbeddedServer, **changes: object) -> Settings:
+    """Settings for a server of the test's own."""
+    return Settings.load({}, url=server.url, lease=1.0, grace=1.0, **changes)
+
+
+def freeze(server: EmbeddedServer) -> None:
+    """Stop the server in its tracks: what is written to it stays unanswered."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_lost_answer_to_a_publication_is_unknown_for_once_work_only(fresh_server: FreshServer, kept: bool) -> None:
+    """The server dies with the publication unanswered: once work may have happened, other work is published again."""
+    server = fresh_server(appendonly=kept)
+    settings = settings_of(server)
+    async with Worker([pay, look], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("pay")
+        freeze(server)
+        calls = [asyncio.create_task(bus.call(name, {"name": name}, timeout=30.0)) for name in ("pay", "look")]
+        await eventually(lambda: bus.statistics()["published"] == 2)
+        server.kill()
+        server.start()
+        paid, seen = await asyncio.gather(*calls)
+        assert error_of(paid).type == "outcome_unknown"
+        if kept:
+            assert seen.output == "saw look"
+        else:
+            # Its queue is gone with the server's memory, until the worker has registered again.
+            assert seen.output == "saw look" or error_of(seen).type == "unavailable"
+    assert "pay" not in runs
+
+
+async def test_a_call_given_up_while_there_is_no_server_certainly_never_ran(fresh_server: FreshServer) -> None:
+    """It was never written, so once work ends as deadline_exceeded, and is not published when the server is back."""
+    server = fresh_server(appendonly=True)
+    settings = settings_of(server)
+    async with Worker([pay, look], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("pay")
+        server.kill()
+        await eventually(lambda: not bus.statistics()["connected"])
+        result = await bus.call("pay", {"name": "early"}, timeout=0.3)
+        assert error_of(result).type == "deadline_exceeded"
+        waits = asyncio.create_task(bus.call("pay", {"name": "patient"}, timeout=30.0))
+        server.start()
+        assert (await waits).output == "paid patient"
+    assert runs == ["patient"]
+
+
+async def test_once_work_restored_from_a_snapshot_is_not_run(fresh_server: FreshServer) -> None:
+    """A server that comes back with an older state may have forgotten that the work began: nobody knows, so nobody runs it."""
+    server = fresh_server(config={"save": "3600 1"})
+    settings = settings_of(server)
+    async with Worker([pay, look], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("pay")
+        client = redis.Redis.from_url(server.url)
+        prefix = "tb:{default}:"
+        pay_call = asyncio.create_task(bus.call("pay", {"name": "pay", "seconds": 30.0}, timeout=40.0))
+        entry = await eventually(lambda: client.xrange(f"{prefix}q:effects"))
+        await eventually(lambda: runs == ["pay"])
+        # As a snapshot taken before the mark would have it: queued, and no trace that it began.
+        client.xgroup_destroy(f"{prefix}q:effects", "g")
+        client.xgroup_create(f"{prefix}q:effects", "g", "0")
+        for key in client.scan_iter(f"{prefix}started:*"):
+            client.delete(key)
+        client.save()
+        client.close()
+        assert len(entry) == 1
+        server.kill()
+        server.start()
+        error = error_of(await pay_call)
+        assert error.type == "outcome_unknown"
+    assert runs == ["pay"]
+
+
+async def test_once_work_queued_in_an_append_only_file_is_run_after_a_restart(fresh_server: FreshServer) -> None:
+    """A server that forgets nothing is believed: what had not begun runs, once."""
+    server = fresh_server(appendonly=True)
+    settings = settings_of(server)
+    async with Worker([pay], settings=settings, concurrency=1), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("pay")
+        first = asyncio.create_task(bus.call("pay", {"name": "first", "seconds": 3.0}, timeout=30.0))
+        await eventually(lambda: runs == ["first"])
+        second = asyncio.create_task(bus.call("pay", {"name": "second"}, timeout=30.0))
+        client = redis.Redis.from_url(server.url)
+        await eventually(lambda: client.xlen("tb:{default}:q:effects") == 2)
+        client.close()
+        server.kill()
+        server.start()
+        assert (await first).output == "paid first"
+        assert (await second).output == "paid second"
+    assert runs == ["first", "second"]
+
+
+async def test_once_work_whose_time_is_up_says_whether_it_may_have_happened(redis_place: Place) -> None:
+    """Running when the deadline passes it ends as outcome_unknown; queued, as deadline_exceeded, and it never runs."""
+    async with redis_place.worker(pay, concurrency=1), redis_place.bus() as bus:
+        await bus.wait_for_tool("pay")
+        running = asyncio.create_task(bus.call("pay", {"name": "running", "seconds": 2.0}, timeout=1.0))
+        await eventually(lambda: runs == ["running"])
+        queued = asyncio.create_task(bus.call("pay", {"name": "queued"}, timeout=0.3))
+        assert error_of(await queued).type == "deadline_exceeded"
+        assert error_of(await running).type == "outcome_unknown"
+        assert (await bus.call("pay", {"name": "next"})).output == "paid next"
+    assert runs == ["running", "next"]
+
+
+async def test_a_paused_agent_still_learns_that_once_work_is_unknown(redis_place: Place) -> None:
+    """When no worker says anything until the deadline the caller finds out by itself, within about a second."""
+    async with redis_place.bus() as bus:
+        worker = redis_place.worker(pay)
+        await worker.__aenter__()
+        await bus.wait_for_tool("pay")
+        call = asyncio.create_task(bus.call("pay", {"name": "mute", "seconds": 30.0}, timeout=1.5))
+        await eventually(lambda: runs == ["mute"])
+        # Deaf and mute from here on: nothing it says arrives.
+        client = redis.Redis.from_url(redis_place.settings.url)
+        client.xgroup_destroy(f"tb:{{{redis_place.settings.namespace}}}:q:effects", "g")
+        client.delete(f"tb:{{{redis_place.settings.namespace}}}:q:effects")
+        client.close()
+        assert error_of(await call).type == "outcome_unknown"
+        await worker.drain()
