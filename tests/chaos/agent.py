@@ -1,0 +1,137 @@
+"""An agent process of a run: makes its calls when they are due, and writes down what it saw of each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from tests.chaos.history import Agent, Counted, Ended, Issued, Journal
+from tests.chaos.nursery import Order
+from tests.chaos.plan import POISON, Planned, plan
+from toolbus import BrokerError, Call, Finished, Reset, Text, ToolBus, ToolResult, telemetry
+from toolbus import Started as CallStarted
+
+_COUNT_EVERY = 2.0
+
+
+def main(order: Order) -> None:
+    """Make the agent's calls, then stay until SIGTERM."""
+    asyncio.run(_live(order))
+
+
+def calls_of(order: Order) -> list[Planned]:
+    """The calls that are still this agent's to make."""
+    options = order.options
+    done = set(order.done)
+    everything = plan(options.seed, options.calls, options.agents, poisoned=options.poisoned, timeout=options.timeout, lease=options.lease)
+    return [call for call in everything if call.agent == order.index and call.key not in done]
+
+
+async def _live(order: Order) -> None:
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    journal = Journal(Path(order.history), order.name)
+    bus = ToolBus(settings=order.options.settings(order.url))
+    while True:
+        try:
+            await bus.open()
+        except BrokerError as error:
+            telemetry.log.warning("agent.start_failed", error=str(error))
+            await asyncio.sleep(0.2)
+        else:
+            break
+    journal.write(Agent(time.monotonic(), order.index, bus.agent, os.getpid()))
+    counting = asyncio.create_task(_count(journal, bus))
+    await _make_calls(order, journal, bus)
+    (Path(order.logs) / f"{order.name}.idle").touch()
+    await told.wait()
+    counting.cancel()
+    journal.write(Counted(time.monotonic(), bus.agent, bus.statistics()["malformed"]))
+    await bus.aclose()
+
+
+async def _make_calls(order: Order, journal: Journal, bus: ToolBus) -> None:
+    slots = asyncio.Semaphore(order.options.in_flight)
+    async with asyncio.TaskGroup() as tasks:
+        for call in calls_of(order):
+            wait = order.start + call.due * order.options.seconds - time.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            await slots.acquire()
+            task = tasks.create_task(_make(journal, bus, call))
+            task.add_done_callback(lambda _: slots.release())
+
+
+async def _count(journal: Journal, bus: ToolBus) -> None:
+    while True:
+        await asyncio.sleep(_COUNT_EVERY)
+        journal.write(Counted(time.monotonic(), bus.agent, bus.statistics()["malformed"]))
+
+
+async def _make(journal: Journal, bus: ToolBus, planned: Planned) -> None:
+    journal.write(Issued(time.monotonic(), planned.key, os.getpid()))
+    began = time.monotonic()
+    if planned.streaming:
+        call = bus.stream(planned.tool, planned.arguments, user="chaos", timeout=planned.timeout, wait=True)
+        await _read(journal, call, planned, began)
+        return
+    result = await bus.call(planned.tool, planned.arguments, user="chaos", timeout=planned.timeout, wait=True)
+    journal.write(_ended(planned, result, began))
+
+
+async def _read(journal: Journal, call: Call, planned: Planned, began: float) -> None:
+    segments: list[list[str]] = [[]]
+    pieces = finished = 0
+    first = ""
+    heard, silence = began, (began, began)
+    result = ToolResult()
+    async with call:
+        async for event in call.events():
+            now = time.monotonic()
+            if now - heard > silence[1] - silence[0] and first:
+                silence = (heard, now)
+            heard = now
+            if isinstance(event, Text):
+                segments[-1].append(event.text)
+                pieces += 1
+            elif isinstance(event, Reset):
+                segments.append([])
+            elif isinstance(event, CallStarted):
+                first = event.worker
+            elif isinstance(event, Finished):
+                finished += 1
+                result = event.result
+    ended = _ended(planned, result, began)
+    told = tuple("".join(segment) for segment in segments)
+    if planned.tool in POISON:
+        told = ()
+    journal.write(msgspec.structs.replace(ended, segments=told, pieces=pieces, finished=finished, first=first, silence=silence))
+
+
+def _ended(planned: Planned, result: ToolResult, began: float) -> Ended:
+    error = result.error
+    return Ended(
+        time.monotonic(),
+        key=planned.key,
+        id=result.meta.id,
+        pid=os.getpid(),
+        began=began,
+        success=result.success,
+        # A flood is not worth keeping.
+        output=None if planned.tool in POISON and error is not None else result.output,
+        error="" if error is None else error.type,
+        code="" if error is None else error.code,
+        message="" if error is None else error.message[:300],
+        attempts=result.meta.attempts,
+        worker=result.meta.worker,
+    )
+
+
+if __name__ == "__main__":
+    main(msgspec.json.decode(sys.argv[1], type=Order))

@@ -1,0 +1,63 @@
+"""What a run is made of: the options of the command line, as every process of the run gets them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tests.chaos.schedule import LOSSY, POISON
+from toolbus import Settings
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one run.
+
+    Attributes:
+        seed: decides the calls, the faults, their times and their targets.
+        seconds: how long calls are made and faults applied.
+        faults: kinds of faults.
+        intensity: factor on how often faults happen.
+        durable: the server writes its append-only file.
+        lease: as in toolbus's settings.
+        timeout: seconds each ordinary call may take.
+        in_flight: most calls that an agent has at once.
+        memory: MiB by which the server or a process may grow.
+    """
+
+    seed: int = 1
+    seconds: float = 300.0
+    calls: int = 20_000
+    agents: int = 5
+    workers: int = 10
+    faults: tuple[str, ...] = ()
+    intensity: float = 1.0
+    durable: bool = True
+    lease: float = 2.0
+    timeout: float = 60.0
+    in_flight: int = 24
+    max_deliveries: int = 5
+    memory: float = 96.0
+    namespace: str = "chaos"
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the faults may take work away, so that a call may end without having been done."""
+        return bool(LOSSY & set(self.faults)) or (not self.durable and "server-kill" in self.faults)
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether some of the calls are poison."""
+        return POISON in self.faults
+
+    def settings(self, url: str) -> Settings:
+        """toolbus's settings for a process of this run."""
+        return Settings.load(
+            {},
+            url=url,
+            namespace=self.namespace,
+            lease=self.lease,
+            max_deliveries=self.max_deliveries,
+            grace=5.0,
+            concurrency=32,
+            max_output=1_048_576,
+            timeout=self.timeout,
+        )

@@ -1,0 +1,82 @@
+"""The calls of a run, from the seed alone: agents make them, the oracle knows them too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+POISON_SHARE = 0.004
+"""Part of all calls that are poison, when poison is among the faults."""
+
+# Half of the calls are streams. Weights in thousandths.
+_ORDINARY = {"echo": 370, "pay": 80, "nested": 40, "silent": 10, "story": 370, "babble": 130}
+_POISON = ("crash", "segfault", "hang", "block", "hog", "endless")
+STREAMS = frozenset({"story", "babble", "endless"})
+POISON = frozenset(_POISON)
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """One call: ``key`` is its identity everywhere, also over attempts; ``due`` is from 0 to 1 of the run's time."""
+
+    key: str
+    agent: int
+    tool: str
+    arguments: dict[str, Any]
+    due: float
+    timeout: float
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the agent reads it as a stream."""
+        return self.tool in STREAMS
+
+
+def plan(seed: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> list[Planned]:
+    """Every call of a run, in the order in which they are due."""
+    chance = random.Random(f"calls {seed}")
+    return [_planned(chance, number, calls, agents, poisoned=poisoned, timeout=timeout, lease=lease) for number in range(calls)]
+
+
+def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> Planned:
+    agent = number % agents
+    key = f"a{agent}-{number:06d}"
+    tool = chance.choices(list(_ORDINARY), list(_ORDINARY.values()))[0]
+    if poisoned and chance.random() < POISON_SHARE:
+        tool = chance.choice(_POISON)
+    arguments: dict[str, Any] = {"key": key}
+    match tool:
+        case "echo" | "nested":
+            arguments["text"] = f"{chance.getrandbits(64):016x}" * chance.choice((1, 1, 1, 8, 100))
+        case "story" | "babble":
+            arguments |= {"pieces": chance.randint(5, 40), "delay": chance.choice((0.0, 0.005, 0.02, 0.05))}
+        case "silent":
+            arguments["seconds"] = round(lease * chance.uniform(1.2, 2.5), 2)
+        case "block":
+            arguments["seconds"] = round(lease * chance.uniform(0.5, 1.5), 2)
+        case "pay":
+            arguments["seconds"] = round(chance.uniform(0.0, 0.3), 3)
+        case "hang":
+            timeout = 2 * lease
+        case _:
+            pass
+    return Planned(key, agent, tool, arguments, number / calls, timeout)
+
+
+def story(key: str, pieces: int) -> Iterator[str]:
+    """The pieces of a story: each names its call and its place, so that a foreign, missing or repeated one shows."""
+    for number in range(pieces):
+        yield f"<{key}:{number}/{pieces}:{'lorem ipsum'[: number % 11]}>"
+
+
+def babble(key: str, run: str, pieces: int) -> Iterator[str]:
+    """The pieces of one run of a babble; no two runs say the same."""
+    for number in range(pieces):
+        yield f"<{key}:{run}:{number}/{pieces}>"
+
+
+def inner(key: str) -> str:
+    """The key of the call that a nested call makes."""
+    return f"{key}.inner"

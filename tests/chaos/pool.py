@@ -1,0 +1,126 @@
+"""The processes of a run: workers in their slots, agents, and those that are on their way out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tests.chaos.history import Exited, Journal, Started
+from tests.chaos.nursery import Born, Died, Order
+
+_Event = Born | Died
+_LINE_LIMIT = 1 << 20
+
+
+class Child:
+    """A process of the run. ``wanted`` is whether the driver has told it to go, or killed it."""
+
+    def __init__(self, order: Order, pid: int) -> None:
+        self.order = order
+        self.pid = pid
+        self.wanted = False
+        self.gone = asyncio.Event()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs (or is stopped)."""
+        return not self.gone.is_set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it is gone."""
+        if self.alive:
+            os.kill(self.pid, number)
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes; 0 when it is gone."""
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Pool:
+    """Starts processes through the nursery, and knows which of them live.
+
+    Args:
+        on_death: called for each process that went, whether it was wanted or not.
+    """
+
+    def __init__(self, journal: Journal, on_death: Callable[[Child, int], None]) -> None:
+        self._journal = journal
+        self._on_death = on_death
+        self._children: dict[int, Child] = {}
+        self._orders: dict[str, tuple[Order, asyncio.Future[Child]]] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the nursery."""
+        self._nursery = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.chaos.nursery",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=_LINE_LIMIT,
+        )
+        self._reading = asyncio.create_task(self._read())
+
+    async def aclose(self) -> None:
+        """Close the nursery, which kills whatever is left."""
+        if self._reading is None:
+            return
+        assert self._nursery.stdin is not None
+        self._nursery.stdin.close()
+        await self._nursery.wait()
+        await self._reading
+
+    async def spawn(self, order: Order) -> Child:
+        """Start a process."""
+        assert self._nursery.stdin is not None
+        born: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._orders[order.name] = (order, born)
+        self._nursery.stdin.write(msgspec.json.encode(order) + b"\n")
+        return await born
+
+    def living(self, role: str) -> list[Child]:
+        """The processes of a role that run, or drain."""
+        return [child for child in self._children.values() if child.order.role == role]
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes of every process, by ``role:pid``."""
+        return {f"{child.order.role}:{child.pid}": child.memory for child in self._children.values()}
+
+    async def _read(self) -> None:
+        assert self._nursery.stdout is not None
+        decoder = msgspec.json.Decoder(_Event)
+        async for line in self._nursery.stdout:
+            event = decoder.decode(line)
+            if isinstance(event, Born):
+                self._born(event)
+            else:
+                self._died(event)
+
+    def _born(self, event: Born) -> None:
+        order, born = self._orders.pop(event.name)
+        child = self._children[event.pid] = Child(order, event.pid)
+        self._journal.write(Started(time.monotonic(), order.role, event.pid))
+        if not born.done():
+            born.set_result(child)
+
+    def _died(self, event: Died) -> None:
+        child = self._children.pop(event.pid, None)
+        if child is None:
+            return
+        child.gone.set()
+        self._journal.write(Exited(time.monotonic(), child.order.role, event.pid, event.status, child.wanted))
+        self._on_death(child, event.status)

@@ -1,0 +1,134 @@
+"""What a run came to: counts, times and violations, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from tests.chaos.history import Begun, Ended, Exited, History, Hit, Issued
+from tests.chaos.options import Options
+from tests.chaos.oracle import Violation
+from tests.chaos.plan import Planned
+
+_SHOWN = 20
+# A silence counts as a recovery when the stream's first worker was killed just before or within it.
+_BEFORE = 0.5
+
+
+class Times(msgspec.Struct, frozen=True):
+    """How a set of durations (seconds) is spread."""
+
+    count: int = 0
+    p50: float = 0.0
+    p99: float = 0.0
+    most: float = 0.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One run.
+
+    Attributes:
+        results: how many calls ended how, by tool: ``ok`` or the error's type and code.
+        abandoned: calls whose agent was killed before they ended.
+        kills: worker processes that died, killed or of poison.
+        recoveries: for streams whose worker was killed in mid-stream, the longest silence their caller sat through.
+        resets: streams that began anew.
+        reruns: calls that were begun more than once.
+    """
+
+    options: Options
+    seconds: float
+    calls: int
+    calls_per_second: float
+    results: dict[str, dict[str, int]]
+    abandoned: int
+    kills: int
+    faults: dict[str, int]
+    recoveries: Times
+    resets: int
+    reruns: int
+    violations: list[Violation]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.violations
+
+
+def report(options: Options, planned: list[Planned], history: History, violations: list[Violation], seconds: float) -> Report:
+    """Count a run's history."""
+    tools = {call.key: call.tool for call in planned}
+    results: dict[str, Counter[str]] = {}
+    ended = history.of(Ended)
+    for record in ended:
+        how = "ok" if record.success else "/".join(filter(None, (record.error, record.code)))
+        results.setdefault(tools[record.key], Counter())[how] += 1
+    begun = Counter(record.key for record in history.of(Begun))
+    return Report(
+        options=options,
+        seconds=round(seconds, 1),
+        calls=len(ended),
+        calls_per_second=round(len(ended) / seconds, 1) if seconds else 0.0,
+        results={tool: dict(counts) for tool, counts in sorted(results.items())},
+        abandoned=len({issued.key for issued in history.of(Issued)} - {record.key for record in ended}),
+        kills=sum(gone.role == "worker" and gone.status != 0 for gone in history.of(Exited)),
+        faults=dict(sorted(Counter(hit.kind for hit in history.of(Hit) if not hit.what.startswith("failed")).items())),
+        recoveries=recoveries(history),
+        resets=sum(len(record.segments) - 1 for record in ended if record.segments),
+        reruns=sum(count > 1 for count in begun.values()),
+        violations=violations,
+    )
+
+
+def recoveries(history: History) -> Times:
+    """How long callers of streams waited for the next event after their worker had been killed."""
+    deaths = {gone.pid: gone.at for gone in history.of(Exited) if gone.role == "worker" and gone.status != 0}
+    waits = []
+    for record in history.of(Ended):
+        since, until = record.silence
+        death = deaths.get(_pid(record.first), -1.0)
+        if record.attempts > 1 and since - _BEFORE <= death <= until:
+            waits.append(until - since)
+    return spread(waits)
+
+
+def _pid(instance: str) -> int:
+    """The process id in an instance id (host-pid-random)."""
+    parts = instance.rsplit("-", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0
+
+
+def spread(values: Iterable[float]) -> Times:
+    """Median, 99th percentile and maximum."""
+    ordered = sorted(values)
+    if not ordered:
+        return Times()
+    return Times(
+        len(ordered),
+        *(round(value, 3) for value in (ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1])),
+    )
+
+
+def text(found: Report) -> str:
+    """The report for people."""
+    options, times = found.options, found.recoveries
+    called = f"{found.calls} calls in {found.seconds:.0f} s ({found.calls_per_second:g}/s)"
+    lines = [
+        f"seed {options.seed}: {called}, {found.abandoned} more abandoned by killed agents",
+        f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}",
+        "faults: " + (", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"),
+    ]
+    for tool, counts in found.results.items():
+        lines.append(f"  {tool:9}" + ", ".join(f"{how} {count}" for how, count in sorted(counts.items(), key=lambda item: -item[1])))
+    silence = f"longest silence p50 {times.p50:.2f} s, p99 {times.p99:.2f} s, most {times.most:.2f} s (lease {options.lease:g} s)"
+    lines.append(f"streams whose worker was killed: {times.count}; {silence}")
+    counts = Counter(violation.rule for violation in found.violations)
+    lines.append(
+        f"violations: {len(found.violations)}" + (f" ({', '.join(f'{rule} {n}' for rule, n in counts.items())})" if counts else "")
+    )
+    lines += [f"  {violation.rule} {violation.key}: {violation.what}" for violation in found.violations[:_SHOWN]]
+    if len(found.violations) > _SHOWN:
+        lines.append(f"  … and {len(found.violations) - _SHOWN} more")
+    return "\n".join(lines)

@@ -1,0 +1,261 @@
+"""The oracle is right: it passes what is right, and catches each thing that can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.chaos.history import (
+    Agent,
+    AnyRecord,
+    Begun,
+    Counted,
+    Ended,
+    Exited,
+    History,
+    Hit,
+    Issued,
+    Journal,
+    Key,
+    Left,
+    Planted,
+    Queue,
+    Sample,
+    State,
+    read,
+)
+from tests.chaos.options import Options
+from tests.chaos.oracle import Violation, expected, judge
+from tests.chaos.plan import Planned, babble, inner, plan, story
+from tests.chaos.report import recoveries, report, text
+
+AGENT, WORKER = 100, 200
+OPTIONS = Options(seconds=10.0, agents=2, calls=5, faults=("kill", "poison"))
+ECHO = Planned("a0-000000", 0, "echo", {"key": "a0-000000", "text": "hello"}, 0.0, 60.0)
+STORY = Planned("a1-000001", 1, "story", {"key": "a1-000001", "pieces": 6, "delay": 0.0}, 0.2, 60.0)
+BABBLE = Planned("a0-000002", 0, "babble", {"key": "a0-000002", "pieces": 4, "delay": 0.0}, 0.4, 60.0)
+PAY = Planned("a1-000003", 1, "pay", {"key": "a1-000003", "seconds": 0.0}, 0.6, 60.0)
+CRASH = Planned("a0-000004", 0, "crash", {"key": "a0-000004"}, 0.8, 60.0)
+PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH]
+RUN_A, RUN_B = (list(babble(BABBLE.key, run, 4)) for run in ("a", "b"))
+GIVEN_UP = ("dead", "1-1", '{"arguments":{"key":"a0-000004"}}')
+
+Change = Callable[[list[AnyRecord]], list[AnyRecord]]
+
+
+def clean() -> list[AnyRecord]:
+    """The history of a run in which all went well, though a worker was killed and a call was poison."""
+    records: list[AnyRecord] = [Agent(0.0, 0, "agent-0", AGENT), Agent(0.0, 1, "agent-1", AGENT + 1)]
+    for number, planned in enumerate(PLANNED[:4], 1):
+        output = "".join(RUN_A) if planned is BABBLE else expected(planned)
+        segments = (output or "",) if planned.streaming else ()
+        pid = AGENT + planned.agent
+        records += [
+            Issued(number, planned.key, pid),
+            Begun(number + 0.1, planned.key, 1, WORKER),
+            Left(number + 0.2, planned.key, 1, WORKER, "done"),
+            Ended(number + 0.3, planned.key, f"id{number}", pid, number, True, output, attempts=1, worker="w", segments=segments),
+        ]
+    records.append(Issued(5.0, CRASH.key, AGENT))
+    for attempt in range(1, 6):
+        records.append(Begun(5 + attempt / 10, CRASH.key, attempt, WORKER + attempt))
+        records.append(Exited(5 + attempt / 10, "worker", WORKER + attempt, 7, False))
+    records.append(Ended(6.0, CRASH.key, "id5", AGENT, 5.0, False, error="tool_error", code="max_deliveries", attempts=6))
+    records.append(Hit(4.0, "kill", 4.0, "worker", (WORKER + 9,)))
+    records.append(Exited(4.0, "worker", WORKER + 9, -9, True))
+    records += [Sample(float(second), 2_000_000, {f"worker:{WORKER}": 50_000_000}) for second in range(20)]
+    records.append(Counted(6.0, "agent-0", 0))
+    queue = Queue("tb:{chaos}:q:chaos", 0, 0, ("w", "~back"))
+    keys = (Key("q:chaos", 1000), Key("reg:items", -1), Key("rsp:agent-0", 9000))
+    records.append(State(20.0, "quiet", (queue,), keys, live=("w",), letters=(GIVEN_UP,), workers=(WORKER,)))
+    records.append(Exited(21.0, "worker", WORKER, 0, True))
+    records += [State(22.0, "closed", keys=(Key("log", 1000),)), State(30.0, "later", keys=(Key("log", 1000),))]
+    return records
+
+
+def violations(records: list[AnyRecord], options: Options = OPTIONS) -> list[Violation]:
+    """What the oracle says to a history."""
+    return judge(options, PLANNED, History(records))
+
+
+def without(kind: type, key: str = "") -> Change:
+    """A change that takes records away."""
+    return lambda records: [each for each in records if not (isinstance(each, kind) and key in {"", getattr(each, "key", "")})]
+
+
+def with_(*more: AnyRecord) -> Change:
+    """A change that adds records."""
+    return lambda records: [*records, *more]
+
+
+def changed(kind: type, which: str, **fields: object) -> Change:
+    """A change of a call's record, or of a state by its name."""
+
+    def change(records: list[AnyRecord]) -> list[AnyRecord]:
+        found = [each for each in records if isinstance(each, kind) and which in {getattr(each, "key", ""), getattr(each, "name", "")}]
+        assert found
+        return [msgspec.structs.replace(each, **fields) if each in found else each for each in records]
+
+    return change
+
+
+def seen(planned: Planned, *segments: str, output: str | None = None) -> Change:
+    """A change of what a stream's caller saw; the result says the same as its last segment, unless told."""
+    return changed(Ended, planned.key, segments=segments, output=segments[-1] if output is None else output)
+
+
+TOLD = list(story(STORY.key, 6))
+QUEUE = Queue("tb:{chaos}:q:chaos", 0, 0, ())
+
+PLANTED: dict[str, tuple[Change, str, str]] = {
+    "a missing terminal": (without(Ended, ECHO.key), "one-end", ECHO.key),
+    "a call that was never made": (lambda records: without(Issued, ECHO.key)(without(Ended, ECHO.key)(records)), "one-end", ECHO.key),
+    "two terminals": (with_(Ended(9.0, ECHO.key, "x", AGENT, 1.0, True, f"{ECHO.key}:hello")), "one-end", ECHO.key),
+    "a second Finished event": (changed(Ended, STORY.key, finished=2), "one-end", STORY.key),
+    "a wrong output": (changed(Ended, ECHO.key, output="hello"), "one-end", ECHO.key),
+    "a success out of nothing": (without(Begun, ECHO.key), "one-end", ECHO.key),
+    "a lost call that ends by its deadline": (
+        changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded"),
+        "one-end",
+        ECHO.key,
+    ),
+    "a refusal of what ran": (changed(Ended, ECHO.key, success=False, output=None, error="unavailable"), "one-end", ECHO.key),
+    "given up too early": (
+        changed(Ended, ECHO.key, success=False, output=None, error="tool_error", code="max_deliveries"),
+        "one-end",
+        ECHO.key,
+    ),
+    "a success of poison": (changed(Ended, CRASH.key, success=True, error="", code="", output="fine"), "one-end", CRASH.key),
+    "a lost dead letter": (changed(State, "quiet", letters=()), "one-end", CRASH.key),
+    "an unreadable request silently gone": (with_(Planted(3.0, "7-7")), "one-end", ""),
+    "a lost piece": (seen(STORY, "".join(TOLD[:2] + TOLD[3:])), "stream", STORY.key),
+    "a lost end": (seen(STORY, "".join(TOLD[:-1])), "stream", STORY.key),
+    "a repeated piece": (seen(STORY, "".join([*TOLD[:2], *TOLD[1:]])), "stream", STORY.key),
+    "pieces out of order": (seen(STORY, "".join([TOLD[1], TOLD[0], *TOLD[2:]])), "stream", STORY.key),
+    "a needless reset": (seen(STORY, "".join(TOLD[:2]), "".join(TOLD)), "stream", STORY.key),
+    "a result that differs from its events": (seen(STORY, "".join(TOLD[:-1]), output="".join(TOLD)), "stream", STORY.key),
+    "mixed runs": (seen(BABBLE, "".join(RUN_A[:2] + RUN_B[2:])), "stream", BABBLE.key),
+    "a run from its middle": (seen(BABBLE, "".join(RUN_A[:2]), "".join(RUN_B[2:])), "stream", BABBLE.key),
+    "a broken piece": (seen(BABBLE, "".join(RUN_A)[:-1]), "stream", BABBLE.key),
+    "a wrong prefix of a failed stream": (
+        changed(Ended, STORY.key, success=False, error="unavailable", segments=(TOLD[1],), output=None),
+        "stream",
+        STORY.key,
+    ),
+    "text of another call": (seen(STORY, "".join(story("a0-000009", 6))), "address", STORY.key),
+    "an unreadable frame that nobody planted": (with_(Counted(7.0, "agent-1", 1)), "address", ""),
+    "once work done twice": (with_(Begun(9.0, PAY.key, 2, WORKER + 30)), "executions", PAY.key),
+    "too many deliveries": (with_(Begun(7.0, CRASH.key, 6, WORKER + 31)), "executions", CRASH.key),
+    "work that nobody asked for": (with_(Begun(7.0, "a0-777777", 1, WORKER)), "executions", "a0-777777"),
+    "an execution that never ends": (without(Left, ECHO.key), "executions", ECHO.key),
+    "an execution far beyond its time": (changed(Left, ECHO.key, at=19.0 + 60), "executions", ECHO.key),
+    "an entry left in a queue": (changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, length=1),)), "rest", ""),
+    "a pending entry": (changed(State, "closed", queues=(msgspec.structs.replace(QUEUE, pending=1),)), "rest", ""),
+    "a dead consumer": (changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, consumers=("ghost",)),)), "rest", ""),
+    "a dead instance in the registry": (changed(State, "quiet", dead=("ghost",)), "rest", ""),
+    "a key without a TTL": (changed(State, "quiet", keys=(Key("started:x", -1),)), "rest", ""),
+    "a reply stream that outlives its agent": (changed(State, "later", keys=(Key("rsp:agent-0", 100_000),)), "rest", ""),
+    "a lease that outlives its worker": (changed(State, "later", live=("w",)), "rest", ""),
+    "a run that was cut short": (lambda records: [each for each in records if not isinstance(each, State)], "rest", ""),
+    "a server that grows": (with_(*(Sample(20.0 + i, 300_000_000 + i, {}) for i in range(20))), "memory", ""),
+    "a worker that grows": (with_(*(Sample(20.0 + i, 2_000_000, {f"worker:{WORKER}": 400_000_000}) for i in range(20))), "memory", ""),
+    "a death without a cause": (with_(Exited(8.0, "worker", WORKER + 40, 1, False)), "processes", ""),
+    "a crash that is no poison's": (with_(Exited(8.0, "worker", WORKER + 41, -11, False)), "processes", ""),
+    "a worker that did not drain": (changed(State, "closed", workers=(WORKER,)), "processes", ""),
+}
+
+
+def test_a_clean_history_has_no_violations() -> None:
+    """A run in which everything was as promised passes, kills and poison included."""
+    assert violations(clean()) == []
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_each_planted_fault_is_caught(what: str) -> None:
+    """One thing that went wrong is found, under its rule and its call."""
+    change, rule, key = PLANTED[what]
+    found = violations(change(clean()))
+    assert (rule, key) in {(violation.rule, violation.key) for violation in found}
+
+
+def test_a_reset_before_another_run_is_right() -> None:
+    """A diverging stream may begin anew after an explicit reset."""
+    assert violations(seen(BABBLE, "".join(RUN_A[:3]), "".join(RUN_B))(clean())) == []
+
+
+def test_calls_of_a_killed_agent_need_no_result() -> None:
+    """Whoever was killed can't have written down how its calls ended."""
+    killed = Exited(1.2, "agent", AGENT, -9, True)
+    assert violations(with_(killed)(without(Ended, ECHO.key)(clean()))) == []
+
+
+def test_unknown_outcomes_are_for_once_work_only() -> None:
+    """``outcome_unknown`` is an answer for work that must not be repeated, and a violation for all else."""
+    fields = {"success": False, "output": None, "error": "outcome_unknown"}
+    assert violations(changed(Ended, PAY.key, **fields)(clean())) == []
+    assert [found.key for found in violations(changed(Ended, ECHO.key, **fields)(clean()))] == [ECHO.key]
+
+
+def test_a_server_without_persistence_may_lose_work_but_not_repeat_it() -> None:
+    """With data loss among the faults a deadline is an end, and once is still once."""
+    options = msgspec.structs.replace(OPTIONS, durable=False, faults=("server-kill",))
+    lost = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")
+    assert violations(lost(clean()), options) == []
+    assert violations(PLANTED["once work done twice"][0](clean()), options)
+
+
+def test_a_group_made_anew_counts_deliveries_anew() -> None:
+    """More executions than deliveries are right when the group was destroyed meanwhile."""
+    again = [Begun(7.0, STORY.key, number, WORKER + 50 + number) for number in range(1, 6)]
+    left = [Left(7.1, STORY.key, number, WORKER + 50 + number, "cancelled") for number in range(1, 6)]
+    assert violations(with_(*again, *left)(clean()))
+    assert violations(with_(*again, *left, Hit(6.5, "group-destroy", 6.5, ""))(clean())) == []
+
+
+def test_inner_calls_belong_to_their_outer_call() -> None:
+    """The call that a nested call makes is known by its key."""
+    begun = Begun(1.1, inner(ECHO.key), 1, WORKER)
+    assert violations(with_(begun, Left(1.2, inner(ECHO.key), 1, WORKER, "done"))(clean())) == []
+
+
+def test_recovery_is_the_silence_around_a_kill() -> None:
+    """The longest silence of a stream counts when its first worker died within it."""
+    stream = changed(Ended, STORY.key, first=f"host-{WORKER + 9}-abc", attempts=2, silence=(3.9, 6.4))
+    times = recoveries(History(stream(clean())))
+    assert (times.count, times.most) == (1, 2.5)
+    assert recoveries(History(clean())).count == 0
+
+
+def test_the_report_counts_and_names_violations() -> None:
+    """The report has each tool's results, and each violation with its call."""
+    records = History(without(Ended, ECHO.key)(clean()))
+    found = report(OPTIONS, PLANNED, records, judge(OPTIONS, PLANNED, records), 10.0)
+    assert not found.passed
+    assert found.results["crash"] == {"tool_error/max_deliveries": 1}
+    assert (found.calls, found.kills, found.faults) == (4, 6, {"kill": 1})
+    assert ECHO.key in text(found)
+    assert msgspec.json.decode(msgspec.json.encode(found))["violations"][0]["rule"] == "one-end"
+
+
+def test_the_plan_is_the_seeds() -> None:
+    """The same seed plans the same calls, another one others; half of them are streams."""
+    one, same, other = (plan(seed, 4000, 5, poisoned=True, timeout=60.0, lease=2.0) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+    assert len({call.key for call in one}) == 4000
+    assert 0.4 < sum(call.streaming for call in one) / 4000 < 0.6
+    assert {"crash", "segfault", "hang", "block", "hog", "endless"} <= {call.tool for call in one}
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    """A journal's records come back as they were; a line that is still being written is left out."""
+    journal = Journal(tmp_path, "someone")
+    for record in clean():
+        journal.write(record)
+    journal.close()
+    with (tmp_path / "someone.jsonl").open("ab") as file:
+        file.write(b'{"t":"Begun","at":1')
+    assert list(read(tmp_path)) == clean()

@@ -1,0 +1,142 @@
+"""The tools that chaos calls; each execution is written down before it does anything."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from tests.chaos import plan
+from tests.chaos.history import Begun, Journal, Left
+from toolbus import ToolError, invocation, tool
+
+SERVICE = "chaos"
+
+
+Record = Callable[[str], AbstractContextManager[None]]
+Tools = list[Callable[..., object]]
+
+
+def define(journal: Journal, revision: int) -> Tools:
+    """The tools of this process, in one of the two revisions of their descriptors."""
+
+    @contextmanager
+    def record(key: str) -> Iterator[None]:
+        attempt, pid = invocation().attempt, os.getpid()
+        journal.write(Begun(time.monotonic(), key, attempt, pid))
+        how = "done"
+        try:
+            yield
+        except BaseException as error:
+            how = "cancelled" if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else type(error).__name__
+            raise
+        finally:
+            journal.write(Left(time.monotonic(), key, attempt, pid, how))
+
+    return [*_answers(record, revision), *_streams(record), *_poison(record)]
+
+
+def _answers(record: Record, revision: int) -> Tools:
+    """Tools that answer at once, or after a time."""
+    about = f"Give a text back (revision {revision})."
+
+    @tool(service=SERVICE, effect="read", description=about)
+    async def echo(key: str, text: str) -> str:
+        with record(key):
+            return f"{key}:{text}"
+
+    @tool(service=SERVICE, effect="once")
+    async def pay(key: str, seconds: float) -> str:
+        """Have an effect that must not happen twice."""
+        with record(key):
+            await asyncio.sleep(seconds)
+            return f"{key}:paid"
+
+    @tool(service=SERVICE, effect="read")
+    async def nested(key: str, text: str) -> str:
+        """Call echo."""
+        with record(key):
+            result = await invocation().call("echo", {"key": plan.inner(key), "text": text}, wait=True)
+            if result.error is not None:
+                raise ToolError(result.error)
+            return f"{key}:({result.output})"
+
+    @tool(service=SERVICE, effect="idempotent")
+    async def silent(key: str, seconds: float) -> str:
+        """Say nothing for longer than a lease."""
+        with record(key):
+            await asyncio.sleep(seconds)
+            return f"{key}:at last"
+
+    return [echo, pay, nested, silent]
+
+
+def _streams(record: Record) -> Tools:
+    """Tools that speak piece by piece."""
+
+    @tool(service=SERVICE, effect="read")
+    async def story(key: str, pieces: int, delay: float):
+        """Tell what every attempt tells."""
+        with record(key):
+            for piece in plan.story(key, pieces):
+                yield piece
+                await asyncio.sleep(delay)
+
+    @tool(service=SERVICE, effect="read")
+    async def babble(key: str, pieces: int, delay: float):
+        """Tell something else at each attempt."""
+        with record(key):
+            for piece in plan.babble(key, f"{os.getpid()}.{time.monotonic_ns()}", pieces):
+                yield piece
+                await asyncio.sleep(delay)
+
+    return [story, babble]
+
+
+def _poison(record: Record) -> Tools:
+    """Tools that hurt their worker."""
+
+    @tool(service=SERVICE, effect="read")
+    async def crash(key: str) -> str:
+        """Exit the process without a word."""
+        with record(key):
+            os._exit(7)
+
+    @tool(service=SERVICE, effect="read")
+    async def segfault(key: str) -> str:
+        """Read from address 0."""
+        with record(key):
+            return str(ctypes.string_at(0))
+
+    @tool(service=SERVICE, effect="read")
+    async def hang(key: str) -> str:
+        """Never answer."""
+        with record(key):
+            await asyncio.Event().wait()
+            return ""
+
+    @tool(service=SERVICE, effect="read")
+    async def block(key: str, seconds: float) -> str:
+        """Hold the event loop."""
+        with record(key):
+            time.sleep(seconds)  # noqa: ASYNC251 - the fault itself
+            return f"{key}:unblocked"
+
+    @tool(service=SERVICE, effect="read")
+    async def hog(key: str) -> str:
+        """Want more memory than there is."""
+        with record(key):
+            return str(bytearray(1 << 62))
+
+    @tool(service=SERVICE, effect="read")
+    async def endless(key: str):
+        """Never stop talking."""
+        with record(key):
+            while True:
+                yield key * 1000
+                await asyncio.sleep(0)
+
+    return [crash, segfault, hang, block, hog, endless]
