@@ -1,0 +1,125 @@
+"""Networks that reset, swallow and fall silent, and passwords that change, between clients and a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.chaos.proxy import Proxy
+from tests.servers import eventually
+from toolbus import BrokerError, Settings, ToolBus, Worker, tool
+from toolbus.broker.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+FreshServer = Callable[..., EmbeddedServer]
+
+
+@tool(service="wired", effect="read")
+async def echo(text: str) -> str:
+    """Give a text back."""
+    return text
+
+
+@tool(service="wired", effect="read")
+async def count(n: int, delay: float) -> Any:
+    """Count slowly."""
+    for number in range(n):
+        yield f"{number} "
+        await asyncio.sleep(delay)
+
+
+@pytest.fixture
+async def proxied(fresh_server: FreshServer) -> AsyncIterator[tuple[EmbeddedServer, Proxy]]:
+    """A server, and a proxy in front of it."""
+    server = fresh_server()
+    proxy = Proxy(server.port)
+    await proxy.start()
+    yield server, proxy
+    await proxy.aclose()
+
+
+def settings_of(port: int, **changes: object) -> Settings:
+    """Settings for one port."""
+    return Settings.load({}, url=f"redis://127.0.0.1:{port}", lease=2.0, **changes)
+
+
+async def test_connections_cut_at_any_byte_cost_no_call(proxied: tuple[EmbeddedServer, Proxy]) -> None:
+    """While connections are reset again and again, within messages too, each call ends with its own answer, whole."""
+    _, proxy = proxied
+    settings, chance = settings_of(proxy.port), random.Random(7)
+    async with Worker([echo, count], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("count")
+        echoes = [asyncio.create_task(bus.call("echo", {"text": str(number)}, timeout=30.0)) for number in range(200)]
+        counts = [asyncio.create_task(bus.call("count", {"n": 50, "delay": 0.02}, timeout=30.0)) for _ in range(20)]
+        for _ in range(10):
+            proxy.cut(0.5, chance=chance, within=3_000)
+            await asyncio.wait(counts, timeout=0.15)
+        assert [(await call).output for call in echoes] == [str(number) for number in range(200)]
+        expected = "".join(f"{number} " for number in range(50))
+        assert {(await call).output for call in counts} == {expected}
+
+
+async def test_half_open_connections_are_given_up_in_bounded_time(proxied: tuple[EmbeddedServer, Proxy]) -> None:
+    """When nothing passes and nobody is told, the links notice by themselves, and calls go on."""
+    _, proxy = proxied
+    settings = settings_of(proxy.port)
+    async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
+        assert (await bus.call("echo", {"text": "before"}, wait=5.0)).output == "before"
+        assert proxy.half_open(100, random.Random(1)) >= 4
+        # The bound: a link is given up seven seconds after it last heard of an unanswered command, and looked at every 3.5.
+        assert (await bus.call("echo", {"text": "after"}, timeout=20.0)).output == "after"
+
+
+async def test_replies_that_never_arrive_repeat_nothing(proxied: tuple[EmbeddedServer, Proxy]) -> None:
+    """The server carries out what was sent, and its answers are lost with the connections: each call is run once."""
+    server, proxy = proxied
+    ran: list[str] = []
+
+    @tool(service="wired-once", effect="idempotent", replace=True)
+    async def note(name: str) -> str:
+        """Take note."""
+        ran.append(name)
+        return name
+
+    async with Worker([note], settings=settings_of(server.port)), ToolBus(settings=settings_of(proxy.port)) as bus:
+        await bus.wait_for_tool("note")
+        swallowing = asyncio.create_task(proxy.swallow(1.0, 0.3, random.Random(1)))
+        await asyncio.sleep(0)
+        calls = [asyncio.create_task(bus.call("note", {"name": str(number)}, timeout=20.0)) for number in range(50)]
+        assert [(await call).output for call in calls] == [str(number) for number in range(50)]
+        await swallowing
+    assert sorted(ran, key=int) == [str(number) for number in range(50)]
+
+
+async def test_a_rotated_password_is_found_in_its_file(fresh_server: FreshServer, tmp_path: Path) -> None:
+    """Connections that the new password shuts out come back by themselves when the file says it too."""
+    server = fresh_server(config={"requirepass": "old secret"})
+    secret = tmp_path / "password"
+    secret.write_text("old secret\n")
+    settings = settings_of(server.port, password_file=str(secret))
+    async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
+        assert (await bus.call("echo", {"text": "before"}, wait=5.0)).output == "before"
+        with redis.Redis(port=server.port, password="old secret") as client:
+            client.config_set("requirepass", "new secret")
+            client.client_kill_filter(_type="normal", skipme=True)
+            client.client_kill_filter(_type="pubsub", skipme=True)
+        await eventually(lambda: not bus.statistics()["connected"])
+        waiting = asyncio.create_task(bus.call("echo", {"text": "patient"}, timeout=20.0))
+        with pytest.raises(BrokerError, match="refused the user or password") as refused:
+            await ToolBus(settings=settings).open()
+        assert "secret" not in str(refused.value)
+        secret.write_text("new secret\n")
+        assert (await waiting).output == "patient"
+
+
+async def test_a_missing_password_file_says_so(tmp_path: Path) -> None:
+    """The file is named, and nothing else is tried."""
+    with pytest.raises(BrokerError, match="the password file can't be read"):
+        await ToolBus(settings=settings_of(1, password_file=str(tmp_path / "none"))).open()
