@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from toolbus.client import bus as aio
+from toolbus.client import views
 from toolbus.client.call import Call as AsyncCall
 from toolbus.client.catalogue import Tool
 from toolbus.client.events import Event
@@ -107,7 +108,7 @@ class Call:
 class _View:
     """What a bus and a bound view share."""
 
-    _view: aio.BusView
+    _view: views.BusView
 
     def _portal_or_fail(self) -> BlockingPortal:
         raise NotImplementedError
@@ -132,7 +133,7 @@ class _View:
 class BoundBus(_View):
     """A bus with default options; what ``bind`` returns."""
 
-    def __init__(self, portal: Callable[[], BlockingPortal], view: aio.BusView) -> None:
+    def __init__(self, portal: Callable[[], BlockingPortal], view: views.BusView) -> None:
         self._portal_or_fail = portal  # type: ignore[method-assign] # the bus's own check, so that a closed bus says so here too
         self._view = view
 
@@ -140,7 +141,7 @@ class BoundBus(_View):
 class Service:
     """The untyped lower tier of one service."""
 
-    def __init__(self, portal: Callable[[], BlockingPortal], view: aio.ServiceView) -> None:
+    def __init__(self, portal: Callable[[], BlockingPortal], view: views.ServiceView) -> None:
         self._portal = portal
         self._view = view
 

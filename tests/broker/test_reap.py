@@ -49,7 +49,7 @@ class Pool:
         now = int(time.time() * 1000) if expected is None else expected
         args = ("mine", "pool", room, LEASE_MS, now, int(busy), 3)
         answer: Any = self.redis.eval(scripts.REAP.source, 3, self.queue, self.fence, self.live, *args)
-        self.stepped = bool(answer[3])
+        self.stepped, self.left = bool(answer[3]), bool(answer[4])
         return [entry for entry, *_ in answer[2]]
 
     @property
@@ -133,17 +133,21 @@ def test_a_lease_that_ends_too_far_ahead_was_written_before_the_clock_was_set_ba
     assert pool.redis.zscore(pool.live, "pool/other") < time.time() * 1000
 
 
-def test_what_may_be_poison_is_taken_one_at_a_time_and_by_the_idle_first(pool: Pool) -> None:
-    """From the third attempt on: one entry a reap, and for one lease only by workers that hold nothing else."""
-    ids = pool.take("other", 3)
+def test_what_may_be_poison_is_taken_alone_and_by_nobody_who_holds_anything(pool: Pool) -> None:
+    """From the third attempt on one entry a reap, with nothing beside it; after a lease the busy hear that it waits."""
+    ids = pool.take("other", 4)
     for _ in range(2):
-        pool.redis.xclaim(pool.queue, "g", "other", 0, ids, justid=False)
+        pool.redis.xclaim(pool.queue, "g", "other", 0, ids[1:], justid=False)
     pool.redis.zadd(pool.live, {"pool/other": int(time.time() * 1000) - 10})
+    assert pool.reap(busy=True) == ids[:1]
     assert pool.reap(busy=True) == []
-    assert pool.reap() == ids[:1]
+    assert not pool.left
     assert pool.reap() == ids[1:2]
+    assert pool.reap() == ids[2:3]
     pool.redis.zadd(pool.live, {"pool/other": int(time.time() * 1000) - 2 * LEASE_MS})
-    assert pool.reap(busy=True) == ids[2:]
+    assert pool.reap(busy=True) == []
+    assert pool.left
+    assert pool.reap() == ids[3:]
 
 
 def test_what_was_handed_back_is_taken_without_counting(pool: Pool) -> None:

@@ -37,6 +37,13 @@ async def block(seconds: float) -> str:
     return "unblocked"
 
 
+@tool(service="faults", effect="read")
+def stick(seconds: float) -> str:
+    """Block a thread."""
+    time.sleep(seconds)
+    return "unstuck"
+
+
 @tool(service="faults", effect="once")
 async def pay(seconds: float) -> str:
     """Have an effect that must not happen twice."""

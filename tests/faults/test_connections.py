@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -123,3 +126,41 @@ async def test_a_missing_password_file_says_so(tmp_path: Path) -> None:
     """The file is named, and nothing else is tried."""
     with pytest.raises(BrokerError, match="the password file can't be read"):
         await ToolBus(settings=settings_of(1, password_file=str(tmp_path / "none"))).open()
+
+
+async def test_an_opening_that_is_cut_in_the_middle_succeeds_or_says_why(proxied: tuple[EmbeddedServer, Proxy]) -> None:
+    """Connections that are lost between the first byte and the last answer never leave a worker or an agent hanging."""
+    _, proxy = proxied
+    settings, chance = settings_of(proxy.port), random.Random(3)
+    opened = 0
+    for _ in range(30):
+        cutting = asyncio.create_task(cut_again_and_again(proxy, chance))
+        try:
+            async with asyncio.timeout(20):
+                async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
+                    cutting.cancel()
+                    assert (await bus.call("echo", {"text": "open"}, wait=5.0, timeout=10.0)).output == "open"
+                opened += 1
+        except BrokerError:
+            pass
+        finally:
+            cutting.cancel()
+    assert opened > 0
+
+
+async def cut_again_and_again(proxy: Proxy, chance: random.Random) -> None:
+    """Cut connections at random bytes until cancelled."""
+    while True:
+        proxy.cut(0.5, chance=chance, within=20_000)
+        await asyncio.sleep(chance.random() * 0.02)
+
+
+async def test_a_drain_without_a_server_ends(fresh_server: FreshServer) -> None:
+    """A worker whose server does not answer any more signs off in bounded time all the same."""
+    server = fresh_server()
+    async with Worker([echo], settings=settings_of(server.port, grace=0.5)):
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        began = time.monotonic()
+    assert time.monotonic() - began < 12
+    os.kill(server.pid, signal.SIGCONT)

@@ -292,3 +292,31 @@ async def test_poison_takes_its_neighbours_with_it_at_most_twice(redis_place: Pl
     assert (error.type, error.code) == ("tool_error", "max_deliveries")
     assert all(result.success for result in results)
     assert max(result.meta.attempts for result in results) <= 3
+
+
+async def test_a_stuck_handler_keeps_no_suspect_waiting(redis_place: Place, spawn: Spawn) -> None:
+    """A worker with a thread that can't be stopped still runs what must run alone, and goes on taking."""
+    spawn(max_deliveries=4)
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        stuck = await bus.call("stick", {"seconds": 60.0}, timeout=0.5)
+        assert stuck.error is not None
+        assert stuck.error.type == "deadline_exceeded"
+        client = redis.Redis.from_url(redis_place.settings.url)
+        queue = f"tb:{{{redis_place.settings.namespace}}}:q:faults"
+        call = asyncio.create_task(bus.call("count", {"n": 100, "delay": 0.05}, timeout=30.0))
+        [(entry, _)] = await eventually(lambda: client.xrange(queue))
+        await eventually(lambda: client.xpending(queue, "g")["pending"] == 1)
+        # As after two crashes: the next one to take it over runs it alone.
+        client.xclaim(queue, "g", "dead", 0, [entry])
+        client.xclaim(queue, "g", "dead", 0, [entry])
+        client.hincrby(f"tb:{{{redis_place.settings.namespace}}}:fence:faults", "c:" + (await worker_name(client, redis_place)), 1)
+        assert (await call).success
+        assert (await bus.call("count", {"n": 1}, timeout=10.0)).output == "0 "
+        client.close()
+
+
+async def worker_name(client: redis.Redis, place: Place) -> str:
+    """The instance id of the one live worker."""
+    [member] = client.zrange(f"tb:{{{place.settings.namespace}}}:live", 0, -1)
+    return member.decode().partition("/")[2]

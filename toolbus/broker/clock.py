@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+# Beats come every third of a lease. A stall that makes a lease end without its owner's fault lasts two thirds.
+_RECENT = 0.6
+
 
 class ServerClock:
     """Maps server milliseconds to local monotonic seconds.
@@ -18,7 +21,7 @@ class ServerClock:
         self._lease = lease
         self._offset = self._middle = 0.0
         self._known = False
-        self._quiet_until = 0.0
+        self._quiet_until = self._heard = 0.0
 
     def observe(self, server_ms: float, asked: float, answered: float) -> None:
         """Take in a server time that was asked for and answered at these monotonic times."""
@@ -28,6 +31,7 @@ class ServerClock:
             self.hush()
         self._offset = offset
         self._middle = server_ms / 1000 - (asked + answered) / 2
+        self._heard = answered
         self._known = True
 
     def hush(self) -> None:
@@ -37,7 +41,9 @@ class ServerClock:
     @property
     def trusted(self) -> bool:
         """Whether ended leases may be acted on."""
-        return self._known and time.monotonic() >= self._quiet_until
+        now = time.monotonic()
+        # Who has not heard of the server himself for so long can't tell others' silence from the server's.
+        return self._known and now >= self._quiet_until and now - self._heard < _RECENT * self._lease
 
     def server_ms(self) -> float:
         """The server's time now, in milliseconds, as far as is known here."""

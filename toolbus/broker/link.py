@@ -236,7 +236,7 @@ class Link(asyncio.Protocol):
                 reply = gets()
             except hiredis.ProtocolError as error:
                 telemetry.log.error("link.protocol_error", server=self._connector.display, error=str(error))
-                self._abort()
+                self.abort()
                 return
             if reply is _NOTHING:
                 return
@@ -246,7 +246,7 @@ class Link(asyncio.Protocol):
                 continue
             if not unanswered:
                 telemetry.log.error("link.protocol_error", server=self._connector.display, error="an answer to nothing")
-                self._abort()
+                self.abort()
                 return
             command = unanswered.popleft()
             if type(reply) is ReplyError and self._put_off(command, reply):
@@ -323,7 +323,7 @@ class Link(asyncio.Protocol):
                 telemetry.log.warning("link.refused", server=self._connector.display, error=str(error))
                 if code == "MOVED":
                     self._connector.told(Node.parse(rest.partition(" ")[2]))
-                self._loop.call_soon(self._abort)
+                self._loop.call_soon(self.abort)
             return True
         if code == "ASK":
             # The next node takes a key that has not arrived for one that is gone. Scripts look at several, so they wait.
@@ -354,14 +354,15 @@ class Link(asyncio.Protocol):
             side = self._sides[node] = Side(self._connector.at(node), self, lambda: self._sides.pop(node, None))
         side.carry_out(command)
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
+        """Give the connection up; there will be another."""
         if self._transport is not None:
             self._transport.abort()
 
     def _abort_if_stalled(self) -> None:
         if self._unanswered and self._loop.time() - self._heard > _STALLED:
             telemetry.log.warning("link.stalled", server=self._connector.display, unanswered=len(self._unanswered))
-            self._abort()
+            self.abort()
 
     async def _reconnect(self) -> None:
         if self._leaving and self._loop.time() - self._connected_at < _SETTLED:

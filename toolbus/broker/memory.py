@@ -384,7 +384,7 @@ class MemoryWorkerBroker:
         self._interrupted.set()
         self._hub.arrived.set()
 
-    def recover(self) -> None:
+    async def recover(self) -> None:
         """Nothing: no worker dies alone."""
 
     async def retry(self, delivery: Delivery) -> Delivery | None:

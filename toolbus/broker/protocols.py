@@ -186,6 +186,9 @@ class WorkerListener(Protocol):
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Deliveries taken over from dead workers; they need slots like any other."""
 
+    def on_left_over(self) -> None:
+        """Deliveries that must run alone wait for a worker that holds nothing."""
+
     def on_cancelled(self, call: str) -> None:
         """A caller cancelled a call."""
 
@@ -230,8 +233,8 @@ class WorkerBroker(Protocol):
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now."""
 
-    def recover(self) -> None:
-        """Look now for what dead workers left, rather than at the next turn."""
+    async def recover(self) -> None:
+        """Look now for what dead workers left, rather than at the next turn; returns when it has been heard of."""
 
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""

@@ -11,7 +11,7 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.command import ReplyError
-from toolbus.broker.connection import BLOCK, Connector
+from toolbus.broker.connection import BLOCK, OPENING, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.protocols import AgentListener, Fate, Sender
@@ -78,27 +78,46 @@ class RedisAgentBroker:
         try:
             await self._link.connect()
             await self._blocking.connect()
-            await self._make_replies()
-            await self._follower.load()
         except BaseException:
             self._link.close()
             self._blocking.close()
             raise
-        self._resync = False
-        ready = asyncio.Event()
-        self._home = asyncio.create_task(self._live(ready), name="toolbus-agent-broker")
+        ready, opened = asyncio.Event(), asyncio.Event()
+        self._home = asyncio.create_task(self._live(ready, opened), name="toolbus-agent-broker")
         await ready.wait()
+        # Until here nothing has been missed; from here on a connection may be lost, and come back.
+        self._resync = False
+        try:
+            async with asyncio.timeout(OPENING):
+                await self._make_replies()
+                await self._follower.load()
+        except BaseException as error:
+            await self._leave()
+            if isinstance(error, TimeoutError):
+                raise BrokerUnavailable(f"{self._connector.display} did not answer within {OPENING:g} s") from None
+            raise
+        opened.set()
 
-    async def _live(self, ready: asyncio.Event) -> None:
+    async def _live(self, ready: asyncio.Event, opened: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._link.maintain())
             tasks.create_task(self._blocking.maintain())
-            upkeep = tasks.create_task(self._upkeep())
-            reading = tasks.create_task(self._read())
             ready.set()
-            await self._closing.wait()
-            upkeep.cancel()
-            reading.cancel()
+            closing = tasks.create_task(self._closing.wait())
+            opening = tasks.create_task(opened.wait())
+            await asyncio.wait([closing, opening], return_when=asyncio.FIRST_COMPLETED)
+            working = [tasks.create_task(self._upkeep()), tasks.create_task(self._read())] if opened.is_set() else [opening]
+            await closing
+            for task in working:
+                task.cancel()
+
+    async def _leave(self) -> None:
+        self._closing.set()
+        self._link.close()
+        self._blocking.close()
+        home, self._home = self._home, None
+        if home is not None:
+            await home
 
     async def aclose(self) -> None:
         """Stop listening and remove this agent's keys."""
@@ -110,11 +129,7 @@ class RedisAgentBroker:
         except (TimeoutError, BrokerError) as error:
             # Both keys have a TTL, so nothing stays behind for long.
             telemetry.log.warning("agent.close_incomplete", error=str(error) or "the server did not answer")
-        self._closing.set()
-        self._link.close()
-        self._blocking.close()
-        home, self._home = self._home, None
-        await home
+        await self._leave()
 
     # -- calls ------------------------------------------------------------------------------------
 

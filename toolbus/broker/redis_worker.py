@@ -17,7 +17,7 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.command import ReplyError
-from toolbus.broker.connection import BLOCK, Connector
+from toolbus.broker.connection import BLOCK, OPENING, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.leases import Beat, LeaseThread, Renewal
 from toolbus.broker.link import Link
@@ -32,6 +32,7 @@ from toolbus.results import BrokerError, BrokerUnavailable, ErrorInfo, Registrat
 from toolbus.settings import Settings
 
 _RETRY = 0.2
+_STOP_WAITING = 3.0
 # A worker that takes everything at once leaves caller, server and worker waiting for each other in turn;
 # parts of 32 keep all three busy: 24,400 calls/s instead of 14,200 at 256 in flight.
 _MOST_TAKEN = 32
@@ -56,6 +57,7 @@ class RedisWorkerBroker:
         self._streams: dict[str, RequestStream] = {}
         self._published: dict[str, Published] = {}
         self._registered = True
+        self._taking = False
         self._interrupted = asyncio.Event()
         self._rotation = 0
         self._tasks: asyncio.TaskGroup | None = None
@@ -136,27 +138,44 @@ class RedisWorkerBroker:
         try:
             await self._link.connect()
             await self._blocking.connect()
-            await self._tell_time()
-            await self._warn_of_eviction()
         except BaseException:
             self._link.close()
             self._blocking.close()
             raise
+        ready, opened = asyncio.Event(), asyncio.Event()
+        self._home = asyncio.create_task(self._live(ready, opened), name="toolbus-worker-broker")
+        await ready.wait()
+        try:
+            # Connections may be lost already, and come back.
+            async with asyncio.timeout(OPENING):
+                await self._tell_time()
+                await self._warn_of_eviction()
+        except BaseException as error:
+            await self._leave()
+            if isinstance(error, TimeoutError):
+                raise BrokerUnavailable(f"{self._connector.display} did not answer within {OPENING:g} s") from None
+            raise
         self._clock.hush()
         self._leases.start()
-        ready = asyncio.Event()
-        self._home = asyncio.create_task(self._live(ready), name="toolbus-worker-broker")
-        await ready.wait()
+        opened.set()
 
-    async def _live(self, ready: asyncio.Event) -> None:
+    async def _live(self, ready: asyncio.Event, opened: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._link.maintain())
             tasks.create_task(self._blocking.maintain())
-            upkeep = tasks.create_task(self._upkeep.run())
+            upkeep = tasks.create_task(self._upkeep.run(opened))
             ready.set()
             await self._closing.wait()
             upkeep.cancel()
+
+    async def _leave(self) -> None:
+        self._closing.set()
+        self._link.close()
+        self._blocking.close()
+        home, self._home = self._home, None
+        if home is not None:
+            await home
 
     async def aclose(self) -> None:
         """Send what is still to be sent, leave the streams, and disconnect."""
@@ -175,11 +194,7 @@ class RedisWorkerBroker:
         except (TimeoutError, BrokerError) as error:
             telemetry.log.warning("worker.close_incomplete", error=str(error) or "the server did not answer")
         await asyncio.to_thread(self._leases.stop)
-        self._closing.set()
-        self._link.close()
-        self._blocking.close()
-        home, self._home = self._home, None
-        await home
+        await self._leave()
 
     # -- the registry -----------------------------------------------------------------------------
 
@@ -205,9 +220,15 @@ class RedisWorkerBroker:
         """Take every service of this instance out of the registry; leases of running calls go on."""
         self._registered = False
         self._upkeep.taking = False
+        # A server that does not even answer the interruption of a waiting read must not keep the worker.
+        asyncio.get_running_loop().call_later(_STOP_WAITING, self._stop_waiting)
         members = [f"{service}/{self._instance}" for service in self._streams]
         if members:
             await self._registry.unregister(members)
+
+    def _stop_waiting(self) -> None:
+        if self._taking:
+            self._blocking.abort()
 
     def _members(self) -> list[str]:
         return [f"{service}/{self._instance}" for service in list(self._published)] if self._registered else []
@@ -254,6 +275,7 @@ class RedisWorkerBroker:
         )
         # What is known of the fence before anything is delivered: a later state may be the result of losing it again.
         fences = {stream.key.encode(): stream.fence_known for stream in streams}
+        self._taking = True
         try:
             reply = await self._blocking.execute(*command, *(stream.key for stream in streams), *([">"] * len(streams)))
         except BrokerUnavailable:
@@ -266,6 +288,8 @@ class RedisWorkerBroker:
                 telemetry.log.error("requests.take_failed", error=str(error))
                 await self._pause_taking()
             return []
+        finally:
+            self._taking = False
         if not reply:
             return []
         by_key = {stream.key.encode(): stream for stream in streams}
@@ -319,9 +343,9 @@ class RedisWorkerBroker:
 
     # -- answering --------------------------------------------------------------------------------
 
-    def recover(self) -> None:
+    async def recover(self) -> None:
         """Look now for what dead workers left."""
-        self._upkeep.hurry()
+        await self._upkeep.recover()
 
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""

@@ -65,13 +65,21 @@ def _epoch(generation: bytes) -> int:
     return int(number) if number.isdigit() else 0
 
 
-class Reaped(NamedTuple):
+class Entry(NamedTuple):
     """An entry that was moved to this consumer; ``owner`` had it until now."""
 
-    entry: bytes
+    id: bytes
     attempt: int
     fields: list[bytes] | None
     owner: bytes
+
+
+class Reaped(NamedTuple):
+    """What was taken over, the fence under which it is ours, and whether something was left that must run alone."""
+
+    entries: list[Entry]
+    fence: Fence
+    left: bool
 
 
 class RequestStream:
@@ -160,25 +168,25 @@ class RequestStream:
     def _next_run(self) -> str:
         return f"{self._runs_prefix}{next(self._runs):x}"
 
-    async def reap(self, link: Link, live: str, slots: int, *, busy: bool, handed_back_only: bool = False) -> tuple[list[Reaped], Fence]:
-        """Take over what was handed back, entries of dead workers and lost replies; also the fence under which they are ours."""
+    async def reap(self, link: Link, live: str, slots: int, *, busy: bool, handed_back_only: bool = False) -> Reaped:
+        """Take over what was handed back, entries of dead workers and lost replies; ``busy`` when this worker holds anything."""
         expected = "" if handed_back_only else int(self._clock.server_ms())
         reply: Reply = await link.execute_script(
             scripts.REAP,
             (self.key, self.fence, live),
             (self.consumer, self.service, slots, int(self._settings.lease * 1000), expected, int(busy), ALONE_FROM),
         )
-        generation, counter, taken, stepped = reply
+        generation, counter, taken, stepped, left = reply
         self.fence_is(generation, counter)
         if stepped:
             self._clock.hush()
-        return [each for each in itertools.starmap(Reaped, taken) if self._is_news(each)], self.fence_known
+        return Reaped([entry for entry in itertools.starmap(Entry, taken) if self._is_news(entry)], self.fence_known, bool(left))
 
-    def _is_news(self, reaped: Reaped) -> bool:
-        held = self.held.get(reaped.entry)
+    def _is_news(self, entry: Entry) -> bool:
+        held = self.held.get(entry.id)
         if held is None:
             return True
-        if reaped.owner == self.consumer.encode():
+        if entry.owner == self.consumer.encode():
             # It was ours all the time and only looked as if nobody renewed it.
             return False
         self.lose(held)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -57,18 +56,15 @@ class Upkeep:
         self._streams = streams
         self._listener = listener
         self._deliveries = deliveries
-        self._hurry = asyncio.Event()
         self.taking = True
         self.recovered = 0
 
-    async def run(self) -> None:
-        """Reap three times a lease, and sweep the registry once a lease, until cancelled."""
+    async def run(self, opened: asyncio.Event) -> None:
+        """Reap three times a lease, and sweep the registry once a lease, from ``opened`` until cancelled."""
+        await opened.wait()
         turn = 0
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._lease / 3 * random.uniform(0.8, 1.0)):  # noqa: S311 - jitter
-                    await self._hurry.wait()
-            self._hurry.clear()
+            await asyncio.sleep(self._lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
             turn += 1
             # Nobody's lease may be judged for one lease after a (re)connect.
             if not self._clock.trusted or not self._link.connected:
@@ -82,9 +78,13 @@ class Upkeep:
             except BrokerError as error:
                 telemetry.log.warning("upkeep.failed", error=str(error))
 
-    def hurry(self) -> None:
+    async def recover(self) -> None:
         """Reap now rather than at the next turn."""
-        self._hurry.set()
+        try:
+            for stream in list(self._streams.values()):
+                await self._reap(stream, handed_back_only=not self._clock.trusted)
+        except BrokerError as error:
+            telemetry.log.warning("upkeep.failed", error=str(error))
 
     async def take_back(self, stream: RequestStream) -> None:
         """Take what draining workers handed back."""
@@ -99,8 +99,10 @@ class Upkeep:
             return
         busy = self._listener.busy()
         live = self._keys.live
-        taken, fence = await stream.reap(self._link, live, min(slots, _MOST_TAKEN_OVER), busy=busy, handed_back_only=handed_back_only)
-        deliveries = self._deliveries(stream, fence, ((each.entry, each.attempt, each.fields) for each in taken))
+        reaped = await stream.reap(self._link, live, min(slots, _MOST_TAKEN_OVER), busy=busy, handed_back_only=handed_back_only)
+        if reaped.left:
+            self._listener.on_left_over()
+        deliveries = self._deliveries(stream, reaped.fence, ((entry.id, entry.attempt, entry.fields) for entry in reaped.entries))
         if not deliveries:
             return
         self.recovered += len(deliveries)

@@ -16,10 +16,11 @@ from toolbus.broker import AgentBroker, agent_broker
 from toolbus.broker.protocols import Fate, ServiceRecord
 from toolbus.client.call import Call, Target
 from toolbus.client.catalogue import Catalogue, Tool, ToolView
+from toolbus.client.views import BusView
 from toolbus.deadlines import Deadlines
 from toolbus.descriptors import ServiceDescriptor
 from toolbus.envelope import Frame, Request, new_id
-from toolbus.options import CallOptions, ServiceCallOptions, merged
+from toolbus.options import CallOptions, merged
 from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolError, ToolResult
 from toolbus.settings import Settings
 
@@ -33,60 +34,6 @@ _INQUIRY = 1.0
 _NOTHING: Mapping[str, Any] = {}
 # What a worker that registers may mend.
 _MAY_APPEAR = frozenset({"not_found", "unavailable"})
-
-
-class BusView:
-    """A bus with default options; what ``bind`` returns."""
-
-    def __init__(self, bus: ToolBus, defaults: Mapping[str, Any]) -> None:
-        self._bus = bus
-        self._defaults = defaults
-
-    @property
-    def tools(self) -> ToolView:
-        """The live tools, by name."""
-        return self._bus.tools
-
-    def bind(self, **options: Unpack[CallOptions]) -> BusView:
-        """A cheap view with these options as defaults, on top of this one's."""
-        return BusView(self._bus, merged(self._defaults, options))
-
-    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
-        """Call a tool and wait for its result, see ``ToolBus.call``."""
-        return await self._bus.make_call(Target(tool), arguments, merged(self._defaults, options), streaming=False).result()
-
-    def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
-        """Call a tool and read its answer as it is produced, see ``ToolBus.stream``."""
-        return self._bus.make_call(Target(tool), arguments, merged(self._defaults, options), streaming=True)
-
-    def service(self, id: str) -> ServiceView:
-        """The untyped lower tier of one service."""
-        return ServiceView(self._bus, id, self._defaults)
-
-
-class ServiceView:
-    """The untyped lower tier: calls a service's ``invoke`` with config and arguments as given."""
-
-    def __init__(self, bus: ToolBus, id: str, defaults: Mapping[str, Any]) -> None:
-        self._bus = bus
-        self._id = id
-        self._defaults = defaults
-
-    async def call(
-        self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]
-    ) -> ToolResult:
-        """Call the service; ``str()`` of the result is the observation."""
-        return await self._make(user, config, arguments, options, streaming=False).result()
-
-    def stream(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> Call:
-        """Call the service and read its answer as it is produced."""
-        return self._make(user, config, arguments, options, streaming=True)
-
-    def _make(
-        self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], options: Mapping[str, Any], *, streaming: bool
-    ) -> Call:
-        chosen = merged(self._defaults, {**options, "user": user})
-        return self._bus.make_call(Target("", self._id, config), arguments, chosen, streaming=streaming)
 
 
 class Resolution(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from toolbus.broker.protocols import Delivery
 
@@ -22,9 +23,9 @@ class Waiting:
         return len(self._retries) + len(self._due) + len(self._suspects)
 
     @property
-    def suspects(self) -> bool:
-        """Whether requests wait that may have killed their workers."""
-        return bool(self._suspects)
+    def suspects(self) -> Sequence[Delivery]:
+        """Requests that may have killed their workers."""
+        return self._suspects
 
     def add_retry(self, delivery: Delivery) -> None:
         """Hold a failed delivery until ``is_due`` says that its time has come."""

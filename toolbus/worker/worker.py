@@ -29,8 +29,12 @@ from toolbus.worker.waiting import Waiting
 
 _EARLY_CANCELS = 10_000
 _CANCEL_GRACE = 1.0
+# Seconds that a leaving worker waits for each of the server's answers.
+_SIGN_OFF = 3.0
 # A handler that is told to stop and still runs after so many seconds counts as stuck.
 _STOPS_WITHIN = 5.0
+# Leases for which a worker takes nothing so that a request can run alone, and for which it then takes requests again at least.
+_ROOM_WITHIN = 5
 
 
 class Worker:
@@ -64,7 +68,8 @@ class Worker:
         self._cancelled_early: dict[str, float] = {}
         self._free = self.settings.concurrency
         self._stopping = False
-        self._alone = False
+        self._alone = self._making_room = False
+        self._make_room_again = 0.0
         self._overgrown = asyncio.Event()
         self._retrying: set[asyncio.Task[None]] = set()
         self._home: asyncio.Task[None] | None = None
@@ -119,9 +124,10 @@ class Worker:
         self.broker.interrupt()
         self._wake.set()
         try:
-            await self.broker.unregister()
+            async with asyncio.timeout(_SIGN_OFF):
+                await self.broker.unregister()
         except Exception as error:  # noqa: BLE001 - draining must go on whatever the server says
-            telemetry.log.warning("worker.unregister_failed", error=str(error))
+            telemetry.log.warning("worker.unregister_failed", error=str(error) or "the server did not answer")
         home, self._home = self._home, None
         # Nothing is run again here: other workers do that.
         await self._hand_back(self._waiting.clear())
@@ -202,6 +208,9 @@ class Worker:
             if self._waiting.suspects:
                 await self._run_suspect()
                 continue
+            if self._making_room:
+                await self._make_room()
+                continue
             if self._free < 1:
                 self._wake.clear()
                 await self._wake.wait()
@@ -209,26 +218,36 @@ class Worker:
             for delivery in await self.broker.take(self._free):
                 self._start(delivery)
 
+    async def _make_room(self) -> None:
+        """Take nothing until nothing runs, so that what must run alone finds a place; for a bounded time, since other calls wait too."""
+        await self._until_idle(time.monotonic() + _ROOM_WITHIN * self.settings.lease)
+        self._making_room = False
+        self._make_room_again = time.monotonic() + _ROOM_WITHIN * self.settings.lease
+        await self.broker.recover()
+
     async def _run_suspect(self) -> None:
         """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""
-        await self._until_idle()
+        await self._until_idle(self._waiting.suspects[0].deadline)
         if not self._stopping and self._waiting.suspects:
             delivery = self._waiting.next_suspect()
             telemetry.log.info("call.alone", id=delivery.request.id, tool=delivery.request.tool, attempt=delivery.attempt)
             self._alone = True
             try:
                 self._start(delivery, alone=True)
-                await self._until_idle()
+                await self._until_idle(delivery.deadline + _CANCEL_GRACE)
             finally:
                 self._alone = False
             # Others may wait to run alone; they were left where they were.
-            self.broker.recover()
+            await self.broker.recover()
         self._start_due()
 
-    async def _until_idle(self) -> None:
-        while self._runs and not self._stopping:
+    async def _until_idle(self, until: float) -> None:
+        """Wait until nothing runs but handlers that can't be stopped, at most until a (monotonic) time."""
+        while not self._stopping and (left := until - time.monotonic()) > 0 and not all(run.stuck for run in self._runs.values()):
             self._wake.clear()
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
 
     async def _finish_running(self) -> None:
         deadline = time.monotonic() + self.settings.grace
@@ -247,10 +266,11 @@ class Worker:
             return
         telemetry.log.info("worker.handed_back", calls=len(deliveries))
         try:
-            await self.broker.hand_back(deliveries)
-        except BrokerError as error:
+            async with asyncio.timeout(_SIGN_OFF):
+                await self.broker.hand_back(deliveries)
+        except (BrokerError, TimeoutError) as error:
             # Their leases run out, and they are taken over all the same.
-            telemetry.log.warning("worker.hand_back_failed", error=str(error))
+            telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
 
     async def _abandon_running(self) -> None:
         tasks = [run.abandon() for run in self._runs.values()]
@@ -309,6 +329,7 @@ class Worker:
 
     def stopped(self, run: Run) -> None:
         """Look later whether the handler has indeed stopped."""
+        self._wake.set()
         self._deadlines.add(time.monotonic() + _STOPS_WITHIN, ("stopped", run.delivery.run), self._count_stuck)
 
     def _count_stuck(self) -> None:
@@ -383,12 +404,19 @@ class Worker:
 
     def busy(self) -> bool:
         """Whether anything runs or waits here."""
-        return bool(self._runs) or len(self._waiting) > 0
+        return len(self._waiting) > 0 or not all(run.stuck for run in self._runs.values())
 
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Run deliveries taken over from dead workers."""
         for delivery in deliveries:
             self._start(delivery)
+
+    def on_left_over(self) -> None:
+        """Make room for what must run alone, if nobody who has it comes."""
+        if not self._making_room and time.monotonic() > self._make_room_again:
+            self._making_room = True
+            self.broker.interrupt()
+            self._wake.set()
 
     def on_cancelled(self, call: str) -> None:
         """Stop a call, or remember that it must not start."""

@@ -3,32 +3,36 @@
 -- KEYS: 1 request stream, 2 fence, 3 live instances
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 the server's time as this worker expects it (ms), or ""
 --       to take only what was handed back, 6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone
--- Returns {generation, counter, {{id, delivery count, fields, its consumer until now}, ...}, 1 when the server's clock is not what was expected}
+-- Returns {generation, counter, {{id, delivery count, fields, its consumer until now}, ...},
+--          1 when the server's clock is not what was expected, 1 when an entry that must run alone was left where it is}
 local STRETCH = 1000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local taken, suspected = {}, false
+local taken, left = {}, 0
 
 local function answer(stepped)
   local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
-  return {state[1] or '', state[2] or '', taken, stepped}
+  return {state[1] or '', state[2] or '', taken, stepped, left}
 end
 
--- What may have killed its workers is taken one at a time: it must not take others with it, not even those that wait behind it.
-local function refused(attempt, spare)
+-- What may have killed its workers is taken alone: it must not take others with it, not even those that wait behind it.
+local function refused(attempt, others, spare)
   if attempt < alone then return false end
-  if spare or suspected then return true end
-  suspected = true
+  if busy or others > 0 or #taken > 0 then
+    if not spare then left = 1 end
+    return true
+  end
+  room = 0
   return false
 end
 
 -- What was handed back keeps its delivery count: nobody died of it.
 local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), '~back')
-if back.err then return {'', '', {}, 0} end
+if back.err then return {'', '', {}, 0, 0} end
 for _, entry in ipairs(back) do
-  if not refused(entry[4], false) then
+  if room > 0 and not refused(entry[4], 0, false) then
     local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
     if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2], '~back'} end
     room = room - 1
@@ -42,7 +46,7 @@ if math.abs(now - ARGV[5]) > lease / 3 then return answer(1) end
 local function claim(pending, owner, spare)
   local ids, counts = {}, {}
   for _, entry in ipairs(pending) do
-    if not refused(entry[4] + 1, spare) then
+    if room > #ids and not refused(entry[4] + 1, #ids, spare) then
       ids[#ids + 1] = entry[1]
       counts[entry[1]] = entry[4] + 1
     end
@@ -68,8 +72,8 @@ for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, 'g')) do
     end
     if lease_end < now then
       if held > 0 and room > 0 then
-        -- What must run alone waits one lease for a worker that holds nothing.
-        local spare = busy and lease_end > now - lease
+        -- What must run alone waits one lease for a worker that holds nothing, before others make room for it.
+        local spare = lease_end > now - lease
         claim(redis.call('XPENDING', queue, 'g', '-', '+', math.min(room, 256), name), name, spare)
       elseif held == 0 then
         -- Nothing pending, so deleting the consumer drops nothing. A consumer that comes back finds no counter: unequal.
