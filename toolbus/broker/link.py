@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 import hiredis
@@ -91,6 +91,7 @@ class Link(asyncio.Protocol):
         self._paused = False
         self._closing = False
         self._lost = asyncio.Event()
+        self._closed = asyncio.Event()
         self._heard = 0.0
         self._refused: list[Command] = []
         self._leaving = False
@@ -146,11 +147,22 @@ class Link(asyncio.Protocol):
             except TimeoutError:
                 self._abort_if_stalled()
                 continue
-            await self._reconnect()
+            await self._unless_closed(self._reconnect())
+
+    async def _unless_closed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that ``close`` cuts short: connecting may take seconds."""
+        working, closed = self._loop.create_task(work), self._loop.create_task(self._closed.wait())
+        try:
+            await asyncio.wait([working, closed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, closed):
+                task.cancel()
+            await asyncio.wait([working, closed])
 
     def close(self) -> None:
         """Close the connection and answer everything that still waits with ``BrokerUnavailable``."""
         self._closing = True
+        self._closed.set()
         self._lost.set()
         if self._transport is not None:
             self._transport.close()
@@ -279,6 +291,9 @@ class Link(asyncio.Protocol):
 
     def _take_over(self, connection: Any) -> None:
         transport, early = connection._writer.transport, connection._reader._buffer
+        if transport.is_closing():
+            # Lost during the greeting: a protocol that is set only now would never hear of it.
+            raise BrokerUnavailable(f"{self._connector.display}: the connection was lost while it was opened")
         # A StreamWriter that is collected closes its transport, so it lives as long as the link uses it.
         self._opened_by = connection._writer
         # redis-py must not close what is ours now, nor warn about it.
