@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -100,6 +101,8 @@ def main(
 def run(options: Options, folder: Path) -> Report:
     """One run from start to judgement."""
     planned = plan(options.seed, options.calls, options.agents, poisoned=options.poisoned, timeout=options.timeout, lease=options.lease)
+    # Told to stop, it cleans up as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     seconds = asyncio.run(Driver(options, folder, click.echo).run())
     history = History(read(folder / "history"))
     return report(options, planned, history, judge(options, planned, history), seconds)

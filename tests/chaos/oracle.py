@@ -132,7 +132,8 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
             return ""
         case "endless" if ended.code == "output_limit":
             return ""
-        case "pay" if ended.error == "outcome_unknown":
+        # One that ran into its deadline was lost, as any other call would be.
+        case "pay" if ended.error == "outcome_unknown" and ended.code != "deadline_exceeded":
             return ""
         case _:
             return f"{told} (its handler began {began} times)"

@@ -64,6 +64,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
         self._open.set()
+        self._closed = asyncio.Event()
         self._latency = 0.0
         self._listener: asyncio.Server | None = None
         self.port = 0
@@ -78,10 +79,9 @@ class Proxy:
         if self._listener is not None:
             self._listener.close()
         self._open.set()
-        for task in self._tasks:
-            task.cancel()
+        self._closed.set()
         self.cut(1.0)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks)
 
     @property
     def connections(self) -> int:
@@ -150,7 +150,7 @@ class Proxy:
             await asyncio.sleep(self._latency)
         await self._open.wait()
         if pipe.dead:
-            await asyncio.Event().wait()
+            await self._closed.wait()
 
     # -- inside -----------------------------------------------------------------------------------
 

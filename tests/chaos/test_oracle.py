@@ -122,6 +122,11 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
         "one-end",
         ECHO.key,
     ),
+    "lost once work that ends by its deadline": (
+        changed(Ended, PAY.key, success=False, output=None, error="outcome_unknown", code="deadline_exceeded"),
+        "one-end",
+        PAY.key,
+    ),
     "a refusal of what ran": (changed(Ended, ECHO.key, success=False, output=None, error="unavailable"), "one-end", ECHO.key),
     "given up too early": (
         changed(Ended, ECHO.key, success=False, output=None, error="tool_error", code="max_deliveries"),
