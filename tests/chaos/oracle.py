@@ -14,6 +14,7 @@ The rules, by the names that violations carry:
 from __future__ import annotations
 
 import re
+import signal
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -334,7 +335,8 @@ def processes(case: Case) -> Iterator[Violation]:
     for left in case.history.of(Left):
         open_runs[left.pid][left.key] -= 1
     for gone in case.exits.values():
-        if gone.wanted and gone.status in {0, -9}:
+        # A worker that is terminated within its first moments has not yet said what it does then.
+        if gone.wanted and (gone.status in {0, -9} or (gone.status == -signal.SIGTERM and gone.pid not in open_runs)):
             continue
         running = {case.planned[key].tool for key, count in open_runs[gone.pid].items() if count > 0 and key in case.planned}
         if not any(tool in running and status == gone.status for tool, status in _DEADLY.items()):

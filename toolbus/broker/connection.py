@@ -25,9 +25,6 @@ from toolbus.settings import Settings
 BLOCK = 2.0
 """Seconds that a blocking read waits at the server; redis-py's and our own read timeouts allow for it."""
 
-OPENING = 10.0
-"""Seconds within which a process must have its first answers."""
-
 _READ_TIMEOUT = BLOCK + 5.0
 _CONNECT_TIMEOUT = 5.0
 _SYNCHRONOUS: dict[Any, Any] = {

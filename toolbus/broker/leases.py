@@ -100,9 +100,10 @@ class LeaseThread:
 
     def _run(self) -> None:
         client: redis.Redis | None = None
+        pause = self._lease / 3
         try:
             while not self._stop:
-                self._wake.wait(self._lease / 3 * random.uniform(0.9, 1.0))  # noqa: S311 - jitter
+                self._wake.wait(pause * random.uniform(0.9, 1.0))  # noqa: S311 - jitter
                 self._wake.clear()
                 if self._stop:
                     return
@@ -119,9 +120,10 @@ class LeaseThread:
                         client = None
                     self._tell(None)
                     # The next try must come well before the lease ends.
-                    self._wake.wait(min(0.5, self._lease / 10))
+                    pause = min(0.5, self._lease / 10)
                 else:
                     self._tell(beat)
+                    pause = self._lease / 3
         finally:
             if client is not None:
                 client.close()

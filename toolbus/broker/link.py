@@ -94,7 +94,7 @@ class Link(asyncio.Protocol):
         self._closed = asyncio.Event()
         self._heard = 0.0
         self._refused: list[Command] = []
-        self._leaving = False
+        self._leaving = self._maintained = False
         self._connected_at = 0.0
         self._delay = _BACKOFF_FIRST
         self._sides: dict[Node, Side] = {}
@@ -140,6 +140,7 @@ class Link(asyncio.Protocol):
 
     async def maintain(self) -> None:
         """Reconnect whenever the connection is lost; runs until ``close``."""
+        self._maintained = True
         while not self._closing:
             try:
                 async with asyncio.timeout(_STALLED / 2):
@@ -332,6 +333,9 @@ class Link(asyncio.Protocol):
         """Keep a command that was refused for a reason that passes; False when the error is its answer."""
         code, _, rest = str(error).partition(" ")
         if code in _ELSEWHERE:
+            if not self._maintained:
+                # Nobody would make another connection.
+                return False
             self._refused.append(command)
             if not self._leaving:
                 self._leaving = True

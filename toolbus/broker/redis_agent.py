@@ -11,9 +11,9 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.command import ReplyError
-from toolbus.broker.connection import BLOCK, OPENING, Connector
+from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link
+from toolbus.broker.pair import Pair
 from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.broker.registry import Registry, RegistryFollower
@@ -37,8 +37,6 @@ class RedisAgentBroker:
         self._replies = self._keys.replies(self._agent)
         self._clock = ServerClock(settings.lease)
         self._position = b"0"
-        self._closing = asyncio.Event()
-        self._home: asyncio.Task[None] | None = None
         self._resync = False
         self._interrupted = False
         # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
@@ -56,7 +54,7 @@ class RedisAgentBroker:
         link = self._link.statistics()
         return {
             "published": self._publisher.published,
-            "connected": int(self._link.connected and self._blocking.connected),
+            "connected": int(self._pair.connected),
             "frames": self.frames,
             "malformed": self.malformed,
             "commands": link.commands,
@@ -69,59 +67,23 @@ class RedisAgentBroker:
     async def open(self, listener: AgentListener) -> None:
         """Connect, load the registry's snapshot, and start to listen."""
         self._listener = listener
-        self._link = Link(self._connector, on_up=self._up)
-        self._blocking = Link(self._connector, on_up=self._up)
+        self._pair = Pair(self._connector, on_up=self._up, on_blocking_up=self._up)
+        self._link, self._blocking = self._pair.writing, self._pair.blocking
         self._publisher = Publisher(self._link, self._keys, self._agent)
         self._shared = SharedCalls(self._link, self._keys, self._agent, self._settings.retention, self._wake)
         self._registry = Registry(self._link, self._keys, self._settings)
         self._follower = RegistryFollower(self._link, self._keys, listener)
-        try:
-            await self._link.connect()
-            await self._blocking.connect()
-        except BaseException:
-            self._link.close()
-            self._blocking.close()
-            raise
-        ready, opened = asyncio.Event(), asyncio.Event()
-        self._home = asyncio.create_task(self._live(ready, opened), name="toolbus-agent-broker")
-        await ready.wait()
-        # Until here nothing has been missed; from here on a connection may be lost, and come back.
-        self._resync = False
-        try:
-            async with asyncio.timeout(OPENING):
-                await self._make_replies()
-                await self._follower.load()
-        except BaseException as error:
-            await self._leave()
-            if isinstance(error, TimeoutError):
-                raise BrokerUnavailable(f"{self._connector.display} did not answer within {OPENING:g} s") from None
-            raise
-        opened.set()
-
-    async def _live(self, ready: asyncio.Event, opened: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._link.maintain())
-            tasks.create_task(self._blocking.maintain())
-            ready.set()
-            closing = tasks.create_task(self._closing.wait())
-            opening = tasks.create_task(opened.wait())
-            await asyncio.wait([closing, opening], return_when=asyncio.FIRST_COMPLETED)
-            working = [tasks.create_task(self._upkeep()), tasks.create_task(self._read())] if opened.is_set() else [opening]
-            await closing
-            for task in working:
-                task.cancel()
-
-    async def _leave(self) -> None:
-        self._closing.set()
-        self._link.close()
-        self._blocking.close()
-        home, self._home = self._home, None
-        if home is not None:
-            await home
+        async with self._pair.opening():
+            # Until here nothing has been missed; from here on a connection may be lost, and come back.
+            self._resync = False
+            await self._make_replies()
+            await self._follower.load()
+        self._pair.start(self._upkeep())
+        self._pair.start(self._read())
 
     async def aclose(self) -> None:
         """Stop listening and remove this agent's keys."""
-        if self._home is None:
+        if not self._pair.open:
             return
         try:
             async with asyncio.timeout(2):
@@ -129,7 +91,7 @@ class RedisAgentBroker:
         except (TimeoutError, BrokerError) as error:
             # Both keys have a TTL, so nothing stays behind for long.
             telemetry.log.warning("agent.close_incomplete", error=str(error) or "the server did not answer")
-        await self._leave()
+        await self._pair.leave()
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -166,7 +128,7 @@ class RedisAgentBroker:
     async def _read(self) -> None:
         log = self._keys.log.encode()
         replies = self._replies.encode()
-        while not self._closing.is_set():
+        while not self._pair.closing:
             if self._resync:
                 await self._resynchronise()
             shared = self._shared.positions()

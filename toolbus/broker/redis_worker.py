@@ -17,11 +17,11 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.command import ReplyError
-from toolbus.broker.connection import BLOCK, OPENING, Connector
+from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.leases import Beat, LeaseThread, Renewal
-from toolbus.broker.link import Link
 from toolbus.broker.outbox import Outbox
+from toolbus.broker.pair import Pair
 from toolbus.broker.protocols import Beginning, Delivery, WorkerListener
 from toolbus.broker.registry import Registry
 from toolbus.broker.requests import GROUP, BadEntry, Fence, RequestStream
@@ -60,9 +60,6 @@ class RedisWorkerBroker:
         self._taking = False
         self._interrupted = asyncio.Event()
         self._rotation = 0
-        self._tasks: asyncio.TaskGroup | None = None
-        self._home: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
         self.malformed = 0
 
     @property
@@ -73,7 +70,7 @@ class RedisWorkerBroker:
     @property
     def connected(self) -> bool:
         """Whether the server can be spoken to now."""
-        return self._link.connected and self._blocking.connected
+        return self._pair.connected
 
     @property
     def congested(self) -> bool:
@@ -104,8 +101,8 @@ class RedisWorkerBroker:
     async def open(self, listener: WorkerListener) -> None:
         """Connect; raises BrokerError when the server can't be reached or can't serve."""
         self._listener = listener
-        self._link = Link(self._connector, on_push=self._pushed, on_up=self._up)
-        self._blocking = Link(self._connector)
+        self._pair = Pair(self._connector, on_push=self._pushed, on_up=self._up)
+        self._link, self._blocking = self._pair.writing, self._pair.blocking
         self._registry = Registry(self._link, self._keys, self._settings)
         self._outbox = Outbox(
             self._link,
@@ -135,51 +132,16 @@ class RedisWorkerBroker:
             members=self._members,
             report=self._beaten,
         )
-        try:
-            await self._link.connect()
-            await self._blocking.connect()
-        except BaseException:
-            self._link.close()
-            self._blocking.close()
-            raise
-        ready, opened = asyncio.Event(), asyncio.Event()
-        self._home = asyncio.create_task(self._live(ready, opened), name="toolbus-worker-broker")
-        await ready.wait()
-        try:
-            # Connections may be lost already, and come back.
-            async with asyncio.timeout(OPENING):
-                await self._tell_time()
-                await self._warn_of_eviction()
-        except BaseException as error:
-            await self._leave()
-            if isinstance(error, TimeoutError):
-                raise BrokerUnavailable(f"{self._connector.display} did not answer within {OPENING:g} s") from None
-            raise
+        async with self._pair.opening():
+            await self._tell_time()
+            await self._warn_of_eviction()
         self._clock.hush()
         self._leases.start()
-        opened.set()
-
-    async def _live(self, ready: asyncio.Event, opened: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            tasks.create_task(self._link.maintain())
-            tasks.create_task(self._blocking.maintain())
-            upkeep = tasks.create_task(self._upkeep.run(opened))
-            ready.set()
-            await self._closing.wait()
-            upkeep.cancel()
-
-    async def _leave(self) -> None:
-        self._closing.set()
-        self._link.close()
-        self._blocking.close()
-        home, self._home = self._home, None
-        if home is not None:
-            await home
+        self._pair.start(self._upkeep.run())
 
     async def aclose(self) -> None:
         """Send what is still to be sent, leave the streams, and disconnect."""
-        if self._home is None:
+        if not self._pair.open:
             return
         try:
             async with asyncio.timeout(5):
@@ -194,7 +156,7 @@ class RedisWorkerBroker:
         except (TimeoutError, BrokerError) as error:
             telemetry.log.warning("worker.close_incomplete", error=str(error) or "the server did not answer")
         await asyncio.to_thread(self._leases.stop)
-        await self._leave()
+        await self._pair.leave()
 
     # -- the registry -----------------------------------------------------------------------------
 
@@ -407,10 +369,10 @@ class RedisWorkerBroker:
     def _up(self, restarted: bool) -> None:
         # After any (re)connect nobody's lease may be judged for one lease.
         self._clock.hush()
-        if self._tasks is not None and self._link.statistics().connects > 1:
+        if self._pair.open and self._link.statistics().connects > 1:
             self._leases.nudge()
             for stream in self._streams.values():
-                self._tasks.create_task(self._mirror_cancelled(stream))
+                self._pair.start(self._mirror_cancelled(stream))
         if restarted:
             telemetry.log.warning("link.server_restarted", server=self._connector.display)
 
@@ -420,8 +382,8 @@ class RedisWorkerBroker:
         word, _, rest = bytes(message[2]).decode("utf-8", "replace").partition(" ")
         if word == "cancel":
             self._listener.on_cancelled(rest)
-        elif word == "back" and rest in self._streams and self._tasks is not None:
-            self._tasks.create_task(self._upkeep.take_back(self._streams[rest]))
+        elif word == "back" and rest in self._streams:
+            self._pair.start(self._upkeep.take_back(self._streams[rest]))
         elif word in {"pause", "resume"} and rest in self._streams:
             self._pause(rest, word == "pause")
 
@@ -432,7 +394,7 @@ class RedisWorkerBroker:
             self.interrupt()
 
     def _beaten(self, beat: Beat | None) -> None:
-        if beat is None or self._closing.is_set():
+        if beat is None or self._pair.closing:
             return
         self._clock.observe(beat.server_ms, beat.asked, beat.answered)
         for service, stream in self._streams.items():
@@ -440,8 +402,8 @@ class RedisWorkerBroker:
                 self._pause(service, service in beat.paused)
             if service in beat.renewed:
                 self._renewed(stream, beat.renewed[service])
-        if beat.missing and self._registered and self._tasks is not None:
-            self._tasks.create_task(self._register_again([member.partition("/")[0] for member in beat.missing]))
+        if beat.missing and self._registered:
+            self._pair.start(self._register_again([member.partition("/")[0] for member in beat.missing]))
 
     def _renewed(self, stream: RequestStream, renewals: list[Renewal]) -> None:
         for renewal in renewals:

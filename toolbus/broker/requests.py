@@ -75,7 +75,7 @@ class Entry(NamedTuple):
 
 
 class Reaped(NamedTuple):
-    """What was taken over, the fence under which it is ours, and whether something was left that must run alone."""
+    """What was taken over, the fence under which it is ours, and whether this worker is to make room for what must run alone."""
 
     entries: list[Entry]
     fence: Fence

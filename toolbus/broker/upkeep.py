@@ -59,9 +59,8 @@ class Upkeep:
         self.taking = True
         self.recovered = 0
 
-    async def run(self, opened: asyncio.Event) -> None:
-        """Reap three times a lease, and sweep the registry once a lease, from ``opened`` until cancelled."""
-        await opened.wait()
+    async def run(self) -> None:
+        """Reap three times a lease, and sweep the registry once a lease, until cancelled."""
         turn = 0
         while True:
             await asyncio.sleep(self._lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter

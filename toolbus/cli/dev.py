@@ -15,7 +15,7 @@ import click
 
 from toolbus.cli.common import fail, print_table, settings_of
 from toolbus.results import ToolbusError
-from toolbus.settings import PREFIX
+from toolbus.settings import PREFIX, Settings
 
 _DEFAULT_PORT = 6379
 
@@ -35,16 +35,8 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
     import workers
 
     settings = settings_of(ctx)
-    address = urlsplit(settings.url)
-    host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
     with contextlib.ExitStack() as stack:
-        if _answers(host, port):
-            click.echo(f"using the server at {host}:{port}")
-        elif host not in {"127.0.0.1", "localhost", "::1"}:
-            fail(f"no server answers at {host}:{port}, and one can only be started here; unset TOOLBUS_URL or leave --url out")
-        else:
-            stack.enter_context(_embedded(port))
-            click.echo(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")
+        _find_server(settings, stack)
         environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in (ctx.find_root().obj or {}).items()}}
         command = [sys.executable, "-m", "toolbus", "worker", *workers.EXAMPLES, *targets]
         child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our own command
@@ -117,6 +109,24 @@ def _introduce(settings: object) -> None:
         "  toolbus new weather && toolbus worker weather.py     # and it is there, without a restart\n"
         "Ctrl-C stops everything."
     )
+
+
+def _find_server(settings: Settings, stack: contextlib.ExitStack) -> None:
+    """Use the server that the URL names, or start one there."""
+    from toolbus.broker.connection import redact
+
+    if not settings.url.startswith(("redis://", "rediss://")):
+        click.echo(f"using the server of {redact(settings.url)}")
+        return
+    address = urlsplit(settings.url)
+    host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
+    if _answers(host, port):
+        click.echo(f"using the server at {host}:{port}")
+    elif host not in {"127.0.0.1", "localhost", "::1"}:
+        fail(f"no server answers at {host}:{port}, and one can only be started here; unset TOOLBUS_URL or leave --url out")
+    else:
+        stack.enter_context(_embedded(port))
+        click.echo(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")
 
 
 def _answers(host: str, port: int) -> bool:

@@ -4,7 +4,7 @@
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 the server's time as this worker expects it (ms), or ""
 --       to take only what was handed back, 6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone
 -- Returns {generation, counter, {{id, delivery count, fields, its consumer until now}, ...},
---          1 when the server's clock is not what was expected, 1 when an entry that must run alone was left where it is}
+--          1 when the server's clock is not what was expected, 1 when this worker is to make room for an entry that must run alone}
 local STRETCH = 1000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
@@ -13,6 +13,15 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local taken, left = {}, 0
 
 local function answer(stepped)
+  -- One worker at a time makes room, or the whole pool would stand still.
+  if left == 1 then
+    local until_ms = tonumber(redis.call('HGET', fence, 'room') or 0)
+    if until_ms > now and until_ms < now + 4 * lease then
+      left = 0
+    else
+      redis.call('HSET', fence, 'room', string.format('%.0f', now + 3 * lease))
+    end
+  end
   local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
   return {state[1] or '', state[2] or '', taken, stepped, left}
 end
