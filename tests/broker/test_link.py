@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 Answer = Callable[[list[bytes]], bytes | None]
 """What the server says to a command, as it goes over the wire; None says nothing."""
 
-_GREETING = {b"HELLO": b"%1\r\n+proto\r\n:3\r\n", b"CLIENT": b":7\r\n", b"SCRIPT": b"+sha\r\n", b"SUBSCRIBE": b""}
+_GREETING = {b"HELLO": b"%1\r\n+proto\r\n:3\r\n", b"CLIENT": b":7\r\n", b"SCRIPT": b"+sha\r\n"}
 
 
 class Server:
@@ -31,6 +31,7 @@ class Server:
         self.answer: Answer = lambda command: b"+OK\r\n"
         self.seen: list[list[bytes]] = []
         self.run_id = "one"
+        self.subscribed = b">3\r\n+subscribe\r\n+channel\r\n:1\r\n"
         self.connections: set[asyncio.StreamWriter] = set()
         self.accepted = 0
 
@@ -80,6 +81,8 @@ class Server:
         if command[0] == b"INFO":
             text = f"redis_version:7.4.0\r\nrun_id:{self.run_id}\r\nrole:master\r\n".encode()
             return b"$%d\r\n%b\r\n" % (len(text), text)
+        if command[0] == b"SUBSCRIBE":
+            return self.subscribed
         if command[0] in _GREETING:
             return _GREETING[command[0]]
         self.seen.append(command)
@@ -236,6 +239,16 @@ async def test_pushed_messages_do_not_disturb_answers(server: Server, link: Link
     server.say(b">3\r\n+message\r\n+channel\r\n+hello\r\n+answer\r\n")
     await eventually(lambda: answers == [b"answer"])
     assert [list(push) for push in link.heard] == [[b"message", b"channel", b"hello"]]  # type: ignore[attr-defined]
+
+
+async def test_a_refused_subscription_disturbs_no_answer(server: Server, link: Link) -> None:
+    """Without permission for a channel the other commands still get their own answers, also after a reconnect."""
+    server.subscribed = b"-NOPERM this user has no permissions to access one of the channels\r\n"
+    server.answer = lambda command: b"+" + command[0] + b"\r\n"
+    link.subscribe("forbidden")
+    assert [await link.execute(name) for name in ("ONE", "TWO")] == [b"ONE", b"TWO"]
+    await server_gone(server, link)
+    assert [await link.execute(name) for name in ("THREE", "FOUR")] == [b"THREE", b"FOUR"]
 
 
 @pytest.mark.parametrize("nonsense", [b"?what\r\n", b"+an answer to nothing\r\n"])

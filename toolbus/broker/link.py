@@ -25,6 +25,7 @@ from toolbus.results import BrokerError, BrokerUnavailable
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 _ASKING = Command(_pack(("ASKING",)), None, True)
+_SUBSCRIBING = Command(b"", None, False)
 _NOTHING = object()
 _STALLED = BLOCK + 5.0
 # Error replies to commands that were certainly not carried out. The server is not the one that serves us any more, or not yet:
@@ -123,13 +124,12 @@ class Link(asyncio.Protocol):
         self._connects += 1
         self._leaving = False
         self._connected_at = self._loop.time()
-        if self._channels and self._transport is not None:
-            # Not through _write, which would send what waits before what is to be repeated.
-            self._transport.write(b"".join(_pack(("SUBSCRIBE", name)) for name in sorted(self._channels)))
         # What was written to the old connection and may be repeated goes first, then what never left.
         again = list(self._unanswered)
         self._unanswered.clear()
         refused, self._refused = self._refused, []
+        for channel in sorted(self._channels):
+            self._subscribe(channel)
         # What was refused was sent before what was not answered.
         self._unsent[:0] = [*refused, *(command for command in again if not (restarted and command.same_server))]
         self._flush()
@@ -230,12 +230,8 @@ class Link(asyncio.Protocol):
     def subscribe(self, channel: str) -> None:
         """Receive a channel's messages through ``on_push``, also after reconnects. RESP3 carries them on this same connection."""
         self._channels.add(channel)
-        self._write(_pack(("SUBSCRIBE", channel)))
-
-    def unsubscribe(self, channel: str) -> None:
-        """Stop receiving a channel's messages."""
-        self._channels.discard(channel)
-        self._write(_pack(("UNSUBSCRIBE", channel)))
+        self._flush()
+        self._subscribe(channel)
 
     # -- asyncio.Protocol -------------------------------------------------------------------------
 
@@ -254,7 +250,9 @@ class Link(asyncio.Protocol):
             if reply is _NOTHING:
                 return
             if type(reply) is hiredis.PushNotification:
-                if self._on_push is not None:
+                if unanswered and unanswered[0] is _SUBSCRIBING and reply[0] == b"subscribe":
+                    unanswered.popleft()
+                elif self._on_push is not None:
                     self._on_push(reply)
                 continue
             if not unanswered:
@@ -262,6 +260,9 @@ class Link(asyncio.Protocol):
                 self.abort()
                 return
             command = unanswered.popleft()
+            if command is _SUBSCRIBING:
+                telemetry.log.error("link.subscribe_refused", server=self._connector.display, error=str(reply))
+                continue
             if type(reply) is ReplyError and self._put_off(command, reply):
                 continue
             if command.on_reply is not None:
@@ -324,10 +325,11 @@ class Link(asyncio.Protocol):
         self._unsent_bytes = 0
         self._transport.write(data)
 
-    def _write(self, packed: bytes) -> None:
+    def _subscribe(self, channel: str) -> None:
+        """Written at once, ahead of what waits; a refusal comes as an answer, a success as a push in its place."""
         if self._transport is not None:
-            self._flush()
-            self._transport.write(packed)
+            self._unanswered.append(_SUBSCRIBING)
+            self._transport.write(_pack(("SUBSCRIBE", channel)))
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
         """Keep a command that was refused for a reason that passes; False when the error is its answer."""

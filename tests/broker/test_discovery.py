@@ -1,0 +1,94 @@
+"""URLs: what they lead to, what is wrong with them, and that they never show a password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolbus import ConfigurationError
+from toolbus.broker.connection import Connector, redact
+from toolbus.broker.discovery import BySentinel, Fixed, InCluster, Node, discovery
+
+
+def no_password() -> str | None:
+    """No password file."""
+    return None
+
+
+def test_plain_urls_lead_where_they_say() -> None:
+    """Host, port, database and credentials are redis-py's business."""
+    found = discovery("redis://user:pw@example.org:7000/3", "key", no_password)
+    assert isinstance(found, Fixed)
+    assert found.find() is None
+    assert {key: found.options[key] for key in ("host", "port", "db", "username", "password")} == {
+        "host": "example.org", "port": 7000, "db": 3, "username": "user", "password": "pw",
+    }  # fmt: skip
+
+
+def test_sentinel_urls_name_the_sentinels_the_master_and_the_database() -> None:
+    """Several hosts, with and without ports; the credentials are the server's."""
+    found = discovery("redis+sentinel://user:pw@one:1,two/mymaster/4?sentinel_password=hush", "key", no_password)
+    assert isinstance(found, BySentinel)
+    assert found._sentinels == [Node("one", 1), Node("two", 26379)]
+    assert found._sentinel_options["password"] == "hush"
+    assert {key: found.options[key] for key in ("db", "username", "password")} == {"db": 4, "username": "user", "password": "pw"}
+    assert "host" not in found.options
+
+
+def test_cluster_urls_name_nodes_and_the_namespace_names_the_slot() -> None:
+    """Keys of one namespace share a slot, those of another one another's."""
+    one, other = (discovery("redis+cluster://a:1,b:2", f"tb:{{{name}}}:live", no_password) for name in ("one", "other"))
+    assert isinstance(one, InCluster)
+    assert isinstance(other, InCluster)
+    assert one._seeds == [Node("a", 1), Node("b", 2)]
+    assert one._slot != other._slot
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://host", "scheme"),
+        ("redis+sentinel://host", "master name"),
+        ("redis+sentinel://host/name/1/2", "master name"),
+        ("redis+sentinel://host/name/x", "database number"),
+        ("redis+sentinel:///name", "names no host"),
+        ("redis+cluster://host:x", "wrong"),
+        ("memcached+cluster://host", "scheme"),
+        ("redis://host:99999999/0", "wrong"),
+    ],
+)
+def test_a_wrong_url_is_named_with_what_is_wrong(url: str, words: str) -> None:
+    """The message says which URL, and what to change, before anything is connected."""
+    with pytest.raises(ConfigurationError, match=words) as error:
+        Connector(url)
+    assert url in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://host", "redis://host"),
+        ("redis://:secret@host:1/2", "redis://:***@host:1/2"),
+        ("redis://user:se:cr@et@host", "redis://user:***@host"),
+        (
+            "redis+sentinel://u:secret@one,two/m?sentinel_password=secret&db=1",
+            "redis+sentinel://u:***@one,two/m?sentinel_password=***&db=1",
+        ),
+        ("rediss+cluster://u:secret@one:1,two:2", "rediss+cluster://u:***@one:1,two:2"),
+        ("redis://u:secret@host:notaport", "redis://u:***@host:notaport"),
+    ],
+)
+def test_no_url_shows_its_password(url: str, shown: str) -> None:
+    """Logs and errors carry the URL without it, also when the URL is wrong."""
+    assert redact(url) == shown
+
+
+def test_the_password_file_is_read_afresh_and_wins(tmp_path: Path) -> None:
+    """What it holds at the time of a connect is used, without the line's end."""
+    secret = tmp_path / "secret"
+    secret.write_text("first\n")
+    connector = Connector("redis://:old@host", password_file=str(secret))
+    assert connector._options(None)["password"] == "first"
+    secret.write_text("second")
+    assert connector._options(None)["password"] == "second"
