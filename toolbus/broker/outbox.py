@@ -206,11 +206,18 @@ class Outbox:
         self._written.pop(replies, None)
         self._on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
 
+    def _still_held(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]]) -> list[tuple[Delivery, bytes]]:
+        """Without what was lost meanwhile, which may look like ours again as a later delivery of the same entry."""
+        held = [item for item in batch if stream.held.get(item[0].entry) is item[0]]
+        if len(held) < len(batch):
+            self.lost += len(batch) - len(held)
+            for delivery, _ in batch:
+                if stream.held.get(delivery.entry) is not delivery:
+                    self._freed.pop(delivery.run, None)
+        return held
+
     def _finish(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]]) -> None:
-        # What was lost meanwhile may look like ours again, as a later delivery of the same entry.
-        self.lost += len(batch)
-        batch = [item for item in batch if stream.held.get(item[0].entry) is item[0]]
-        self.lost -= len(batch)
+        batch = self._still_held(stream, batch)
         if not batch:
             return
         by_replies: dict[str, list[bytes | int]] = {}

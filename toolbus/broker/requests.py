@@ -208,8 +208,10 @@ class RequestStream:
             part = [
                 delivery
                 for delivery in deliveries[start : start + _MOST_HANDED_BACK]
-                if self.held.pop(delivery.entry, None) and delivery.fence.generation == self.fence_known.generation
+                if self.held.get(delivery.entry) is delivery and delivery.fence.generation == self.fence_known.generation
             ]
+            for delivery in part:
+                del self.held[delivery.entry]
             if part:
                 args = (self.consumer, *common_fence(part), self.wake, self.service, *(each.entry for each in part))
                 await link.execute_script(scripts.HAND_BACK, (self.key, self.fence), args, repeatable=True)

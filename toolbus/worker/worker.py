@@ -400,7 +400,7 @@ class Worker:
 
     def free_slots(self) -> int:
         """How many more deliveries can run now."""
-        return 0 if self._stopping or self._waiting.suspects or self._alone else self._free
+        return 0 if self._stopping or self._waiting.suspects or self._alone or self._making_room else self._free
 
     def busy(self) -> bool:
         """Whether anything runs or waits here."""
