@@ -47,7 +47,7 @@ class Pool:
     def reap(self, room: int = 256, *, busy: bool = False, expected: object = None) -> list[bytes]:
         """Run the script as the consumer ``mine``; the ids it took over."""
         now = int(time.time() * 1000) if expected is None else expected
-        args = ("mine", "pool", room, LEASE_MS, now, int(busy), 3)
+        args = ("mine", "pool", room, LEASE_MS, now, int(busy), 3, 1)
         answer: Any = self.redis.eval(scripts.REAP.source, 3, self.queue, self.fence, self.live, *args)
         self.stepped, self.left = bool(answer[3]), bool(answer[4])
         return [entry for entry, *_ in answer[2]]

@@ -186,8 +186,11 @@ class WorkerListener(Protocol):
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Deliveries taken over from dead workers; they need slots like any other."""
 
+    def flexible(self) -> bool:
+        """Whether it could make room for a delivery that must run alone."""
+
     def on_left_over(self) -> None:
-        """Deliveries that must run alone wait for a worker that holds nothing."""
+        """It is to make room: deliveries that must run alone wait for a worker that holds nothing."""
 
     def on_cancelled(self, call: str) -> None:
         """A caller cancelled a call."""

@@ -168,13 +168,16 @@ class RequestStream:
     def _next_run(self) -> str:
         return f"{self._runs_prefix}{next(self._runs):x}"
 
-    async def reap(self, link: Link, live: str, slots: int, *, busy: bool, handed_back_only: bool = False) -> Reaped:
-        """Take over what was handed back, entries of dead workers and lost replies; ``busy`` when this worker holds anything."""
+    async def reap(self, link: Link, live: str, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool = False) -> Reaped:
+        """Take over what was handed back, entries of dead workers and lost replies.
+
+        ``busy`` when this worker holds anything, ``flexible`` when it could make room for something that must run alone.
+        """
         expected = "" if handed_back_only else int(self._clock.server_ms())
         reply: Reply = await link.execute_script(
             scripts.REAP,
             (self.key, self.fence, live),
-            (self.consumer, self.service, slots, int(self._settings.lease * 1000), expected, int(busy), ALONE_FROM),
+            (self.consumer, self.service, slots, int(self._settings.lease * 1000), expected, int(busy), ALONE_FROM, int(flexible)),
         )
         generation, counter, taken, stepped, left = reply
         self.fence_is(generation, counter)

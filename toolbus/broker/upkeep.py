@@ -96,9 +96,14 @@ class Upkeep:
         slots = self._listener.free_slots()
         if slots < 1 or stream.paused or not self.taking:
             return
-        busy = self._listener.busy()
-        live = self._keys.live
-        reaped = await stream.reap(self._link, live, min(slots, _MOST_TAKEN_OVER), busy=busy, handed_back_only=handed_back_only)
+        reaped = await stream.reap(
+            self._link,
+            self._keys.live,
+            min(slots, _MOST_TAKEN_OVER),
+            busy=self._listener.busy(),
+            flexible=self._listener.flexible(),
+            handed_back_only=handed_back_only,
+        )
         if reaped.left:
             self._listener.on_left_over()
         deliveries = self._deliveries(stream, reaped.fence, ((entry.id, entry.attempt, entry.fields) for entry in reaped.entries))

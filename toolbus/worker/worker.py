@@ -220,9 +220,11 @@ class Worker:
 
     async def _make_room(self) -> None:
         """Take nothing until nothing runs, so that what must run alone finds a place; for a bounded time, since other calls wait too."""
-        await self._until_idle(time.monotonic() + _ROOM_WITHIN * self.settings.lease)
+        limit = _ROOM_WITHIN * self.settings.lease
+        await self._until_idle(time.monotonic() + limit)
         self._making_room = False
-        self._make_room_again = time.monotonic() + _ROOM_WITHIN * self.settings.lease
+        if self.busy():
+            self._make_room_again = time.monotonic() + limit
         await self.broker.recover()
 
     async def _run_suspect(self) -> None:
@@ -411,12 +413,15 @@ class Worker:
         for delivery in deliveries:
             self._start(delivery)
 
+    def flexible(self) -> bool:
+        """Whether it could make room: not when it just tried, and other calls ran on and on."""
+        return not self._making_room and time.monotonic() > self._make_room_again
+
     def on_left_over(self) -> None:
-        """Make room for what must run alone, if nobody who has it comes."""
-        if not self._making_room and time.monotonic() > self._make_room_again:
-            self._making_room = True
-            self.broker.interrupt()
-            self._wake.set()
+        """Make room for what must run alone."""
+        self._making_room = True
+        self.broker.interrupt()
+        self._wake.set()
 
     def on_cancelled(self, call: str) -> None:
         """Stop a call, or remember that it must not start."""

@@ -2,7 +2,8 @@
 -- Move to this consumer what was handed back, and entries of dead consumers, and entries nobody renews.
 -- KEYS: 1 request stream, 2 fence, 3 live instances
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 the server's time as this worker expects it (ms), or ""
---       to take only what was handed back, 6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone
+--       to take only what was handed back, 6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone,
+--       8 "1" when this worker could make room for one
 -- Returns {generation, counter, {{id, delivery count, fields, its consumer until now}, ...},
 --          1 when the server's clock is not what was expected, 1 when this worker is to make room for an entry that must run alone}
 local STRETCH = 1000
@@ -13,7 +14,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local taken, left = {}, 0
 
 local function answer(stepped)
-  -- One worker at a time makes room, or the whole pool would stand still.
+  -- One worker at a time makes room, or the whole pool would stand still; another one follows if entries still wait after a while.
+  if left == 1 and ARGV[8] == '0' then left = 0 end
   if left == 1 then
     local until_ms = tonumber(redis.call('HGET', fence, 'room') or 0)
     if until_ms > now and until_ms < now + 4 * lease then
