@@ -11,19 +11,26 @@ local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local taken, left = {}, 0
+local taken, left, workers = {}, 0, 1
+
+-- A third of the workers at most make room at a time, or the whole pool would stand still. The fence's field "room" names them:
+-- "<consumer>=<until> ...".
+local function may_make_room()
+  local kept, mine = {}, false
+  for name, until_ms in (redis.call('HGET', fence, 'room') or ''):gmatch('(%S+)=(%d+)') do
+    local later = tonumber(until_ms)
+    if name ~= me and later > now and later < now + 4 * lease then kept[#kept + 1] = name .. '=' .. until_ms end
+  end
+  if #kept < math.max(1, math.floor(workers / 3)) then
+    mine = true
+    kept[#kept + 1] = me .. '=' .. string.format('%.0f', now + 3 * lease)
+  end
+  if #kept > 0 then redis.call('HSET', fence, 'room', table.concat(kept, ' ')) end
+  return mine
+end
 
 local function answer(stepped)
-  -- One worker at a time makes room, or the whole pool would stand still; another one follows if entries still wait after a while.
-  if left == 1 and ARGV[8] == '0' then left = 0 end
-  if left == 1 then
-    local until_ms = tonumber(redis.call('HGET', fence, 'room') or 0)
-    if until_ms > now and until_ms < now + 4 * lease then
-      left = 0
-    else
-      redis.call('HSET', fence, 'room', string.format('%.0f', now + 3 * lease))
-    end
-  end
+  if left == 1 and (ARGV[8] == '0' or not may_make_room()) then left = 0 end
   local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
   return {state[1] or '', state[2] or '', taken, stepped, left}
 end
@@ -36,6 +43,7 @@ local function refused(attempt, others, spare)
     return true
   end
   room = 0
+  may_make_room()
   return false
 end
 
@@ -70,7 +78,9 @@ local function claim(pending, owner, spare)
   if owner ~= me then redis.call('HINCRBY', fence, 'c:' .. owner, 1) end
 end
 
-for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, 'g')) do
+local consumers = redis.call('XINFO', 'CONSUMERS', queue, 'g')
+workers = #consumers
+for _, consumer in ipairs(consumers) do
   local name, held = consumer[2], consumer[4]
   if name ~= me then
     local member = ARGV[2] .. '/' .. name
@@ -83,8 +93,8 @@ for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, 'g')) do
     end
     if lease_end < now then
       if held > 0 and room > 0 then
-        -- What must run alone waits one lease for a worker that holds nothing, before others make room for it.
-        local spare = lease_end > now - lease
+        -- What must run alone waits half a lease for a worker that holds nothing, before others make room for it.
+        local spare = lease_end > now - lease / 2
         claim(redis.call('XPENDING', queue, 'g', '-', '+', math.min(room, 256), name), name, spare)
       elseif held == 0 then
         -- Nothing pending, so deleting the consumer drops nothing. A consumer that comes back finds no counter: unequal.
