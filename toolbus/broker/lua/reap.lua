@@ -35,23 +35,35 @@ local function answer(stepped)
   return {state[1] or '', state[2] or '', taken, stepped, left}
 end
 
--- What may have killed its workers is taken alone: it must not take others with it, not even those that wait behind it.
-local function refused(attempt, others, spare)
-  if attempt < alone then return false end
-  if busy or others > 0 or #taken > 0 then
-    if not spare then left = 1 end
-    return true
+-- What may have killed its workers is taken alone: it must not take others with it, not even those that wait behind it. Who
+-- holds nothing looks for such an entry first; who holds anything leaves it, and hears of it if it has waited.
+local function is_suspect(attempt) return attempt >= alone end
+
+local function take_suspect(pending, counted)
+  if busy then return false end
+  for _, entry in ipairs(pending) do
+    if is_suspect(entry[4] + counted) then
+      local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4] + counted)
+      if found[1] then
+        taken[1] = {entry[1], entry[4] + counted, found[1][2], entry[2]}
+        if entry[2] ~= me then redis.call('HINCRBY', fence, 'c:' .. entry[2], 1) end
+        room = 0
+        may_make_room()
+        return true
+      end
+    end
   end
-  room = 0
-  may_make_room()
   return false
 end
 
 -- What was handed back keeps its delivery count: nobody died of it.
 local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), '~back')
 if back.err then return {'', '', {}, 0, 0} end
+if take_suspect(back, 0) then return answer(0) end
 for _, entry in ipairs(back) do
-  if room > 0 and not refused(entry[4], 0, false) then
+  if is_suspect(entry[4]) then
+    left = 1
+  else
     local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
     if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2], '~back'} end
     room = room - 1
@@ -65,7 +77,9 @@ if math.abs(now - ARGV[5]) > lease / 3 then return answer(1) end
 local function claim(pending, owner, spare)
   local ids, counts = {}, {}
   for _, entry in ipairs(pending) do
-    if room > #ids and not refused(entry[4] + 1, #ids, spare) then
+    if is_suspect(entry[4] + 1) then
+      if not spare then left = 1 end
+    elseif room > #ids then
       ids[#ids + 1] = entry[1]
       counts[entry[1]] = entry[4] + 1
     end
@@ -78,7 +92,7 @@ local function claim(pending, owner, spare)
   if owner ~= me then redis.call('HINCRBY', fence, 'c:' .. owner, 1) end
 end
 
-local consumers = redis.call('XINFO', 'CONSUMERS', queue, 'g')
+local consumers, dead = redis.call('XINFO', 'CONSUMERS', queue, 'g'), {}
 workers = #consumers
 for _, consumer in ipairs(consumers) do
   local name, held = consumer[2], consumer[4]
@@ -91,23 +105,29 @@ for _, consumer in ipairs(consumers) do
       lease_end = now - 1
       redis.call('ZADD', KEYS[3], 'XX', lease_end, member)
     end
-    if lease_end < now then
-      if held > 0 and room > 0 then
-        -- What must run alone waits half a lease for a worker that holds nothing, before others make room for it.
-        local spare = lease_end > now - lease / 2
-        claim(redis.call('XPENDING', queue, 'g', '-', '+', math.min(room, 256), name), name, spare)
-      elseif held == 0 then
-        -- Nothing pending, so deleting the consumer drops nothing. A consumer that comes back finds no counter: unequal.
-        redis.call('XGROUP', 'DELCONSUMER', queue, 'g', name)
-        redis.call('HDEL', fence, 'c:' .. name, 'l:' .. name)
-      end
+    if lease_end < now and held > 0 and #dead < 64 and name ~= '~back' then
+      local pending = redis.call('XPENDING', queue, 'g', '-', '+', 64, name)
+      -- What must run alone waits half a lease for a worker that holds nothing, before others make room for it.
+      dead[#dead + 1] = {name, pending, lease_end > now - lease / 2}
+    elseif lease_end < now and held == 0 then
+      -- Nothing pending, so deleting the consumer drops nothing. A consumer that comes back finds no counter: unequal.
+      redis.call('XGROUP', 'DELCONSUMER', queue, 'g', name)
+      redis.call('HDEL', fence, 'c:' .. name, 'l:' .. name)
     end
   end
+end
+for _, consumer in ipairs(dead) do
+  if #taken == 0 and take_suspect(consumer[2], 1) then return answer(0) end
+end
+for _, consumer in ipairs(dead) do
+  if room > 0 then claim(consumer[2], consumer[1], consumer[3]) end
 end
 
 -- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost.
 if room > 0 then
-  claim(redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me), me)
+  local idle = redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me)
+  if #taken == 0 and take_suspect(idle, 1) then return answer(0) end
+  claim(idle, me)
 end
 -- A live consumer that beats but no longer renews is found by all workers together: each reap looks at
 -- the next stretch of the whole pending list, so that none walks it all, however long it is.
@@ -116,7 +136,10 @@ if room > 0 then
   local stretch = redis.call('XPENDING', queue, 'g', cursor and '(' .. cursor or '-', '+', STRETCH)
   cursor = nil
   for at, entry in ipairs(stretch) do
-    if entry[3] >= 2 * lease then claim({entry}, entry[2]) end
+    if entry[3] >= 2 * lease then
+      if #taken == 0 and take_suspect({entry}, 1) then return answer(0) end
+      claim({entry}, entry[2])
+    end
     if room <= 0 or at == STRETCH then
       cursor = entry[1]
       break
