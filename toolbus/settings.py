@@ -47,6 +47,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 
+    @property
+    def alone_from(self) -> int:
+        """The attempt from which a request may be what killed its workers and runs while nothing else does: the last two it has.
+
+        From the third of five on, calls that had only met bad weather twice (a paused server, a network that parted) waited in
+        their dozens for workers that held nothing, the better part of a minute in chaos runs.
+        """
+        return max(2, self.max_deliveries - 1)
+
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, *, base: Settings | None = None, **arguments: Any) -> Settings:
         """Settings from arguments that are not None, then ``TOOLBUS_*`` variables, then the defaults.

@@ -274,8 +274,8 @@ async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_la
     assert {(result.output, result.meta.attempts) for result in results} == {("0 1 2 ", 1)}
 
 
-async def test_poison_takes_its_neighbours_with_it_at_most_twice(redis_place: Place, spawn: Spawn) -> None:
-    """From the third attempt it dies alone: calls that ran beside it are answered by their third attempt at the latest."""
+async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(redis_place: Place, spawn: Spawn) -> None:
+    """Its last two attempts of four it dies alone: calls that ran beside it are answered by their third attempt at the latest."""
     processes = [spawn(max_deliveries=4) for _ in range(2)]
     async with bus_of(redis_place) as bus:
         await workers_up(bus, redis_place, 2)

@@ -119,9 +119,6 @@ class AgentBroker(Protocol):
         """Counts for people and metrics."""
 
 
-ALONE_FROM = 3
-"""The attempt from which a request may be what killed its workers: it runs on a worker that runs nothing else."""
-
 Beginning = Literal["started", "began", "unsure", "lost"]
 """Whether a ``once`` handler may begin: ``started``; ``began`` (an earlier attempt did); ``unsure`` (the server may have forgotten that
 one did); ``lost`` (another worker has it)."""

@@ -14,7 +14,7 @@ from toolbus.broker.clock import ServerClock
 from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
-from toolbus.broker.protocols import ALONE_FROM, Beginning, Delivery
+from toolbus.broker.protocols import Beginning, Delivery
 from toolbus.envelope import address, decode_request, new_run
 from toolbus.results import BrokerError, EnvelopeError
 from toolbus.settings import Settings
@@ -177,7 +177,16 @@ class RequestStream:
         reply: Reply = await link.execute_script(
             scripts.REAP,
             (self.key, self.fence, live),
-            (self.consumer, self.service, slots, int(self._settings.lease * 1000), expected, int(busy), ALONE_FROM, int(flexible)),
+            (
+                self.consumer,
+                self.service,
+                slots,
+                int(self._settings.lease * 1000),
+                expected,
+                int(busy),
+                self._settings.alone_from,
+                int(flexible),
+            ),
         )
         generation, counter, taken, stepped, left = reply
         self.fence_is(generation, counter)

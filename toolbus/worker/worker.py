@@ -14,7 +14,7 @@ from typing import Self
 
 from toolbus import telemetry
 from toolbus.broker import worker_broker
-from toolbus.broker.protocols import ALONE_FROM, Delivery, WorkerBroker
+from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, encode
@@ -300,7 +300,7 @@ class Worker:
         except ToolError as failure:
             self._refuse(delivery, failure.error)
             return
-        if delivery.attempt >= ALONE_FROM and not alone:
+        if delivery.attempt >= self.settings.alone_from and not alone:
             self._waiting.add_suspect(delivery)
             self.broker.interrupt()
             self._wake.set()
