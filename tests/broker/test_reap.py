@@ -156,3 +156,12 @@ def test_what_was_handed_back_is_taken_without_counting(pool: Pool) -> None:
     pool.redis.xclaim(pool.queue, "g", "~back", 0, ids, justid=True)
     assert pool.reap(expected="") == ids
     assert [entry["times_delivered"] for entry in pool.redis.xpending_range(pool.queue, "g", "-", "+", 10)] == [1, 1]
+
+
+def test_a_delivery_whose_reply_was_lost_is_taken_again_without_counting(pool: Pool) -> None:
+    """What lies idle under the worker's own name was never seen by it, so nobody ran it."""
+    ids = pool.take("mine", 2)
+    for entry in ids:
+        pool.leave(entry, "mine", 1.1)
+    assert pool.reap() == ids
+    assert [entry["times_delivered"] for entry in pool.redis.xpending_range(pool.queue, "g", "-", "+", 10)] == [1, 1]

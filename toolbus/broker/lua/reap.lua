@@ -123,11 +123,20 @@ for _, consumer in ipairs(dead) do
   if room > 0 then claim(consumer[2], consumer[1], consumer[3]) end
 end
 
--- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost.
+-- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost. Nobody ran it, so it does not
+-- count as a delivery.
 if room > 0 then
   local idle = redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me)
-  if #taken == 0 and take_suspect(idle, 1) then return answer(0) end
-  claim(idle, me)
+  if #taken == 0 and take_suspect(idle, 0) then return answer(0) end
+  for _, entry in ipairs(idle) do
+    if is_suspect(entry[4]) then
+      left = 1
+    else
+      local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
+      if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2], me} end
+      room = room - 1
+    end
+  end
 end
 -- A live consumer that beats but no longer renews is found by all workers together: each reap looks at
 -- the next stretch of the whole pending list, so that none walks it all, however long it is.
