@@ -23,13 +23,15 @@ class Pool:
     def __init__(self, place: Place) -> None:
         self.redis = redis.Redis.from_url(place.settings.url)
         keys = Keys(place.settings.namespace)
-        self.queue, self.fence, self.live = keys.queue("pool"), keys.fence("pool"), keys.live
+        self.queue, self.fence, self.live, self.pulse = keys.queue("pool"), keys.fence("pool"), keys.live, keys.pulse
+        self.paused = keys.paused
         self.redis.xgroup_create(self.queue, "g", "0", mkstream=True)
         self.redis.hset(self.fence, mapping={"generation": "one", "c:mine": 0, "c:other": 0})
         until = int(time.time() * 1000) + 60_000
         self.redis.zadd(self.live, {"pool/mine": until, "pool/other": until})
         for key in (self.queue, self.fence, self.live):
             self.redis.expire(key, 60)
+        self.pulse_is(0.0, -1.0)
 
     def take(self, consumer: str, count: int) -> list[bytes]:
         """Publish so many requests and have a consumer take them; their ids."""
@@ -44,12 +46,24 @@ class Pool:
         """Make an entry look as if nobody had renewed it for so many leases."""
         self.redis.xclaim(self.queue, "g", consumer, 0, [entry], idle=int(leases * LEASE_MS), justid=True)
 
-    def reap(self, room: int = 256, *, busy: bool = False, expected: object = None) -> list[bytes]:
+    def pulse_is(self, last: float, quiet: float) -> None:
+        """Set the server's pulse, in leases from now."""
+        now = time.time() * 1000
+        self.redis.set(self.pulse, f"{now + last * LEASE_MS:.0f} {now + quiet * LEASE_MS:.0f}", px=60_000)
+
+    def beat(self) -> float:
+        """Beat as the consumer ``mine``; for how many leases from now nobody's lease is judged."""
+        keys = (self.live, self.paused, self.pulse)
+        self.redis.eval(scripts.BEAT.source, len(keys), *keys, LEASE_MS, 60_000, "pool/mine")
+        pulse: Any = self.redis.get(self.pulse)
+        last, quiet = map(int, pulse.split())
+        return (quiet - last) / LEASE_MS
+
+    def reap(self, room: int = 256, *, busy: bool = False, handed_back_only: bool = False) -> list[bytes]:
         """Run the script as the consumer ``mine``; the ids it took over."""
-        now = int(time.time() * 1000) if expected is None else expected
-        args = ("mine", "pool", room, LEASE_MS, now, int(busy), 3, 1)
-        answer: Any = self.redis.eval(scripts.REAP.source, 3, self.queue, self.fence, self.live, *args)
-        self.stepped, self.left = bool(answer[3]), bool(answer[4])
+        args = ("mine", "pool", room, LEASE_MS, int(handed_back_only), int(busy), 3, 1)
+        answer: Any = self.redis.eval(scripts.REAP.source, 4, self.queue, self.fence, self.live, self.pulse, *args)
+        self.left = bool(answer[3])
         return [entry for entry, *_ in answer[2]]
 
     @property
@@ -113,15 +127,35 @@ def test_an_entry_idle_for_less_than_two_leases_stays_with_its_live_consumer(poo
     assert pool.counter("other") == b"0"
 
 
-def test_nothing_is_taken_when_the_servers_clock_is_not_what_was_expected(pool: Pool) -> None:
-    """After a stall or a step of the clock the living look dead: the script says so and leaves them alone."""
+@pytest.mark.parametrize(("last", "quiet"), [(-0.6, -5.0), (-0.1, 0.5), (30.0, -5.0)], ids=["silent", "was-silent", "clock-set-back"])
+def test_nothing_is_taken_when_the_server_has_not_heard_the_living(pool: Pool, last: float, quiet: float) -> None:
+    """While it has heard no beat for half a lease, or had not a lease ago, or its clock stepped, the living may look dead."""
     ids = pool.take("other", 3)
     pool.redis.zadd(pool.live, {"pool/other": 1})
-    for off in (-LEASE_MS, LEASE_MS):
-        assert pool.reap(expected=int(time.time() * 1000) + off) == []
-        assert pool.stepped
+    pool.pulse_is(last, quiet)
+    assert pool.reap() == []
+    pool.redis.delete(pool.pulse)
+    assert pool.reap() == []
+    pool.pulse_is(-0.1, -0.1)
     assert pool.reap() == ids
-    assert not pool.stepped
+
+
+def test_the_first_beat_after_a_silence_gives_the_living_a_lease_to_show_themselves(pool: Pool) -> None:
+    """No lease is judged for one lease after a stall, a restore, or a step of the clock; beats in between change nothing."""
+    for last in (-0.7, 30.0):
+        pool.pulse_is(last, -5.0)
+        assert pool.beat() == 1.0
+        assert 0.5 < pool.beat() <= 1.0
+    pool.redis.delete(pool.pulse)
+    assert pool.beat() == 1.0
+
+
+def test_a_server_that_hears_beats_all_the_time_judges_leases(pool: Pool) -> None:
+    """Whoever beats, each within half a lease of the one before; and one that ends far ahead is of another time."""
+    pool.pulse_is(-0.4, -0.1)
+    assert pool.beat() < 0
+    pool.pulse_is(-0.1, 3000.0)
+    assert pool.beat() == 1.0
 
 
 def test_a_lease_that_ends_too_far_ahead_was_written_before_the_clock_was_set_back(pool: Pool) -> None:
@@ -151,10 +185,11 @@ def test_what_may_be_poison_is_taken_alone_and_by_nobody_who_holds_anything(pool
 
 
 def test_what_was_handed_back_is_taken_without_counting(pool: Pool) -> None:
-    """It keeps its delivery count, and is taken whatever the clock says."""
+    """It keeps its delivery count, and is taken whoever was heard of."""
     ids = pool.take("other", 2)
     pool.redis.xclaim(pool.queue, "g", "~back", 0, ids, justid=True)
-    assert pool.reap(expected="") == ids
+    pool.redis.delete(pool.pulse)
+    assert pool.reap(handed_back_only=True) == ids
     assert [entry["times_delivered"] for entry in pool.redis.xpending_range(pool.queue, "g", "-", "+", 10)] == [1, 1]
 
 

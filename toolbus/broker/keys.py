@@ -9,6 +9,7 @@ class Keys:
     def __init__(self, namespace: str) -> None:
         self.prefix = f"tb:{{{namespace}}}:"
         self.live = f"{self.prefix}live"
+        self.pulse = f"{self.prefix}pulse"
         self.log = f"{self.prefix}log"
         self.services = f"{self.prefix}reg:services"
         self.names = f"{self.prefix}reg:names"

@@ -85,7 +85,8 @@ class LeaseThread:
         self._thread = threading.Thread(target=self._run, name="toolbus-leases", daemon=True)
 
     def start(self) -> None:
-        """Start beating."""
+        """Start beating, at once: who comes after a crash shows that the server has not been silent."""
+        self._wake.set()
         self._thread.start()
 
     def nudge(self) -> None:
@@ -136,7 +137,7 @@ class LeaseThread:
         reply = _eval(
             client,
             scripts.BEAT,
-            [self._keys.live, self._keys.paused, *kept],
+            [self._keys.live, self._keys.paused, self._keys.pulse, *kept],
             [int(self._lease * 1000), TTL * 1000, *members],
         )
         answered = time.monotonic()

@@ -168,30 +168,27 @@ class RequestStream:
     def _next_run(self) -> str:
         return f"{self._runs_prefix}{next(self._runs):x}"
 
-    async def reap(self, link: Link, live: str, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool = False) -> Reaped:
+    async def reap(self, link: Link, live: str, pulse: str, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool = False) -> Reaped:
         """Take over what was handed back, entries of dead workers and lost replies.
 
         ``busy`` when this worker holds anything, ``flexible`` when it could make room for something that must run alone.
         """
-        expected = "" if handed_back_only else int(self._clock.server_ms())
         reply: Reply = await link.execute_script(
             scripts.REAP,
-            (self.key, self.fence, live),
+            (self.key, self.fence, live, pulse),
             (
                 self.consumer,
                 self.service,
                 slots,
                 int(self._settings.lease * 1000),
-                expected,
+                int(handed_back_only),
                 int(busy),
                 self._settings.alone_from,
                 int(flexible),
             ),
         )
-        generation, counter, taken, stepped, left = reply
+        generation, counter, taken, left = reply
         self.fence_is(generation, counter)
-        if stepped:
-            self._clock.hush()
         return Reaped([entry for entry in itertools.starmap(Entry, taken) if self._is_news(entry)], self.fence_known, bool(left))
 
     def _is_news(self, entry: Entry) -> bool:

@@ -65,15 +65,15 @@ class Upkeep:
         while True:
             await asyncio.sleep(self._lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
             turn += 1
-            # Nobody's lease may be judged for one lease after a (re)connect.
-            if not self._clock.trusted or not self._link.connected:
+            if not self._link.connected:
                 continue
             try:
-                if turn % 3 == 0:
-                    await self._registry.sweep(self._clock)
                 for stream in list(self._streams.values()):
-                    await self._reap(stream, handed_back_only=False)
-                await self._stop_abandoned()
+                    await self._reap(stream)
+                if self._clock.trusted:
+                    if turn % 3 == 0:
+                        await self._registry.sweep(self._clock)
+                    await self._stop_abandoned()
             except BrokerError as error:
                 telemetry.log.warning("upkeep.failed", error=str(error))
 
@@ -81,7 +81,7 @@ class Upkeep:
         """Reap now rather than at the next turn."""
         try:
             for stream in list(self._streams.values()):
-                await self._reap(stream, handed_back_only=not self._clock.trusted)
+                await self._reap(stream)
         except BrokerError as error:
             telemetry.log.warning("upkeep.failed", error=str(error))
 
@@ -92,13 +92,14 @@ class Upkeep:
         except BrokerError as error:
             telemetry.log.warning("upkeep.failed", error=str(error))
 
-    async def _reap(self, stream: RequestStream, *, handed_back_only: bool) -> None:
+    async def _reap(self, stream: RequestStream, *, handed_back_only: bool = False) -> None:
         slots = self._listener.free_slots()
         if slots < 1 or stream.paused or not self.taking:
             return
         reaped = await stream.reap(
             self._link,
             self._keys.live,
+            self._keys.pulse,
             min(slots, _MOST_TAKEN_OVER),
             busy=self._listener.busy(),
             flexible=self._listener.flexible(),

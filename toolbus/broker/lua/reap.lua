@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
+-- include _pulse
 -- Move to this consumer what was handed back, and entries of dead consumers, and entries nobody renews.
--- KEYS: 1 request stream, 2 fence, 3 live instances
--- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 the server's time as this worker expects it (ms), or ""
---       to take only what was handed back, 6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone,
+-- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse
+-- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back,
+--       6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone,
 --       8 "1" when this worker could make room for one
 -- Returns {generation, counter, {{id, delivery count, fields, its consumer until now}, ...},
---          1 when the server's clock is not what was expected, 1 when this worker is to make room for an entry that must run alone}
+--          1 when this worker is to make room for an entry that must run alone}
 local STRETCH = 1000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
@@ -29,10 +30,10 @@ local function may_make_room()
   return mine
 end
 
-local function answer(stepped)
+local function answer()
   if left == 1 and (ARGV[8] == '0' or not may_make_room()) then left = 0 end
   local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
-  return {state[1] or '', state[2] or '', taken, stepped, left}
+  return {state[1] or '', state[2] or '', taken, left}
 end
 
 -- What may have killed its workers is taken alone: it must not take others with it, not even those that wait behind it. Who
@@ -58,8 +59,8 @@ end
 
 -- What was handed back keeps its delivery count: nobody died of it.
 local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), '~back')
-if back.err then return {'', '', {}, 0, 0} end
-if take_suspect(back, 0) then return answer(0) end
+if back.err then return {'', '', {}, 0} end
+if take_suspect(back, 0) then return answer() end
 for _, entry in ipairs(back) do
   if is_suspect(entry[4]) then
     left = 1
@@ -69,10 +70,10 @@ for _, entry in ipairs(back) do
     room = room - 1
   end
 end
-if ARGV[5] == '' then return answer(0) end
+if ARGV[5] == '1' then return answer() end
 
--- A server that was stalled, or whose clock stepped, makes the living look dead.
-if math.abs(now - ARGV[5]) > lease / 3 then return answer(1) end
+local last, quiet = read_pulse(KEYS[4])
+if is_silence(last, now, lease) or now < quiet then return answer() end
 
 local function claim(pending, owner, spare)
   local ids, counts = {}, {}
@@ -117,7 +118,7 @@ for _, consumer in ipairs(consumers) do
   end
 end
 for _, consumer in ipairs(dead) do
-  if #taken == 0 and take_suspect(consumer[2], 1) then return answer(0) end
+  if #taken == 0 and take_suspect(consumer[2], 1) then return answer() end
 end
 for _, consumer in ipairs(dead) do
   if room > 0 then claim(consumer[2], consumer[1], consumer[3]) end
@@ -127,7 +128,7 @@ end
 -- count as a delivery.
 if room > 0 then
   local idle = redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me)
-  if #taken == 0 and take_suspect(idle, 0) then return answer(0) end
+  if #taken == 0 and take_suspect(idle, 0) then return answer() end
   for _, entry in ipairs(idle) do
     if is_suspect(entry[4]) then
       left = 1
@@ -146,7 +147,7 @@ if room > 0 then
   cursor = nil
   for at, entry in ipairs(stretch) do
     if entry[3] >= 2 * lease then
-      if #taken == 0 and take_suspect({entry}, 1) then return answer(0) end
+      if #taken == 0 and take_suspect({entry}, 1) then return answer() end
       claim({entry}, entry[2])
     end
     if room <= 0 or at == STRETCH then
@@ -157,4 +158,4 @@ if room > 0 then
   if cursor then redis.call('HSET', fence, 'scan', cursor) else redis.call('HDEL', fence, 'scan') end
 end
 
-return answer(0)
+return answer()
