@@ -116,7 +116,7 @@ def serve_by_hand(server: Server, registered: asyncio.Event, loop: asyncio.Abstr
     queue = f"{server.prefix}q:{service}"
     answer: Any = None
     while not answer:
-        server.run("beat", ["live", "reg:paused", f"q:{service}", f"fence:{service}"], 5000, 86_400_000, f"{service}/{instance}")
+        server.run("beat", ["live", "reg:paused", "pulse", f"q:{service}", f"fence:{service}"], 5000, 86_400_000, f"{service}/{instance}")
         answer = server.redis.xreadgroup("g", instance, {queue: ">"}, count=32, block=1000)
     ((entry, fields),) = server.entries(answer)
     request = json.loads(fields[b"r"])
