@@ -160,7 +160,9 @@ class _Bench:
             times(
                 scripts.BEAT,
                 lambda: self._run(
-                    scripts.BEAT, [self.keys.live, self.keys.paused, self.keys.pulse, self.queue, self.fence], [_FOREVER_MS, _FOREVER_MS, member]
+                    scripts.BEAT,
+                    [self.keys.live, self.keys.paused, self.keys.pulse, self.queue, self.fence],
+                    [_FOREVER_MS, _FOREVER_MS, member],
                 ),
             ),
             times(scripts.OVERVIEW, lambda: self._run(scripts.OVERVIEW, overview, [self.service])),
@@ -205,9 +207,7 @@ class _Bench:
     def reap(self) -> None:
         """Run the reap script as a worker with 256 free slots, on a server that has heard beats all the time."""
         self.client.set(self.keys.pulse, f"{int(time.time() * 1000)} 0")
-        self._run(
-            scripts.REAP, [self.queue, self.fence, self.keys.live, self.keys.pulse], [ME, self.service, _BATCH, LEASE_MS, 0, 1, 3]
-        )
+        self._run(scripts.REAP, [self.queue, self.fence, self.keys.live, self.keys.pulse], [ME, self.service, _BATCH, LEASE_MS, 0, 1, 3])
 
     def _finish(self, fence: list[str], ids: list[bytes]) -> None:
         frames = [word for index in range(1, len(ids) + 1) for word in (index, self.frame)]

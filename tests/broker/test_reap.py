@@ -64,7 +64,18 @@ class Pool:
         args = ("mine", "pool", room, LEASE_MS, int(handed_back_only), int(busy), 3, 1)
         answer: Any = self.redis.eval(scripts.REAP.source, 4, self.queue, self.fence, self.live, self.pulse, *args)
         self.left = bool(answer[3])
-        return [entry for entry, *_ in answer[2]]
+        self.attempts = {entry: delivered + counted for entry, delivered, counted, *_ in answer[2]}
+        return list(self.attempts)
+
+    def count(self, consumer: str = "mine", counter: str = "0") -> list[int]:
+        """Say that the consumer runs what was taken over last; the indexes of what is not its own."""
+        pairs = [word for pair in self.attempts.items() for word in pair]
+        lost: Any = self.redis.eval(scripts.COUNT.source, 2, self.queue, self.fence, consumer, "one", counter, *pairs)
+        return lost
+
+    def delivered(self) -> list[int]:
+        """The delivery counts of everything pending."""
+        return [entry["times_delivered"] for entry in self.redis.xpending_range(self.queue, "g", "-", "+", 100)]
 
     @property
     def cursor(self) -> bytes | None:
@@ -190,7 +201,8 @@ def test_what_was_handed_back_is_taken_without_counting(pool: Pool) -> None:
     pool.redis.xclaim(pool.queue, "g", "~back", 0, ids, justid=True)
     pool.redis.delete(pool.pulse)
     assert pool.reap(handed_back_only=True) == ids
-    assert [entry["times_delivered"] for entry in pool.redis.xpending_range(pool.queue, "g", "-", "+", 10)] == [1, 1]
+    assert pool.delivered() == [1, 1]
+    assert set(pool.attempts.values()) == {1}
 
 
 def test_a_delivery_whose_reply_was_lost_is_taken_again_without_counting(pool: Pool) -> None:
@@ -199,4 +211,40 @@ def test_a_delivery_whose_reply_was_lost_is_taken_again_without_counting(pool: P
     for entry in ids:
         pool.leave(entry, "mine", 1.1)
     assert pool.reap() == ids
-    assert [entry["times_delivered"] for entry in pool.redis.xpending_range(pool.queue, "g", "-", "+", 10)] == [1, 1]
+    assert pool.delivered() == [1, 1]
+    assert set(pool.attempts.values()) == {1}
+
+
+def test_what_was_taken_over_counts_when_it_is_run(pool: Pool) -> None:
+    """A worker that takes a request over and dies before it runs it has tried nothing, however often that happens."""
+    ids = pool.take("other", 2)
+    pool.redis.zadd(pool.live, {"pool/other": 1})
+    assert pool.reap() == ids
+    for entry in ids:
+        pool.redis.xclaim(pool.queue, "g", "other", 0, [entry], retrycount=1)
+    assert pool.reap() == ids
+    assert pool.delivered() == [1, 1]
+    assert set(pool.attempts.values()) == {2}
+    for _ in range(2):
+        assert pool.count() == [], "a repeated script counts once"
+        assert pool.delivered() == [2, 2]
+
+
+def test_only_the_owner_counts(pool: Pool) -> None:
+    """What was moved on meanwhile is not counted, and named."""
+    ids = pool.take("other", 2)
+    pool.redis.zadd(pool.live, {"pool/other": 1})
+    assert pool.reap() == ids
+    pool.redis.xclaim(pool.queue, "g", "third", 0, [ids[1]], retrycount=1)
+    assert pool.count(counter="behind") == [2]
+    assert pool.delivered() == [2, 1]
+
+
+def test_a_lost_reply_of_a_reap_counts_when_it_is_taken_again(pool: Pool) -> None:
+    """Only a first delivery is its own attempt; what lies idle here after it was another's is a further one."""
+    ids = pool.take("mine", 2)
+    pool.redis.xclaim(pool.queue, "g", "mine", 0, [ids[1]], idle=2 * LEASE_MS, retrycount=2)
+    pool.leave(ids[0], "mine", 2.0)
+    assert pool.reap(busy=True) == ids[:1]
+    assert pool.attempts == {ids[0]: 1}
+    assert pool.left, "the third attempt of the other one is to be alone"

@@ -49,10 +49,11 @@ class ServerClock:
         """The server's time now, in milliseconds, as far as is known here."""
         return (time.monotonic() + self._middle) * 1000
 
-    def local(self, server_ms: float) -> float:
-        """The local monotonic time of a server time."""
-        return server_ms / 1000 - self._offset
+    @property
+    def offset(self) -> float:
+        """What is to be taken from a server time (seconds) for the local monotonic one; deadlines come late by an answer's way at most."""
+        return self._offset
 
-    def age_ms(self, server_ms: float) -> float:
-        """Milliseconds since a server time, never negative."""
-        return max(0.0, (time.monotonic() + self._offset) * 1000 - server_ms)
+    def now_ms(self) -> float:
+        """The server's time now, in milliseconds, by ``offset``."""
+        return (time.monotonic() + self._offset) * 1000

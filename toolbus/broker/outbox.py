@@ -104,15 +104,16 @@ class Outbox:
         """Wait until what is queued has been handed to the server."""
         await self._room.wait()
 
-    def finish(self, stream: RequestStream, delivery: Delivery, frame: bytes, frees: str = "") -> None:
+    def finish(self, delivery: Delivery, frame: bytes, frees: str = "") -> None:
         """Queue a terminal frame, with the acknowledgement and removal of its request; ``frees`` is the record of its idempotency key."""
-        batch = self._finished.get(stream)
+        batch = self._finished.get(delivery.queue)
         if batch is None:
-            batch = self._finished[stream] = []
+            batch = self._finished[delivery.queue] = []
         batch.append((delivery, frame))
         if frees:
             self._freed[delivery.run] = frees
-        self._schedule()
+        if not self._scheduled and not self._in_flight:
+            self._schedule()
 
     def then(self, operation: Callable[[], None]) -> None:
         """Do something on the link after the frames that were queued until now."""
@@ -208,13 +209,14 @@ class Outbox:
 
     def _still_held(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]]) -> list[tuple[Delivery, bytes]]:
         """Without what was lost meanwhile, which may look like ours again as a later delivery of the same entry."""
-        held = [item for item in batch if stream.held.get(item[0].entry) is item[0]]
-        if len(held) < len(batch):
-            self.lost += len(batch) - len(held)
+        holds = stream.held.get
+        kept = [item for item in batch if holds(item[0].entry) is item[0]]
+        if len(kept) < len(batch):
+            self.lost += len(batch) - len(kept)
             for delivery, _ in batch:
-                if stream.held.get(delivery.entry) is not delivery:
+                if holds(delivery.entry) is not delivery:
                     self._freed.pop(delivery.run, None)
-        return held
+        return kept
 
     def _finish(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]]) -> None:
         batch = self._still_held(stream, batch)

@@ -124,7 +124,7 @@ Beginning = Literal["started", "began", "unsure", "lost"]
 one did); ``lost`` (another worker has it)."""
 
 
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """One request handed to this worker, under a run token of its own.
 
     ``deadline`` is local monotonic seconds, ``queued_ms`` how long the request waited, and ``attempt`` its
@@ -132,49 +132,21 @@ class Delivery:
     go, or empty when nobody waits for them. ``queue``, ``entry``, ``fence`` and ``server`` are the broker's.
     """
 
-    __slots__ = ("attempt", "deadline", "entry", "epoch", "fence", "queue", "queued_ms", "replies", "request", "run", "server")
-
-    def __init__(
-        self,
-        request: Request,
-        replies: str,
-        queue: Any,
-        entry: bytes,
-        fence: Any,
-        epoch: int,
-        attempt: int,
-        deadline: float,
-        queued_ms: float,
-        run: str,
-        server: bytes = b"",
-    ) -> None:
-        self.request = request
-        self.replies = replies
-        self.queue = queue
-        self.entry = entry
-        self.fence = fence
-        self.epoch = epoch
-        self.attempt = attempt
-        self.deadline = deadline
-        self.queued_ms = queued_ms
-        self.run = run
-        self.server = server
+    request: Request
+    replies: str
+    queue: Any
+    entry: bytes
+    fence: Any
+    epoch: int
+    attempt: int
+    deadline: float
+    queued_ms: float
+    run: str
+    server: bytes = b""
 
     def again(self, attempt: int, run: str) -> Delivery:
         """The same request, for a further run on this worker."""
-        return Delivery(
-            self.request,
-            self.replies,
-            self.queue,
-            self.entry,
-            self.fence,
-            self.epoch,
-            attempt,
-            self.deadline,
-            self.queued_ms,
-            run,
-            self.server,
-        )
+        return msgspec.structs.replace(self, attempt=attempt, run=run)
 
 
 class WorkerListener(Protocol):

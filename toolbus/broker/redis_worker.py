@@ -24,7 +24,7 @@ from toolbus.broker.outbox import Outbox
 from toolbus.broker.pair import Pair
 from toolbus.broker.protocols import Beginning, Delivery, WorkerListener
 from toolbus.broker.registry import Registry
-from toolbus.broker.requests import GROUP, BadEntry, Fence, RequestStream
+from toolbus.broker.requests import GROUP, BadEntry, Fence, Found, RequestStream
 from toolbus.broker.upkeep import Upkeep
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, encode, join_frames, new_run, share_digest
@@ -258,7 +258,7 @@ class RedisWorkerBroker:
         taken = [
             delivery
             for key, entries in (reply.items() if isinstance(reply, dict) else reply)
-            for delivery in self._deliveries(by_key[key], fences[key], ((entry, 1, fields) for entry, fields in entries))
+            for delivery in self._deliveries(by_key[key], fences[key], [(entry, 1, fields) for entry, fields in entries])
         ]
         return await self._upkeep.without_abandoned(taken)
 
@@ -273,14 +273,8 @@ class RedisWorkerBroker:
             async with asyncio.timeout(_RETRY):
                 await self._interrupted.wait()
 
-    def _deliveries(self, stream: RequestStream, fence: Fence, entries: Any) -> list[Delivery]:
-        deliveries: list[Delivery] = []
-        for entry, attempt, fields in entries:
-            try:
-                deliveries.append(stream.delivery(entry, fields, attempt, fence))
-            except BadEntry as bad:
-                self._set_aside(stream, bad)
-        return deliveries
+    def _deliveries(self, stream: RequestStream, fence: Fence, entries: Sequence[Found]) -> list[Delivery]:
+        return stream.deliveries(entries, fence, lambda bad: self._set_aside(stream, bad))
 
     def _set_aside(self, stream: RequestStream, bad: BadEntry) -> None:
         self.malformed += 1
@@ -345,7 +339,7 @@ class RedisWorkerBroker:
         request = delivery.request
         # A failure is not kept for the next caller with the same key, unless the work must not happen twice.
         frees = self._keys.shared(share_digest(request)) if failed and request.shared and request.effect != "once" else ""
-        self._outbox.finish(delivery.queue, delivery, frame, frees)
+        self._outbox.finish(delivery, frame, frees)
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""

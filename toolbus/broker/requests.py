@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from toolbus import telemetry
@@ -48,6 +47,12 @@ class Fence(NamedTuple):
     generation: bytes
     counter: bytes
 
+    @property
+    def epoch(self) -> int:
+        """How many times the consumer group has been made anew."""
+        number = self.generation.partition(b".")[0]
+        return int(number) if number.isdigit() else 0
+
 
 # Equal to no counter, so that a script looks at every id.
 _UNSURE = b"?"
@@ -56,20 +61,23 @@ _UNSURE = b"?"
 def common_fence(deliveries: Sequence[Delivery]) -> Fence:
     """The fence under which all of them are known to be ours, or ``UNSURE`` when there is none."""
     fence: Fence = deliveries[0].fence
-    return fence if all(delivery.fence == fence for delivery in deliveries) else Fence(fence.generation, _UNSURE)
+    # The same object nearly always: what was taken together carries one.
+    for delivery in deliveries:
+        if delivery.fence is not fence and delivery.fence != fence:
+            return Fence(fence.generation, _UNSURE)
+    return fence
 
 
-@functools.lru_cache(maxsize=256)
-def _epoch(generation: bytes) -> int:
-    number = generation.partition(b".")[0]
-    return int(number) if number.isdigit() else 0
+Found = tuple[bytes, int, list[bytes] | None]
+"""A stream entry: its id, its delivery number, and its fields, flat."""
 
 
 class Entry(NamedTuple):
-    """An entry that was moved to this consumer; ``owner`` had it until now."""
+    """An entry that was moved to this consumer; ``owner`` had it until now. ``counted`` is 1 when its run is a further attempt."""
 
     id: bytes
-    attempt: int
+    delivered: int
+    counted: int
     fields: list[bytes] | None
     owner: bytes
 
@@ -77,7 +85,7 @@ class Entry(NamedTuple):
 class Reaped(NamedTuple):
     """What was taken over, the fence under which it is ours, and whether this worker is to make room for what must run alone."""
 
-    entries: list[Entry]
+    entries: list[Found]
     fence: Fence
     left: bool
 
@@ -128,37 +136,47 @@ class RequestStream:
             del self.held[delivery.entry]
         self._on_lost(delivery)
 
-    def delivery(self, entry: bytes, fields: list[bytes] | None, attempt: int, fence: Fence) -> Delivery:
-        """A delivery from a stream entry, held from now on; ``fence`` was known before it was made, or with it.
+    def deliveries(self, entries: Iterable[Found], fence: Fence, set_aside: Callable[[BadEntry], None]) -> list[Delivery]:
+        """Deliveries from stream entries, held from now on; ``fence`` was known before they were made, or with them.
 
-        :raises BadEntry: the request can't be read.
+        Entries whose request can't be read go to ``set_aside`` instead.
         """
-        document = b""
-        try:
-            found = dict(zip(fields[::2], fields[1::2], strict=False)) if fields else {}
-            document = found.get(b"r", b"")
-            request = decode_request(document, limit=self._settings.max_request + 1024)
-            deadline_ms = float(found[b"d"])
-        except (EnvelopeError, KeyError, ValueError) as error:
-            raise BadEntry(entry, document, str(error) or "the entry has no deadline", attempt, fence) from None
-        delivery = Delivery(
-            request=request,
-            replies=self._keys.call(request.id) if request.shared else self._keys.replies(request.agent) if request.agent else "",
-            queue=self,
-            entry=entry,
-            fence=fence,
-            epoch=_epoch(fence.generation),
-            attempt=attempt,
-            deadline=self._clock.local(deadline_ms),
-            queued_ms=self._clock.age_ms(float(entry.partition(b"-")[0])),
-            run=self._next_run(),
-            server=found.get(b"s", b""),
-        )
-        if entry in self.held:
-            # Delivered once more, by a group that was made anew.
-            self.lose(self.held[entry])
-        self.held[entry] = delivery
-        return delivery
+        made: list[Delivery] = []
+        held, keys, epoch, limit = self.held, self._keys, fence.epoch, self._settings.max_request + 1024
+        now_ms, offset = self._clock.now_ms(), self._clock.offset
+        for entry, attempt, fields in entries:
+            document = server = b""
+            try:
+                # The order in which publish.lua writes them.
+                if fields is not None and len(fields) == 4 and fields[0] == b"r" and fields[2] == b"d":
+                    document, deadline_ms = fields[1], float(fields[3])
+                else:
+                    found = dict(zip(fields[::2], fields[1::2], strict=False)) if fields else {}
+                    document, server = found.get(b"r", b""), found.get(b"s", b"")
+                    deadline_ms = float(found[b"d"])
+                request = decode_request(document, limit=limit)
+            except (EnvelopeError, KeyError, ValueError) as error:
+                reason = "the entry has no deadline" if isinstance(error, KeyError) else str(error)
+                set_aside(BadEntry(entry, document, reason, attempt, fence))
+                continue
+            if entry in held:
+                # Delivered once more, by a group that was made anew.
+                self.lose(held[entry])
+            delivery = held[entry] = Delivery(
+                request,
+                keys.call(request.id) if request.shared else keys.replies(request.agent) if request.agent else "",
+                self,
+                entry,
+                fence,
+                epoch,
+                attempt,
+                deadline_ms / 1000 - offset,
+                max(0.0, now_ms - float(entry.partition(b"-")[0])),
+                self._next_run(),
+                server,
+            )
+            made.append(delivery)
+        return made
 
     def renewable(self, now: float) -> list[Delivery]:
         """Held deliveries whose deadline has not passed; safe to call from the lease thread."""
@@ -168,7 +186,9 @@ class RequestStream:
     def _next_run(self) -> str:
         return f"{self._runs_prefix}{next(self._runs):x}"
 
-    async def reap(self, link: Link, live: str, pulse: str, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool = False) -> Reaped:
+    async def reap(
+        self, link: Link, live: str, pulse: str, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool = False
+    ) -> Reaped:
         """Take over what was handed back, entries of dead workers and lost replies.
 
         ``busy`` when this worker holds anything, ``flexible`` when it could make room for something that must run alone.
@@ -189,7 +209,13 @@ class RequestStream:
         )
         generation, counter, taken, left = reply
         self.fence_is(generation, counter)
-        return Reaped([entry for entry in itertools.starmap(Entry, taken) if self._is_news(entry)], self.fence_known, bool(left))
+        fence = self.fence_known
+        news = [entry for entry in itertools.starmap(Entry, taken) if self._is_news(entry)]
+        # Before anything of them is even decoded: what kills a worker by that is to be counted.
+        lost = await self._count(link, fence, [(entry.id, entry.delivered + 1) for entry in news if entry.counted])
+        return Reaped(
+            [(entry.id, entry.delivered + entry.counted, entry.fields) for entry in news if entry.id not in lost], fence, bool(left)
+        )
 
     def _is_news(self, entry: Entry) -> bool:
         held = self.held.get(entry.id)
@@ -203,13 +229,19 @@ class RequestStream:
 
     async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a held delivery; None when it is no longer ours."""
-        attempt = await link.execute_script(
-            scripts.RETRY, (self.key, self.fence), (self.consumer, *delivery.fence, delivery.entry), repeatable=True
-        )
-        if not attempt or self.held.get(delivery.entry) is not delivery:
+        attempt = delivery.attempt + 1
+        if await self._count(link, delivery.fence, [(delivery.entry, attempt)]) or self.held.get(delivery.entry) is not delivery:
             return None
-        again = self.held[delivery.entry] = delivery.again(int(attempt), self._next_run())
+        again = self.held[delivery.entry] = delivery.again(attempt, self._next_run())
         return again
+
+    async def _count(self, link: Link, fence: Fence, attempts: Sequence[tuple[bytes, int]]) -> set[bytes]:
+        """Count attempts of entries that are about to run; those that are no longer ours."""
+        if not attempts:
+            return set()
+        args = (self.consumer, *fence, *itertools.chain.from_iterable(attempts))
+        lost = await link.execute_script(scripts.COUNT, (self.key, self.fence), args, repeatable=True)
+        return {attempts[index - 1][0] for index in lost}
 
     async def hand_back(self, link: Link, deliveries: Sequence[Delivery]) -> None:
         """Give held deliveries to other workers, without counting an attempt."""

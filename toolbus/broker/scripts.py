@@ -36,7 +36,7 @@ REAP = Script("reap")
 START = Script("start")
 BURY = Script("bury")
 REDRIVE = Script("redrive")
-RETRY = Script("retry")
+COUNT = Script("count")
 HAND_BACK = Script("hand_back")
 RETIRE = Script("retire")
 REGISTER = Script("register")
@@ -49,6 +49,6 @@ OVERVIEW = Script("overview")
 PURGE = Script("purge")
 
 ALL = (
-    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, RENEW, REAP, START, BURY, REDRIVE, RETRY, HAND_BACK, RETIRE,
+    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE,
 )  # fmt: skip

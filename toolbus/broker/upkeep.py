@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from toolbus import telemetry
 from toolbus.broker.clock import ServerClock
@@ -14,7 +13,7 @@ from toolbus.broker.link import Link
 from toolbus.broker.outbox import Outbox
 from toolbus.broker.protocols import Delivery, WorkerListener
 from toolbus.broker.registry import Registry
-from toolbus.broker.requests import Fence, RequestStream
+from toolbus.broker.requests import Fence, Found, RequestStream
 from toolbus.results import BrokerError, ErrorInfo
 
 _MOST_TAKEN_OVER = 256
@@ -45,7 +44,7 @@ class Upkeep:
         streams: Mapping[str, RequestStream],
         *,
         listener: WorkerListener,
-        deliveries: Callable[[RequestStream, Fence, Any], list[Delivery]],
+        deliveries: Callable[[RequestStream, Fence, Sequence[Found]], list[Delivery]],
     ) -> None:
         self._link = link
         self._keys = keys
@@ -107,7 +106,7 @@ class Upkeep:
         )
         if reaped.left:
             self._listener.on_left_over()
-        deliveries = self._deliveries(stream, reaped.fence, ((entry.id, entry.attempt, entry.fields) for entry in reaped.entries))
+        deliveries = self._deliveries(stream, reaped.fence, reaped.entries)
         if not deliveries:
             return
         self.recovered += len(deliveries)
@@ -128,7 +127,7 @@ class Upkeep:
             telemetry.log.info("call.abandoned", id=delivery.request.id, tool=delivery.request.tool, queued_ms=round(delivery.queued_ms))
             taken.remove(delivery)
             delivery.replies = ""
-            self._outbox.finish(delivery.queue, delivery, b"")
+            self._outbox.finish(delivery, b"")
         return taken
 
     async def _stop_abandoned(self) -> None:

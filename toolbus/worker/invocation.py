@@ -22,7 +22,17 @@ class Caller(Protocol):
 
 
 class Host(Protocol):
-    """What an invocation needs of the worker that runs it."""
+    """What an invocation needs of the run it is the handler's view of.
+
+    Attributes:
+        stopped: why nobody waits for the call any more, or None.
+    """
+
+    stopped: ErrorInfo | None
+
+    @property
+    def invocation(self) -> Invocation:
+        """The one invocation of this run."""
 
     def emit(self, item: Progress) -> None:
         """Send progress to the caller; event loop only."""
@@ -39,13 +49,12 @@ class Invocation:
         deadline: monotonic seconds (``time.monotonic()``) at which the caller gives up.
     """
 
-    __slots__ = ("_host", "_loop", "_nested", "_request", "_stopped", "attempt", "deadline")
+    __slots__ = ("_host", "_loop", "_nested", "_request", "attempt", "deadline")
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop, request: Request, *, attempt: int, deadline: float) -> None:
         self._host = host
         self._loop = loop
         self._request = request
-        self._stopped: ErrorInfo | None = None
         self._nested: set[concurrent.futures.Future[ToolResult]] | None = None
         self.attempt = attempt
         self.deadline = deadline
@@ -93,15 +102,15 @@ class Invocation:
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits for this call any more."""
-        return self._stopped is not None
+        return self._host.stopped is not None
 
     def check_cancelled(self) -> None:
         """Stop here when nobody waits any more; for handlers that run in a thread.
 
         :raises CallCancelled: the call was cancelled, lost its lease or passed its deadline.
         """
-        if self._stopped is not None:
-            raise CallCancelled(str(self._stopped))
+        if self._host.stopped is not None:
+            raise CallCancelled(str(self._host.stopped))
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Tell the caller how far the call has come; from the event loop or a thread."""
@@ -138,25 +147,24 @@ class Invocation:
         future = asyncio.run_coroutine_threadsafe(self.call(tool, arguments, **options), self._loop)
         self._nested.add(future)
         try:
-            if self._stopped is not None:
+            if self._host.stopped is not None:
                 future.cancel()
             return future.result()
         except concurrent.futures.CancelledError:
-            raise CallCancelled(str(self._stopped or "the nested call was cancelled")) from None
+            raise CallCancelled(str(self._host.stopped or "the nested call was cancelled")) from None
         finally:
             self._nested.discard(future)
 
-    def stop(self, reason: ErrorInfo) -> None:
-        """Mark that nobody waits any more; the worker's business."""
-        self._stopped = reason
+    def cancel_nested(self) -> None:
+        """Cancel the nested calls of handlers in threads; the worker's business."""
         for future in tuple(self._nested or ()):
             future.cancel()
 
 
-_current: ContextVar[Invocation] = ContextVar("toolbus_invocation")
+_current: ContextVar[Host] = ContextVar("toolbus_invocation")
 
 enter = _current.set
-"""Make an invocation the current one of this context; the worker's business."""
+"""Make a run the current one of this context; the worker's business. Its invocation is made when a handler asks for it."""
 
 
 def invocation() -> Invocation:
@@ -165,9 +173,10 @@ def invocation() -> Invocation:
     :raises RuntimeError: no call is running here.
     """
     try:
-        return _current.get()
+        host = _current.get()
     except LookupError:
         raise RuntimeError("invocation() is only available while a tool runs") from None
+    return host.invocation
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop) -> bool:

@@ -67,6 +67,7 @@ class Worker:
         self._waiting = Waiting()
         self._cancelled_early: dict[str, float] = {}
         self._free = self.settings.concurrency
+        self._alone_from = self.settings.alone_from
         self._stopping = False
         self._alone = self._making_room = False
         self._make_room_again = 0.0
@@ -275,7 +276,7 @@ class Worker:
             telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
 
     async def _abandon_running(self) -> None:
-        tasks = [run.abandon() for run in self._runs.values()]
+        tasks = [run.abandon() for run in list(self._runs.values())]
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_GRACE)
 
@@ -283,7 +284,7 @@ class Worker:
         request = delivery.request
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
-        if request.id in self._cancelled_early:
+        if self._cancelled_early and request.id in self._cancelled_early:
             error = ErrorInfo("cancelled", message="cancelled before it ran")
         elif delivery.deadline <= time.monotonic():
             error = ErrorInfo("deadline_exceeded", message=f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
@@ -300,15 +301,12 @@ class Worker:
         except ToolError as failure:
             self._refuse(delivery, failure.error)
             return
-        if delivery.attempt >= self.settings.alone_from and not alone:
+        if delivery.attempt >= self._alone_from and not alone:
             self._waiting.add_suspect(delivery)
             self.broker.interrupt()
             self._wake.set()
             return
-        self._run(Run(self, delivery, served, handler))
-
-    def _run(self, run: Run) -> None:
-        delivery = run.delivery
+        run = Run(self, self._loop, delivery, served, handler)
         key = delivery.run
         self._runs[key] = run
         self._free -= 1
@@ -317,7 +315,6 @@ class Worker:
         # The worker itself is these tasks' group: it counts them in and out and waits for them when it drains.
         # A TaskGroup's own bookkeeping cost 8 % of a worker's time.
         run.task = self._loop.create_task(run.execute())
-        run.task.add_done_callback(run.end)
 
     def ended(self, run: Run) -> None:
         """Free a run's slot."""

@@ -5,7 +5,7 @@
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back,
 --       6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone,
 --       8 "1" when this worker could make room for one
--- Returns {generation, counter, {{id, delivery count, fields, its consumer until now}, ...},
+-- Returns {generation, counter, {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now}, ...},
 --          1 when this worker is to make room for an entry that must run alone}
 local STRETCH = 1000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
@@ -40,13 +40,20 @@ end
 -- holds nothing looks for such an entry first; who holds anything leaves it, and hears of it if it has waited.
 local function is_suspect(attempt) return attempt >= alone end
 
+-- What is taken keeps its delivery count until its new consumer says that it runs it (count.lua): one that dies before has tried nothing.
+local function take(entry, counted)
+  local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
+  if not found[1] then return false end
+  taken[#taken + 1] = {entry[1], entry[4], counted, found[1][2], entry[2]}
+  room = room - 1
+  return true
+end
+
 local function take_suspect(pending, counted)
   if busy then return false end
   for _, entry in ipairs(pending) do
     if is_suspect(entry[4] + counted) then
-      local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4] + counted)
-      if found[1] then
-        taken[1] = {entry[1], entry[4] + counted, found[1][2], entry[2]}
+      if take(entry, counted) then
         if entry[2] ~= me then redis.call('HINCRBY', fence, 'c:' .. entry[2], 1) end
         room = 0
         may_make_room()
@@ -65,9 +72,7 @@ for _, entry in ipairs(back) do
   if is_suspect(entry[4]) then
     left = 1
   else
-    local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
-    if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2], '~back'} end
-    room = room - 1
+    take(entry, 0)
   end
 end
 if ARGV[5] == '1' then return answer() end
@@ -76,21 +81,15 @@ local last, quiet = read_pulse(KEYS[4])
 if is_silence(last, now, lease) or now < quiet then return answer() end
 
 local function claim(pending, owner, spare)
-  local ids, counts = {}, {}
+  local moved = false
   for _, entry in ipairs(pending) do
     if is_suspect(entry[4] + 1) then
       if not spare then left = 1 end
-    elseif room > #ids then
-      ids[#ids + 1] = entry[1]
-      counts[entry[1]] = entry[4] + 1
+    elseif room > 0 then
+      moved = take(entry, 1) or moved
     end
   end
-  if #ids == 0 then return end
-  for _, entry in ipairs(redis.call('XCLAIM', queue, 'g', me, 0, unpack(ids))) do
-    taken[#taken + 1] = {entry[1], counts[entry[1]], entry[2], owner}
-  end
-  room = room - #ids
-  if owner ~= me then redis.call('HINCRBY', fence, 'c:' .. owner, 1) end
+  if moved and owner ~= me then redis.call('HINCRBY', fence, 'c:' .. owner, 1) end
 end
 
 local consumers, dead = redis.call('XINFO', 'CONSUMERS', queue, 'g'), {}
@@ -124,18 +123,16 @@ for _, consumer in ipairs(dead) do
   if room > 0 then claim(consumer[2], consumer[1], consumer[3]) end
 end
 
--- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost. Nobody ran it, so it does not
--- count as a delivery.
+-- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost. Nobody ran it, so a first
+-- delivery does not count again.
 if room > 0 then
   local idle = redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me)
-  if #taken == 0 and take_suspect(idle, 0) then return answer() end
+  if #taken == 0 and take_suspect(idle, 1) then return answer() end
   for _, entry in ipairs(idle) do
-    if is_suspect(entry[4]) then
+    if is_suspect(entry[4] + 1) then
       left = 1
     else
-      local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
-      if found[1] then taken[#taken + 1] = {entry[1], entry[4], found[1][2], me} end
-      room = room - 1
+      take(entry, entry[4] > 1 and 1 or 0)
     end
   end
 end
