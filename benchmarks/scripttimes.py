@@ -16,7 +16,7 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.requests import GROUP
 from toolbus.broker.scripts import Script
-from toolbus.envelope import Frame, Request, encode
+from toolbus.envelope import Frame, Request, encode, join_frames
 
 REPETITIONS = 40
 HELD = 100
@@ -197,7 +197,9 @@ class _Bench:
         ]
         self._finish(fence, mine)
         self.publish(REPETITIONS * _BATCH)
-        found.append(times(scripts.FINISH, lambda: self._finish(fence, mine), prepare=held, name="finish 256"))
+        found.append(times(scripts.FINISH, lambda: self._finish_all_or_nothing(fence, mine), prepare=held, name="finish 256"))
+        self.publish(REPETITIONS * _BATCH)
+        found.append(times(scripts.FINISH_EACH, lambda: self._finish(fence, mine), prepare=held, name="finish 256 by id"))
         self.publish(10 * HELD)
         self.die(10)
         found.append(times(scripts.REAP, self.reap, runs=4, name="reap 1,000 of 10 dead"))
@@ -209,9 +211,14 @@ class _Bench:
         self.client.set(self.keys.pulse, f"{int(time.time() * 1000)} 0")
         self._run(scripts.REAP, [self.queue, self.fence, self.keys.live, self.keys.pulse], [ME, self.service, _BATCH, LEASE_MS, 0, 1, 3])
 
+    def _finish_all_or_nothing(self, fence: list[str], ids: list[bytes]) -> None:
+        frames = join_frames([self.frame] * len(ids))
+        self._run(scripts.FINISH, [self.queue, self.fence], [*fence, len(ids), *ids, self.replies, frames])
+        self.client.xtrim(self.replies, 0, approximate=False)
+
     def _finish(self, fence: list[str], ids: list[bytes]) -> None:
         frames = [word for index in range(1, len(ids) + 1) for word in (index, self.frame)]
-        self._run(scripts.FINISH, [self.queue, self.fence], [*fence, len(ids), *ids, self.replies, len(ids), *frames])
+        self._run(scripts.FINISH_EACH, [self.queue, self.fence], [*fence, len(ids), *ids, self.replies, len(ids), *frames])
         self.client.xtrim(self.replies, 0, approximate=False)
 
     def _finish_all(self) -> None:

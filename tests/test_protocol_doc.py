@@ -125,7 +125,7 @@ def serve_by_hand(server: Server, registered: asyncio.Event, loop: asyncio.Abstr
     assert server.redis.xadd(f"{server.prefix}rsp:{request['agent']}", {"f": json.dumps([first])}, nomkstream=True)
     style = {"id": request["id"], "run": run, "seq": 1, "response": request["config"]["style"]}
     end = {"id": request["id"], "run": run, "seq": 2, "kind": "end", "end_of_stream": True, "data": {"by": "hand"}}
-    frames = (f"{server.prefix}rsp:{request['agent']}", 2, 1, json.dumps(style), 1, json.dumps(end))
+    frames = (f"{server.prefix}rsp:{request['agent']}", json.dumps([style, end]))
     finished = server.run("finish", [f"q:{service}", f"fence:{service}"], instance, generation, counter, 1, entry, *frames)
     assert finished[2:] == [[], []]
     server.run("unregister", server.registry, *server.common, f"{service}/{instance}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from toolbus import Blob, ErrorInfo, Finished, Progress, Reset, Started, Text, ToolResult
 from toolbus.client import assembly
-from toolbus.client.assembly import Assembly
+from toolbus.client.assembly import Assembly, only
 from toolbus.client.events import Event
 from toolbus.envelope import Frame
 
@@ -332,3 +332,17 @@ def test_lost_frames_never_pass_unnoticed(case: tuple[list[tuple[str, list[Blob]
         else:
             assert finished.error is not None
             assert finished.error.code == "frames_missing"
+
+
+@given(
+    response=st.none() | st.text(max_size=20),
+    data=st.none() | st.integers() | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    error=st.none() | st.just(ErrorInfo("tool_error", "boom", "it failed")),
+    attempt=st.integers(1, 5),
+)
+def test_the_only_frame_of_a_call_needs_no_assembly(response: str | None, data: Any, error: ErrorInfo | None, attempt: int) -> None:
+    """A call whose first frame is its last has the result that an assembly would finish with."""
+    frame = Frame("c", "r", attempt, kind="end", end_of_stream=True, response=response, data=data, error=error, worker="w1")
+    *_, last = Assembly().feed(frame)
+    assert isinstance(last, Finished)
+    assert only(frame) == last.result

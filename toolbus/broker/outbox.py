@@ -15,7 +15,7 @@ from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.protocols import Delivery
-from toolbus.broker.requests import RequestStream, common_fence
+from toolbus.broker.requests import UNSURE, RequestStream, common_fence
 from toolbus.envelope import join_frames
 from toolbus.results import BrokerError, ErrorInfo
 
@@ -219,6 +219,36 @@ class Outbox:
         return kept
 
     def _finish(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]]) -> None:
+        """Finish a batch in one step if the fence proves that all of it is ours, and entry by entry if not."""
+        batch = self._still_held(stream, batch)
+        if not batch:
+            return
+        fence = common_fence([delivery for delivery, _ in batch])
+        if self._freed or fence.counter == UNSURE:
+            self._finish_each(stream, batch)
+            return
+        by_replies: dict[str, list[bytes]] = {}
+        for delivery, frame in batch:
+            if delivery.replies:
+                by_replies.setdefault(delivery.replies, []).append(frame)
+        args: list[bytes | str | int] = [stream.consumer, *fence, len(batch)]
+        args.extend([delivery.entry for delivery, _ in batch])
+        for replies, frames in by_replies.items():
+            args += (replies, join_frames(frames))
+        self._in_flight += 1
+
+        def done(reply: Reply) -> None:
+            if isinstance(reply, list) and len(reply) == 2:
+                self._finish_each(stream, batch)
+            else:
+                self._take_out(stream, batch, reply)
+            self._answered()
+
+        # Safe to write again after a reconnect: what was finished is no longer pending.
+        self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
+
+    def _finish_each(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]]) -> None:
+        """Finish a batch of which not everything may be ours any more, or which frees idempotency keys."""
         batch = self._still_held(stream, batch)
         if not batch:
             return
@@ -226,35 +256,38 @@ class Outbox:
         for index, (delivery, frame) in enumerate(batch, 1):
             if delivery.replies:
                 by_replies.setdefault(delivery.replies, []).extend((index, frame))
-            frees = self._freed.pop(delivery.run, "") if self._freed else ""
+            frees = self._freed.pop(delivery.run, "")
             if frees:
                 by_replies[f"!{frees}"] = [index, delivery.request.id.encode()]
         args: list[bytes | str | int] = [stream.consumer, *common_fence([delivery for delivery, _ in batch]), len(batch)]
-        args.extend(delivery.entry for delivery, _ in batch)
+        args.extend([delivery.entry for delivery, _ in batch])
         for replies, indexed in by_replies.items():
             args += (replies, len(indexed) // 2)
             args.extend(indexed)
         self._in_flight += 1
 
         def done(reply: Reply) -> None:
+            self._take_out(stream, batch, reply)
             self._answered()
-            for delivery, _ in batch:
-                if stream.held.get(delivery.entry) is delivery:
-                    del stream.held[delivery.entry]
-            if isinstance(reply, BrokerError):
-                # The requests stay pending under our name, nobody renews them, and they are recovered.
-                telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
-                return
-            generation, counter, lost, gone = reply
-            stream.fence_is(generation, counter)
-            for index in lost:
-                self.lost += 1
-                self._on_lost(batch[index - 1][0])
-            for key in gone:
-                self._gone(key.decode())
 
-        # Safe to write again after a reconnect: what was finished is no longer pending.
-        self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
+        self._link.run(scripts.FINISH_EACH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
+
+    def _take_out(self, stream: RequestStream, batch: list[tuple[Delivery, bytes]], reply: Reply) -> None:
+        held = stream.held
+        for delivery, _ in batch:
+            if held.get(delivery.entry) is delivery:
+                del held[delivery.entry]
+        if isinstance(reply, BrokerError):
+            # The requests stay pending under our name, nobody renews them, and they are recovered.
+            telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
+            return
+        generation, counter, lost, gone = reply
+        stream.fence_is(generation, counter)
+        for index in lost:
+            self.lost += 1
+            self._on_lost(batch[index - 1][0])
+        for key in gone:
+            self._gone(key.decode())
 
 
 def _sendable(frames: dict[str, list[bytes]]) -> list[list[tuple[str, list[bytes]]]]:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import scripts
@@ -31,7 +32,7 @@ _FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b
 ABSENT = Verdict("absent", message="the service has no request stream")
 
 
-class Publish(NamedTuple):
+class Publish(msgspec.Struct, frozen=True):
     """One request that waits for the end of the tick; ``deadline`` is local monotonic seconds."""
 
     call: str
@@ -153,9 +154,9 @@ def fate_of(call: str, reply: Reply) -> Fate:
 def _verdict(word: bytes) -> Verdict:
     if word == b"-":
         return ABSENT
-    if word.startswith(b"!"):
+    if word[:1] == b"!":
         return Verdict("full", depth=int(word[1:]))
-    return Verdict("queued", entry=word.decode())
+    return Verdict("queued", word.decode())
 
 
 def failure(error: BrokerError) -> Verdict:

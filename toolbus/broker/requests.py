@@ -54,8 +54,8 @@ class Fence(NamedTuple):
         return int(number) if number.isdigit() else 0
 
 
-# Equal to no counter, so that a script looks at every id.
-_UNSURE = b"?"
+UNSURE = b"?"
+"""Equal to no counter, so that a script looks at every id."""
 
 
 def common_fence(deliveries: Sequence[Delivery]) -> Fence:
@@ -64,7 +64,7 @@ def common_fence(deliveries: Sequence[Delivery]) -> Fence:
     # The same object nearly always: what was taken together carries one.
     for delivery in deliveries:
         if delivery.fence is not fence and delivery.fence != fence:
-            return Fence(fence.generation, _UNSURE)
+            return Fence(fence.generation, UNSURE)
     return fence
 
 

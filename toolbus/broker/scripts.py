@@ -31,6 +31,7 @@ SHARE = Script("share")
 LEAVE = Script("leave")
 SEND = Script("send")
 FINISH = Script("finish")
+FINISH_EACH = Script("finish_each")
 RENEW = Script("renew")
 REAP = Script("reap")
 START = Script("start")
@@ -49,6 +50,6 @@ OVERVIEW = Script("overview")
 PURGE = Script("purge")
 
 ALL = (
-    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
+    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE,
 )  # fmt: skip

@@ -18,6 +18,14 @@ HOLD_BACK = 1_048_576
 _MOST_BANNED = 64
 
 
+def only(frame: Frame) -> ToolResult:
+    """The result of a call whose first frame is its last: what an ``Assembly`` fed with it alone would finish with."""
+    output, error = frame.response, frame.error
+    if not output:
+        output = "" if error is None and frame.data is None else None
+    return ToolResult(error is None, output, frame.data, error, (), ResultMeta("", frame.attempt, frame.worker))
+
+
 class Assembly:
     """The state of one call's response; ``feed`` turns a frame into events.
 

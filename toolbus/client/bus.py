@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
@@ -15,7 +16,7 @@ from toolbus import telemetry
 from toolbus.broker import AgentBroker, agent_broker
 from toolbus.broker.protocols import Fate, ServiceRecord
 from toolbus.client.call import Call, Target
-from toolbus.client.catalogue import Catalogue, Tool, ToolView
+from toolbus.client.catalogue import Catalogue, Resolution, Tool, ToolView
 from toolbus.client.views import BusView
 from toolbus.deadlines import Deadlines
 from toolbus.descriptors import ServiceDescriptor
@@ -34,17 +35,6 @@ _INQUIRY = 1.0
 _NOTHING: Mapping[str, Any] = {}
 # What a worker that registers may mend.
 _MAY_APPEAR = frozenset({"not_found", "unavailable"})
-
-
-class Resolution(NamedTuple):
-    """What the catalogue knows of a call's target; ``usual`` is the tool's own timeout (seconds), or 0."""
-
-    service: str
-    descriptor: ServiceDescriptor | None
-    config: Mapping[str, Any]
-    effect: str = ""
-    usual: float = 0.0
-    digest: str = ""
 
 
 class ToolBus(BusView):
@@ -87,7 +77,7 @@ class ToolBus(BusView):
             if self._broker is not None:
                 self._check()
                 return
-            self._loop = asyncio.get_running_loop()
+            self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
             self._deadlines = Deadlines(self._loop)
             self._catalogue = Catalogue()
             self._tools = ToolView(self._catalogue)
@@ -191,7 +181,12 @@ class ToolBus(BusView):
     def make_call(self, target: Target, arguments: Any, options: Mapping[str, Any], *, streaming: bool) -> Call:
         """A call that has not been published yet; ``call`` and ``stream`` are the doors."""
         self._check()
-        return Call(self, new_id(), target, arguments, options, streaming=streaming, buffer=self.settings.call_buffer)
+        call = Call(
+            self, self._loop.create_future(), new_id(), target, arguments, options, streaming, self.settings.call_buffer, time.monotonic()
+        )
+        if options and "resume_from" in options:
+            call.resume_from(options["resume_from"])
+        return call
 
     # -- Desk, for calls --------------------------------------------------------------------------
 
@@ -269,16 +264,18 @@ class ToolBus(BusView):
         )
         if request.idempotency_key:
             request = msgspec.structs.replace(request, shared=True)
-        call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=self._agent)
-        if call.span is not None:
-            request = msgspec.structs.replace(request, traceparent=call.span.traceparent)
+        if telemetry.active():
+            call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=self._agent)
+            if call.span is not None:
+                request = msgspec.structs.replace(request, traceparent=call.span.traceparent)
         return self._publish(call, request, found.descriptor)
 
     def _resolve(self, call: Call) -> Resolution | ErrorInfo:
         if call.arguments is not None and not isinstance(call.arguments, Mapping):
             return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type(call.arguments).__name__}")
-        catalogue, (name, service, config) = self._known(), call.target
+        catalogue, name = self._known(), call.target.tool
         if not name:
+            service, config = call.target.service, call.target.config
             descriptor, available = catalogue.service(service)
             if descriptor is None:
                 return ErrorInfo("not_found", message=f"there is no service {service!r}")
@@ -292,8 +289,7 @@ class ToolBus(BusView):
             tool.check(call.arguments or _NOTHING)
         except ToolError as error:
             return error.error
-        about = tool.descriptor
-        return Resolution(about.service, tool.service_descriptor, about.config, about.effect, about.timeout, tool.digest)
+        return tool.resolution
 
     def _publish(self, call: Call, request: Request, service: ServiceDescriptor | None) -> ErrorInfo | None:
         now = time.monotonic()
@@ -388,7 +384,8 @@ class ToolBus(BusView):
         self._opened()
         if _forks[0] != self._forks:
             raise ConfigurationError("this bus was opened before a fork; open one of its own in each process")
-        if asyncio.get_running_loop() is not self._loop:
+        # Only one loop runs in a thread. Asking asyncio for it asks the system for the process id each time.
+        if threading.get_ident() != self._thread or not self._loop.is_running():
             raise ConfigurationError("this bus was opened in another event loop; use it there, or toolbus.sync from threads")
 
 

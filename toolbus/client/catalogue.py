@@ -25,6 +25,17 @@ from toolbus.schema import Checker, check_for
 ChangeKind = Literal["added", "updated", "removed"]
 
 
+class Resolution(msgspec.Struct, frozen=True):
+    """What the catalogue knows of a call's target; ``usual`` is the tool's own timeout (seconds), or 0."""
+
+    service: str
+    descriptor: ServiceDescriptor | None
+    config: Mapping[str, Any]
+    effect: str = ""
+    usual: float = 0.0
+    digest: str = ""
+
+
 class Tool:
     """One tool as an agent sees it; immutable. ``descriptor`` has everything its publisher said.
 
@@ -34,7 +45,7 @@ class Tool:
         digest: of the publication it came with.
     """
 
-    __slots__ = ("_checker", "available", "descriptor", "digest", "owner", "service_descriptor")
+    __slots__ = ("_checker", "_resolution", "available", "descriptor", "digest", "owner", "service_descriptor")
 
     descriptor: ToolDescriptor
     service_descriptor: ServiceDescriptor | None
@@ -42,6 +53,7 @@ class Tool:
     owner: str
     digest: str
     _checker: Checker | None
+    _resolution: Resolution | None
 
     def __init__(self, descriptor: ToolDescriptor, service: ServiceDescriptor | None, *, available: bool, owner: str, digest: str) -> None:
         write = object.__setattr__
@@ -51,6 +63,7 @@ class Tool:
         write(self, "owner", owner)
         write(self, "digest", digest)
         write(self, "_checker", None)
+        write(self, "_resolution", None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Tool is immutable; {name!r} can't be set")
@@ -99,6 +112,16 @@ class Tool:
             checker = check_for(self.descriptor)
             object.__setattr__(self, "_checker", checker)
         checker.check(arguments)
+
+    @property
+    def resolution(self) -> Resolution:
+        """Where calls of it go; worked out at the first one."""
+        found = self._resolution
+        if found is None:
+            about = self.descriptor
+            found = Resolution(about.service, self.service_descriptor, about.config, about.effect, about.timeout, self.digest)
+            object.__setattr__(self, "_resolution", found)
+        return found
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tool) and self._identity() == other._identity()

@@ -109,9 +109,11 @@ class Run(msgspec.Struct, eq=False):
             except Exception:  # noqa: BLE001 - the run must leave the worker all the same
                 telemetry.log.exception("run.bug", id=request.id)
         finally:
-            if self._thread is not None:
-                await self._join_thread()
-            self._leave()
+            try:
+                if self._thread is not None:
+                    await self._join_thread()
+            finally:
+                self._leave()
 
     def expire(self) -> None:
         """End the run because its time is up."""

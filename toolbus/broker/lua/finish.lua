@@ -1,50 +1,21 @@
 #!lua flags=allow-oom
 -- include _fence
 -- include _reply
--- Finish a batch: the terminal frames of the entries this consumer still owns, their XACK and XDEL.
+-- Finish a batch, all of it or nothing: the terminal frames, XACK and XDEL of entries that are certainly this consumer's.
 -- KEYS: 1 request stream, 2 fence
--- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then the ids,
---       then per agent: reply stream, number of frames, then per frame: index of its id, frame;
---       or "!" and the record of an idempotency key, 1, index of its id, call id: it failed, so the key is free again
--- Returns {generation, counter, {index of a lost id, ...}, {reply stream that is gone, ...}}
-local queue, fence, consumer = KEYS[1], KEYS[2], ARGV[1]
-local generation, counter = fence_state(fence, consumer)
-local count = tonumber(ARGV[4])
-local lost, is_lost, accepted = {}, {}, {}
-if generation == ARGV[2] and counter == ARGV[3] then
-  for i = 1, count do accepted[i] = ARGV[4 + i] end
-else
-  for i = 1, count do
-    if still_owned(queue, consumer, ARGV[4 + i], generation == ARGV[2]) then
-      accepted[#accepted + 1] = ARGV[4 + i]
-    else
-      is_lost[i] = true
-      lost[#lost + 1] = i
-    end
-  end
-end
-
+-- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then the ids, then pairs of reply stream and frames (a JSON list)
+-- Returns {generation, counter, {}, {reply stream that is gone, ...}}, or {generation, counter} when something was moved and
+-- nothing was done: then finish_each.lua looks at each id.
+local queue, consumer = KEYS[1], ARGV[1]
+local generation, counter = fence_state(KEYS[2], consumer)
+if generation ~= ARGV[2] or counter ~= ARGV[3] then return {generation, counter} end
 local gone = {}
-local at = 5 + count
-while at <= #ARGV do
-  local replies, frames = ARGV[at], {}
-  local last = at + 1 + 2 * tonumber(ARGV[at + 1])
-  for j = at + 2, last, 2 do
-    if not is_lost[tonumber(ARGV[j])] then frames[#frames + 1] = ARGV[j + 1] end
-  end
-  at = last + 1
-  if #frames > 0 and replies:sub(1, 1) == '!' then
-    local record = replies:sub(2)
-    if redis.call('HGET', record, 'id') == frames[1] then redis.call('DEL', record) end
-  elseif #frames > 0 then
-    local id = reply(replies, '[' .. table.concat(frames, ',') .. ']')
-    if id == 'moving' then return redis.error_reply('TRYAGAIN the slot is being moved') end
-    if not id then gone[#gone + 1] = replies end
-  end
+local first = 5 + ARGV[4]
+for i = first, #ARGV, 2 do
+  local id = reply(ARGV[i], ARGV[i + 1])
+  if id == 'moving' then return redis.error_reply('TRYAGAIN the slot is being moved') end
+  if not id then gone[#gone + 1] = ARGV[i] end
 end
-
-if #accepted > 0 then
-  redis.call('XACK', queue, 'g', unpack(accepted))
-  redis.call('XDEL', queue, unpack(accepted))
-end
-return {generation, counter, lost, gone}
+redis.call('XACK', queue, 'g', unpack(ARGV, 5, first - 1))
+redis.call('XDEL', queue, unpack(ARGV, 5, first - 1))
+return {generation, counter, {}, gone}
