@@ -294,6 +294,22 @@ async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(redi
     assert max(result.meta.attempts for result in results) <= 3
 
 
+async def test_what_waits_behind_a_request_that_kills_at_once_loses_nothing_by_it(redis_place: Place, spawn: Spawn) -> None:
+    """Taken over together with it, again and again, the others have not been tried: their first run is their second attempt."""
+    processes = [spawn(max_deliveries=5)]
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        poison = asyncio.create_task(bus.call("poison", timeout=60.0))
+        behind = [asyncio.create_task(bus.call("count", {"n": 1}, timeout=60.0)) for _ in range(6)]
+        while not all(task.done() for task in behind):
+            await asyncio.wait(behind, timeout=0.05)
+            if processes[-1].poll() is not None:
+                processes.append(spawn(max_deliveries=5))
+        poison.cancel()
+    assert len(processes) >= 4, "poison was tried three times before it was to run alone"
+    assert [task.result().meta.attempts for task in behind] == [2] * 6
+
+
 async def test_a_stuck_handler_keeps_no_suspect_waiting(redis_place: Place, spawn: Spawn) -> None:
     """A worker with a thread that can't be stopped still runs what must run alone, and goes on taking."""
     spawn(max_deliveries=4)

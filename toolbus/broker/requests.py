@@ -81,11 +81,16 @@ class Entry(NamedTuple):
     fields: list[bytes] | None
     owner: bytes
 
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that its run here is."""
+        return self.delivered + self.counted
+
 
 class Reaped(NamedTuple):
     """What was taken over, the fence under which it is ours, and whether this worker is to make room for what must run alone."""
 
-    entries: list[Found]
+    entries: list[Entry]
     fence: Fence
     left: bool
 
@@ -209,13 +214,7 @@ class RequestStream:
         )
         generation, counter, taken, left = reply
         self.fence_is(generation, counter)
-        fence = self.fence_known
-        news = [entry for entry in itertools.starmap(Entry, taken) if self._is_news(entry)]
-        # Before anything of them is even decoded: what kills a worker by that is to be counted.
-        lost = await self._count(link, fence, [(entry.id, entry.delivered + 1) for entry in news if entry.counted])
-        return Reaped(
-            [(entry.id, entry.delivered + entry.counted, entry.fields) for entry in news if entry.id not in lost], fence, bool(left)
-        )
+        return Reaped([entry for entry in itertools.starmap(Entry, taken) if self._is_news(entry)], self.fence_known, bool(left))
 
     def _is_news(self, entry: Entry) -> bool:
         held = self.held.get(entry.id)
@@ -230,18 +229,15 @@ class RequestStream:
     async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a held delivery; None when it is no longer ours."""
         attempt = delivery.attempt + 1
-        if await self._count(link, delivery.fence, [(delivery.entry, attempt)]) or self.held.get(delivery.entry) is not delivery:
+        if not await self.count(link, delivery.entry, attempt, delivery.fence) or self.held.get(delivery.entry) is not delivery:
             return None
         again = self.held[delivery.entry] = delivery.again(attempt, self._next_run())
         return again
 
-    async def _count(self, link: Link, fence: Fence, attempts: Sequence[tuple[bytes, int]]) -> set[bytes]:
-        """Count attempts of entries that are about to run; those that are no longer ours."""
-        if not attempts:
-            return set()
-        args = (self.consumer, *fence, *itertools.chain.from_iterable(attempts))
-        lost = await link.execute_script(scripts.COUNT, (self.key, self.fence), args, repeatable=True)
-        return {attempts[index - 1][0] for index in lost}
+    async def count(self, link: Link, entry: bytes, attempt: int, fence: Fence) -> bool:
+        """Say that an entry is about to run again, for the ``attempt``-th time; False when it is no longer ours."""
+        args = (self.consumer, *fence, entry, attempt)
+        return bool(await link.execute_script(scripts.COUNT, (self.key, self.fence), args, repeatable=True))
 
     async def hand_back(self, link: Link, deliveries: Sequence[Delivery]) -> None:
         """Give held deliveries to other workers, without counting an attempt."""

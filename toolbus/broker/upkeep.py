@@ -13,7 +13,7 @@ from toolbus.broker.link import Link
 from toolbus.broker.outbox import Outbox
 from toolbus.broker.protocols import Delivery, WorkerListener
 from toolbus.broker.registry import Registry
-from toolbus.broker.requests import Fence, Found, RequestStream
+from toolbus.broker.requests import Entry, Fence, Found, RequestStream
 from toolbus.results import BrokerError, ErrorInfo
 
 _MOST_TAKEN_OVER = 256
@@ -106,16 +106,27 @@ class Upkeep:
         )
         if reaped.left:
             self._listener.on_left_over()
-        deliveries = self._deliveries(stream, reaped.fence, reaped.entries)
-        if not deliveries:
+        if not reaped.entries:
             return
+        if handed_back_only:
+            telemetry.log.info("requests.taken_back", service=stream.service, calls=len(reaped.entries))
+        else:
+            telemetry.log.warning("requests.recovered", service=stream.service, calls=len(reaped.entries))
+        for entry in reaped.entries:
+            await self._run_again(stream, entry, reaped.fence)
+
+    async def _run_again(self, stream: RequestStream, entry: Entry, fence: Fence) -> None:
+        """Count an attempt and begin it, before the next one counts: what a poison request takes down with it here has tried nothing.
+
+        It counts before it is even decoded, since that may be what kills its workers.
+        """
+        if entry.counted and not await stream.count(self._link, entry.id, entry.attempt, fence):
+            return
+        deliveries = self._deliveries(stream, fence, [(entry.id, entry.attempt, entry.fields)])
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
-        if handed_back_only:
-            telemetry.log.info("requests.taken_back", service=stream.service, calls=len(deliveries))
-        else:
-            telemetry.log.warning("requests.recovered", service=stream.service, calls=len(deliveries))
         self._listener.on_recovered(deliveries)
+        await asyncio.sleep(0)
 
     async def without_abandoned(self, taken: list[Delivery]) -> list[Delivery]:
         """What was taken, without calls whose callers are gone: nobody would read the answer, so nothing is run."""

@@ -1,19 +1,14 @@
 #!lua flags=allow-oom
 -- include _fence
--- Count a further attempt of entries that this consumer has, before their handlers run again.
+-- Count a further attempt of an entry that this consumer has, before its handler runs again.
 -- KEYS: 1 request stream, 2 fence
--- ARGV: 1 consumer, 2 known generation, 3 known counter, then pairs of id and attempt
--- Returns the index of each pair whose entry is no longer ours.
-local queue, consumer = KEYS[1], ARGV[1]
+-- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 id, 5 number of the attempt
+-- Returns 1, or 0 when the entry is no longer ours.
+local queue, consumer, id = KEYS[1], ARGV[1], ARGV[4]
 local generation, counter = fence_state(KEYS[2], consumer)
-local unmoved = generation == ARGV[2] and counter == ARGV[3]
-local lost = {}
-for i = 4, #ARGV, 2 do
-  if unmoved or still_owned(queue, consumer, ARGV[i], generation == ARGV[2]) then
-    -- An absolute number, so that a repeated script counts once.
-    redis.call('XCLAIM', queue, 'g', consumer, 0, ARGV[i], 'RETRYCOUNT', ARGV[i + 1], 'JUSTID')
-  else
-    lost[#lost + 1] = (i - 2) / 2
-  end
+if not (generation == ARGV[2] and counter == ARGV[3]) and not still_owned(queue, consumer, id, generation == ARGV[2]) then
+  return 0
 end
-return lost
+-- An absolute number, so that a script that is sent again counts once.
+redis.call('XCLAIM', queue, 'g', consumer, 0, id, 'RETRYCOUNT', ARGV[5], 'JUSTID')
+return 1
