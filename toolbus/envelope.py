@@ -84,6 +84,7 @@ class Frame(msgspec.Struct, omit_defaults=True):
         progress: of a ``progress`` frame.
         blob: of a ``blob`` frame; ``more`` says that the next one continues it.
         epoch: how many times the service's consumer group has been made anew; attempts count from 1 in each.
+        texts: of a ``text`` frame that carries several pieces, those, in order; ``response`` is None then.
         worker: instance id, on the first frame of a run.
         queued_ms: milliseconds the request waited, on the first frame of a run.
     """
@@ -103,6 +104,7 @@ class Frame(msgspec.Struct, omit_defaults=True):
     worker: str = ""
     queued_ms: float = 0.0
     epoch: int = 0
+    texts: list[str] | None = None
 
 
 class _Ids:

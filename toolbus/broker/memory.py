@@ -413,6 +413,10 @@ class MemoryWorkerBroker:
         """Send a frame that is not the last one."""
         self._send(delivery, frame)
 
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Call ``pack`` at the end of this tick."""
+        asyncio.get_running_loop().call_soon(pack)
+
     def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
         """Send the last frame and forget the request."""
         request = delivery.request

@@ -70,6 +70,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._frames: dict[str, list[bytes]] = {}
         self._finished: dict[RequestStream, list[tuple[Delivery, bytes]]] = {}
+        self._packers: list[Callable[[], None]] = []
         self._operations: list[Callable[[], None]] = []
         self._freed: dict[str, str] = {}
         self._written: dict[str, _Written] = {}
@@ -93,6 +94,11 @@ class Outbox:
         self._queued_bytes += len(frame)
         if self._queued_bytes > _CONGESTED:
             self._room.clear()
+        self._schedule()
+
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Call ``pack`` when the next flush begins: it sends what it gathered until then."""
+        self._packers.append(pack)
         self._schedule()
 
     @property
@@ -131,6 +137,9 @@ class Outbox:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        packers, self._packers = self._packers, []
+        for pack in packers:
+            pack()
         self._scheduled = False
         frames, self._frames = self._frames, {}
         finished, self._finished = self._finished, {}
@@ -152,7 +161,7 @@ class Outbox:
         self._in_flight -= 1
         if self._in_flight:
             return
-        if self._frames or self._finished or self._operations:
+        if self._frames or self._finished or self._packers or self._operations:
             # The link's own flush at the end of this tick makes one write of it.
             self._flush()
         else:

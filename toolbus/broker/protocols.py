@@ -220,6 +220,9 @@ class WorkerBroker(Protocol):
     def send(self, delivery: Delivery, frame: bytes) -> None:
         """Send a frame that is not the last one."""
 
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Call ``pack`` just before frames leave, so that what gathers until then can go as one; frames leave soon."""
+
     @property
     def connected(self) -> bool:
         """Whether the server can be spoken to now."""

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -333,6 +333,10 @@ class RedisWorkerBroker:
         """Send a frame that is not the last one."""
         if delivery.replies:
             self._outbox.send(delivery.replies, frame)
+
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Call ``pack`` just before frames leave."""
+        self._outbox.before_sending(pack)
 
     def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
         """Send the last frame and remove the request, if it is still ours."""

@@ -126,7 +126,8 @@ class Assembly:
     def _take(self, frame: Frame, events: list[Event]) -> None:
         match frame.kind:
             case "text":
-                self._take_text(frame.response or "", events)
+                for text in (frame.response or "",) if frame.texts is None else frame.texts:
+                    self._take_text(text, events)
             case "progress":
                 if frame.progress is not None and self._held is None:
                     events.append(frame.progress)

@@ -101,31 +101,30 @@ class Call(msgspec.Struct, eq=False):
         self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        async for event in self.events():
-            if isinstance(event, Text):
-                yield event.text
-            elif isinstance(event, Reset):
-                raise StreamReset(f"attempt {event.attempt} of {self.target.tool!r} diverges from the text already delivered; use events()")
-            elif isinstance(event, Finished) and event.result.error is not None:
-                raise ToolError(event.result.error)
+        while await self._more():
+            while self._events:
+                event = self._next()
+                if type(event) is Text:
+                    if event.text:
+                        yield event.text
+                elif type(event) is Reset:
+                    text = f"attempt {event.attempt} of {self.target.tool!r} diverges from the text already delivered; use events()"
+                    raise StreamReset(text)
+        if self._result is not None and self._result.error is not None:
+            raise ToolError(self._result.error)
 
     async def events(self) -> AsyncIterator[Event]:
         """Everything that happens, in order; the last event is ``Finished``.
 
         :raises RuntimeError: somebody else waits for this call's events.
         """
-        await self._launch()
-        waiting = self._waiting_events()
-        while True:
-            while waiting:
-                event = waiting.popleft()
-                self._buffered -= _size(event)
+        while await self._more():
+            while self._events:
+                event = self._next()
                 if type(event) is not Text or event.text:
                     yield event
-            if self._result is not None:
-                yield Finished(self._result)
-                return
-            await self._arrival()
+        if self._result is not None:
+            yield Finished(self._result)
 
     async def result(self) -> ToolResult:
         """The one result; what is still to come is drained. A cancelled wait cancels the call."""
@@ -170,18 +169,16 @@ class Call(msgspec.Struct, eq=False):
                     # Ended here for a gap: the worker still runs.
                     self._desk.withdraw(self)
                 self._complete(event.result)
-            elif type(event) is Reset:
+                return
+            if type(event) is Reset:
                 telemetry.count("toolbus.resets")
                 self._skip = 0
-            if self.streaming and type(event) is not Finished:
-                seen = self._unseen(event) if self._skip else event
-                self._waiting_events().append(seen)
-                self._buffered += _size(seen)
-                self._wake()
-                if self._buffered > self._buffer:
-                    message = f"more than {self._buffer} bytes wait to be read from this call"
-                    self.complete_with(ErrorInfo("slow_consumer", message=message))
-                    return
+            if self.streaming:
+                self._keep(self._unseen(event) if self._skip else event)
+        if self._buffered > self._buffer:
+            self.complete_with(ErrorInfo("slow_consumer", message=f"more than {self._buffer} bytes wait to be read from this call"))
+        elif self._events:
+            self._wake()
 
     def _unseen(self, event: Event) -> Event:
         """The event without the text that the caller has from before it re-attached."""
@@ -241,10 +238,29 @@ class Call(msgspec.Struct, eq=False):
             self._assembly = Assembly()
         return self._assembly
 
-    def _waiting_events(self) -> deque[Event]:
+    def _keep(self, event: Event) -> None:
         if self._events is None:
             self._events = deque()
-        return self._events
+        self._events.append(event)
+        self._buffered += _size(event)
+
+    def _next(self) -> Event:
+        """The next event that waits to be read; raises IndexError when there is none."""
+        if self._events is None:
+            raise IndexError("no event waits")
+        event = self._events.popleft()
+        self._buffered -= _size(event)
+        return event
+
+    async def _more(self) -> bool:
+        """Wait until events can be read; False when there are no more to come."""
+        if not self._launched:
+            await self._launch()
+        while not self._events:
+            if self._result is not None:
+                return False
+            await self._arrival()
+        return True
 
     async def _launch(self) -> None:
         if not self._launched:

@@ -32,11 +32,16 @@ _making = threading.Lock()
 
 
 class Shelter(Protocol):
-    """What runs share: the worker, as far as a run needs it."""
+    """What runs share: the worker, as far as a run needs it.
+
+    Attributes:
+        most_gathered: bytes of text that gather for one frame, about.
+    """
 
     broker: WorkerBroker
     settings: Settings
     threads: Threads
+    most_gathered: int
 
     def ended(self, run: Run) -> None:
         """Free a run's slot."""
@@ -71,6 +76,8 @@ class Run(msgspec.Struct, eq=False):
     _seq: int = 0
     _sent: int = 0
     _text: bool = False
+    _pieces: list[str] = []
+    _gathered: int = 0
     _answered: bool = False
     _began: bool = False
     _abandoned: bool = False
@@ -135,6 +142,7 @@ class Run(msgspec.Struct, eq=False):
             self._answered = True
             if error is not None:
                 self._finish(self._frame("end", error))
+        self._pieces.clear()
         self._stop_handler(error or ErrorInfo("cancelled", message="the call moved to another worker"))
         if self._iteration is not None:
             self._iteration.stop()
@@ -284,6 +292,8 @@ class Run(msgspec.Struct, eq=False):
     # -- answering --------------------------------------------------------------------------------
 
     def _frame(self, kind: Any, error: ErrorInfo | None = None) -> Frame:
+        if self._pieces:
+            self._pack()
         delivery, seq = self.delivery, self._seq
         self._seq = seq + 1
         frame = Frame(delivery.request.id, delivery.run, delivery.attempt, seq, kind)
@@ -301,19 +311,49 @@ class Run(msgspec.Struct, eq=False):
         self.shelter.broker.send(self.delivery, encode(frame))
 
     def _send_pieces(self, kind: Any, text: str) -> None:
-        settings = self.shelter.settings
-        for piece in pieces(text, settings.max_frame):
-            self._sent += len(piece)
-            if self._sent > settings.max_output:
-                raise ToolError(f"the output is over the limit of {settings.max_output} bytes", code="output_limit")
+        for piece in pieces(text, self.shelter.settings.max_frame):
+            self._count(len(piece))
             frame = self._frame(kind)
             frame.response = piece
             self._send(frame)
 
     def _send_text(self, text: str) -> None:
-        if text:
-            self._text = True
+        if not text:
+            return
+        self._text = True
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError:
+            # Lone surrogates are mended on the way through the other one.
+            size = self.shelter.most_gathered + 1
+        if size > self.shelter.most_gathered:
             self._send_pieces("text", text)
+            return
+        self._count(size)
+        if not self._pieces:
+            self.shelter.broker.before_sending(self._pack)
+        self._pieces.append(text)
+        self._gathered += size
+        if self._gathered > self.shelter.most_gathered:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Send the text that gathered while earlier frames were on their way: several pieces in a frame cost hardly more than one."""
+        pieces, self._pieces, self._gathered = self._pieces, [], 0
+        if pieces:
+            frame = self._frame("text")
+            if len(pieces) == 1:
+                frame.response = pieces[0]
+            else:
+                frame.texts = pieces
+            self._send(frame)
+
+    def _count(self, size: int) -> None:
+        """Count output; raises ToolError when it is too much."""
+        self._sent += size
+        limit = self.shelter.settings.max_output
+        if self._sent > limit:
+            raise ToolError(f"the output is over the limit of {limit} bytes", code="output_limit")
 
     def _send_item(self, item: object) -> None:
         if isinstance(item, Progress):
@@ -326,13 +366,10 @@ class Run(msgspec.Struct, eq=False):
             self._send_text(encode(item).decode())
 
     def _send_blob(self, blob: Blob) -> None:
-        settings = self.shelter.settings
         # Base64 makes four bytes of three.
-        step = max(1, settings.max_frame * 3 // 4)
+        step = max(1, self.shelter.settings.max_frame * 3 // 4)
         for start in range(0, max(1, len(blob.data)), step):
-            self._sent += min(step, len(blob.data) - start)
-            if self._sent > settings.max_output:
-                raise ToolError(f"the output is over the limit of {settings.max_output} bytes", code="output_limit")
+            self._count(min(step, len(blob.data) - start))
             frame = self._frame("blob")
             frame.blob = Blob(blob.media_type, blob.data[start : start + step])
             frame.more = start + step < len(blob.data)

@@ -28,6 +28,7 @@ from toolbus.worker.threads import Threads
 from toolbus.worker.waiting import Waiting
 
 _EARLY_CANCELS = 10_000
+_MOST_GATHERED = 16_384
 _CANCEL_GRACE = 1.0
 # Seconds that a leaving worker waits for each of the server's answers.
 _SIGN_OFF = 3.0
@@ -68,6 +69,8 @@ class Worker:
         self._cancelled_early: dict[str, float] = {}
         self._free = self.settings.concurrency
         self._alone_from = self.settings.alone_from
+        # Half of what a frame may hold: the piece that fills it comes on top.
+        self.most_gathered = min(_MOST_GATHERED, self.settings.max_frame // 2)
         self._stopping = False
         self._alone = self._making_room = False
         self._make_room_again = 0.0
