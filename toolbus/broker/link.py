@@ -211,6 +211,10 @@ class Link(asyncio.Protocol):
 
         self.send(("EVALSHA", script.sha, len(keys), *keys, *args), check, repeatable=repeatable, same_server=same_server)
 
+    def flush(self) -> None:
+        """Write what is queued now, and not only at the end of this tick, for those who have gathered a tick's commands already."""
+        self._flush()
+
     async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
         """Send a command and wait for its answer.
 

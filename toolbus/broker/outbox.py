@@ -154,6 +154,7 @@ class Outbox:
                 self._finish(stream, part)
         for operation in operations:
             operation()
+        self._link.flush()
         if not self._in_flight:
             self._idle.set()
 
@@ -162,7 +163,6 @@ class Outbox:
         if self._in_flight:
             return
         if self._frames or self._finished or self._packers or self._operations:
-            # The link's own flush at the end of this tick makes one write of it.
             self._flush()
         else:
             self._idle.set()

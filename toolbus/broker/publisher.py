@@ -102,6 +102,7 @@ class Publisher:
             self._send_parts([publish for publish in waiting if publish.once], once=True)
             waiting = [publish for publish in waiting if not publish.once]
         self._send_parts(waiting, once=False)
+        self._link.flush()
 
     def _send_parts(self, waiting: list[Publish], *, once: bool) -> None:
         start = size = 0

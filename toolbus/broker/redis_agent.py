@@ -152,6 +152,8 @@ class RedisAgentBroker:
                     self._take_shared(key, entries)
                 elif not self._follower.apply(entries):
                     self._resync = True
+            # Who waited for these answers calls again before the next ones are asked for.
+            await asyncio.sleep(0)
 
     def _take_shared(self, stream: bytes, entries: list[Any]) -> None:
         for entry, flat in entries:

@@ -112,7 +112,8 @@ class Upkeep:
             telemetry.log.info("requests.taken_back", service=stream.service, calls=len(reaped.entries))
         else:
             telemetry.log.warning("requests.recovered", service=stream.service, calls=len(reaped.entries))
-        for entry in reaped.entries:
+        # What was tried least is least likely to be what kills us.
+        for entry in sorted(reaped.entries, key=lambda entry: entry.attempt):
             await self._run_again(stream, entry, reaped.fence)
 
     async def _run_again(self, stream: RequestStream, entry: Entry, fence: Fence) -> None:

@@ -221,6 +221,8 @@ class Worker:
                 continue
             for delivery in await self.broker.take(self._free):
                 self._start(delivery)
+            # What ends at once is answered before the next request is asked for.
+            await asyncio.sleep(0)
 
     async def _make_room(self) -> None:
         """Take nothing until nothing runs, so that what must run alone finds a place; for a bounded time, since other calls wait too."""
