@@ -83,7 +83,7 @@ def call_by_hand(server: Server) -> tuple[str, dict[str, Any]]:
                 assert (frame["id"], frame["run"], frame.get("seq", 0)) == (call, run, expected)
                 expected += 1
                 if frame.get("kind", "text") == "text":
-                    text += frame["response"]
+                    text += "".join(frame.get("texts") or [frame["response"]])
                 if frame.get("end_of_stream"):
                     server.redis.delete(replies, f"{server.prefix}pub:{agent}")
                     return text, frame
@@ -127,7 +127,7 @@ def serve_by_hand(server: Server, registered: asyncio.Event, loop: asyncio.Abstr
     end = {"id": request["id"], "run": run, "seq": 2, "kind": "end", "end_of_stream": True, "data": {"by": "hand"}}
     frames = (f"{server.prefix}rsp:{request['agent']}", json.dumps([style, end]))
     finished = server.run("finish", [f"q:{service}", f"fence:{service}"], instance, generation, counter, 1, entry, *frames)
-    assert finished[2:] == [[], []]
+    assert finished[2:] == [[], [], 0]
     server.run("unregister", server.registry, *server.common, f"{service}/{instance}")
     server.run("retire", [f"q:{service}", f"fence:{service}", f"cancelled:{service}", f"reg:s:{service}"], instance)
     return str(request["tool"])

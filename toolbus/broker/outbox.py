@@ -290,7 +290,7 @@ class Outbox:
             # The requests stay pending under our name, nobody renews them, and they are recovered.
             telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
             return
-        generation, counter, lost, gone = reply
+        generation, counter, lost, gone, stream.depth = reply
         stream.fence_is(generation, counter)
         for index in lost:
             self.lost += 1

@@ -118,6 +118,8 @@ class RequestStream:
         self.wake = keys.wake(queue)
         self.fence_known = Fence(b"", b"")
         self.held: dict[bytes, Delivery] = {}
+        # How many requests the stream held, queued and running, when this worker last finished one.
+        self.depth = 0
         self.paused = False
         self._keys = keys
         self._clock = clock

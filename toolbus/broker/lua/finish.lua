@@ -4,7 +4,7 @@
 -- Finish a batch, all of it or nothing: the terminal frames, XACK and XDEL of entries that are certainly this consumer's.
 -- KEYS: 1 request stream, 2 fence
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then the ids, then pairs of reply stream and frames (a JSON list)
--- Returns {generation, counter, {}, {reply stream that is gone, ...}}, or {generation, counter} when something was moved and
+-- Returns {generation, counter, {}, {reply stream that is gone, ...}, requests that are left}, or {generation, counter} when something was moved and
 -- nothing was done: then finish_each.lua looks at each id.
 local queue, consumer = KEYS[1], ARGV[1]
 local generation, counter = fence_state(KEYS[2], consumer)
@@ -18,4 +18,4 @@ for i = first, #ARGV, 2 do
 end
 redis.call('XACK', queue, 'g', unpack(ARGV, 5, first - 1))
 redis.call('XDEL', queue, unpack(ARGV, 5, first - 1))
-return {generation, counter, {}, gone}
+return {generation, counter, {}, gone, redis.call('XLEN', queue)}

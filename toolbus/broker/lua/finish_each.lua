@@ -6,7 +6,7 @@
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then the ids,
 --       then per agent: reply stream, number of frames, then per frame: index of its id, frame;
 --       or "!" and the record of an idempotency key, 1, index of its id, call id: it failed, so the key is free again
--- Returns {generation, counter, {index of a lost id, ...}, {reply stream that is gone, ...}}
+-- Returns {generation, counter, {index of a lost id, ...}, {reply stream that is gone, ...}, requests that are left}
 local queue, fence, consumer = KEYS[1], KEYS[2], ARGV[1]
 local generation, counter = fence_state(fence, consumer)
 local count = tonumber(ARGV[4])
@@ -47,4 +47,4 @@ if #accepted > 0 then
   redis.call('XACK', queue, 'g', unpack(accepted))
   redis.call('XDEL', queue, unpack(accepted))
 end
-return {generation, counter, lost, gone}
+return {generation, counter, lost, gone, redis.call('XLEN', queue)}
