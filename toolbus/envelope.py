@@ -18,8 +18,14 @@ from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress
 
 VERSION = 1
 
-is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
-"""Whether a text can be a call or agent id: keys are derived from them."""
+_is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
+
+
+def is_ident(value: str) -> bool:
+    """Whether a text can be a call or agent id: keys are derived from them."""
+    # The ids that toolbus draws need no pattern, which takes three times as long.
+    return (value.isalnum() and value.isascii() and len(value) <= 64) or _is_ident(value) is not None
+
 
 FrameKind = Literal["start", "text", "progress", "blob", "output", "data", "reset", "confirm", "end"]
 

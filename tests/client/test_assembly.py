@@ -345,4 +345,4 @@ def test_the_only_frame_of_a_call_needs_no_assembly(response: str | None, data: 
     frame = Frame("c", "r", attempt, kind="end", end_of_stream=True, response=response, data=data, error=error, worker="w1")
     *_, last = Assembly().feed(frame)
     assert isinstance(last, Finished)
-    assert only(frame) == last.result
+    assert only(frame, "", 0.0) == last.result

@@ -328,7 +328,7 @@ def _packed(frames: list[bytes]) -> list[list[bytes]]:
 
 
 def _bounded(batch: list[tuple[Delivery, bytes]]) -> list[list[tuple[Delivery, bytes]]]:
-    if len(batch) == 1:
+    if len(batch) <= _MOST_IDS and sum([len(frame) for _, frame in batch]) <= _MOST_BYTES:
         return [batch]
     parts: list[list[tuple[Delivery, bytes]]] = [[]]
     size = 0

@@ -66,7 +66,7 @@ class Publisher:
         """Publish at the end of this tick, or when there is a connection again."""
         waiting = self._waiting
         self._waiting_bytes += len(publish.document)
-        if not self._link.connected and (len(waiting) >= _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES):
+        if (len(waiting) >= _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES) and not self._link.connected:
             self._waiting_bytes -= len(publish.document)
             message = f"{len(waiting)} calls already wait for the connection to the server to come back"
             self._loop.call_soon(publish.sender.settle, Verdict("failed", message=message))

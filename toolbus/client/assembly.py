@@ -18,12 +18,15 @@ HOLD_BACK = 1_048_576
 _MOST_BANNED = 64
 
 
-def only(frame: Frame) -> ToolResult:
-    """The result of a call whose first frame is its last: what an ``Assembly`` fed with it alone would finish with."""
+def only(frame: Frame, call: str, ms: float) -> ToolResult:
+    """The result of a call whose first frame is its last: what an ``Assembly`` fed with it alone would finish with.
+
+    ``call`` and ``ms`` go into its ``meta``.
+    """
     output, error = frame.response, frame.error
     if not output:
         output = "" if error is None and frame.data is None else None
-    return ToolResult(error is None, output, frame.data, error, (), ResultMeta("", frame.attempt, frame.worker))
+    return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms))
 
 
 class Assembly:

@@ -242,7 +242,7 @@ class ToolBus(BusView):
         if isinstance(found, ErrorInfo):
             return found
         options = call.options
-        idle = options.get("idle_timeout")
+        idle, key = options.get("idle_timeout"), options.get("idempotency_key", "")
         if idle is not None:
             call.idle_timeout = _seconds(idle, "idle_timeout")
         request = Request(
@@ -259,10 +259,10 @@ class ToolBus(BusView):
             found.digest,
             call.streaming,
             options.get("priority", 0),
-            options.get("idempotency_key", ""),
+            key,
             options.get("metadata", {}),
         )
-        if request.idempotency_key:
+        if key:
             request = msgspec.structs.replace(request, shared=True)
         if telemetry.active():
             call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=self._agent)
@@ -271,7 +271,7 @@ class ToolBus(BusView):
         return self._publish(call, request, found.descriptor)
 
     def _resolve(self, call: Call) -> Resolution | ErrorInfo:
-        if call.arguments is not None and not isinstance(call.arguments, Mapping):
+        if call.arguments is not None and type(call.arguments) is not dict and not isinstance(call.arguments, Mapping):
             return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type(call.arguments).__name__}")
         catalogue, name = self._known(), call.target.tool
         if not name:
@@ -328,8 +328,8 @@ class ToolBus(BusView):
             call.complete_with(problem)
 
     def _timeout(self, options: Mapping[str, Any], usual: float) -> float:
-        given = options.get("timeout")
-        timeout = _seconds(given, "timeout") if given is not None else usual or self.settings.timeout
+        given = options.get("timeout") if options else None
+        timeout = usual or self.settings.timeout if given is None else _seconds(given, "timeout")
         if timeout > self.settings.max_timeout:
             raise ConfigurationError(f"timeout {timeout:g} s is over the limit of {self.settings.max_timeout:g} s (TOOLBUS_MAX_TIMEOUT)")
         return timeout

@@ -160,7 +160,7 @@ class Call(msgspec.Struct, eq=False):
         assembly = self._assembly
         if assembly is None and frame.end_of_stream and frame.seq == 0 and not self.streaming:
             # Most calls are answered by one frame: putting nothing together saves a sixth of the caller's time.
-            self._complete(only(frame))
+            self._end(only(frame, self.id, self._elapsed_ms()))
             return
         self.last_heard = now
         for event in self._assembled().feed(frame):
@@ -216,10 +216,15 @@ class Call(msgspec.Struct, eq=False):
         elif self._result is None:
             self._complete(self._assembled().fail(_refusal(verdict, self)))
 
+    def _elapsed_ms(self) -> float:
+        return int((time.monotonic() - self._started) * 1e6) / 1000
+
     def _complete(self, result: ToolResult) -> None:
-        elapsed = time.monotonic() - self._started
-        meta = ResultMeta(self.id, result.meta.attempts, result.meta.worker, int(elapsed * 1e6) / 1000)
-        result = self._result = ToolResult(result.success, result.output, result.data, result.error, result.content, meta)
+        meta = ResultMeta(self.id, result.meta.attempts, result.meta.worker, self._elapsed_ms())
+        self._end(ToolResult(result.success, result.output, result.data, result.error, result.content, meta))
+
+    def _end(self, result: ToolResult) -> None:
+        self._result = result
         self._desk.forget(self)
         if self._arrived is not None:
             self._arrived.set()
@@ -227,7 +232,7 @@ class Call(msgspec.Struct, eq=False):
             self._done.set_result(result)
         if telemetry.metering():
             service = "" if self.request is None else self.request.service
-            telemetry.record_call(self.target.tool, service, elapsed, result.error)
+            telemetry.record_call(self.target.tool, service, result.meta.ms / 1000, result.error)
         if self.span is not None:
             self.span.end(result.error)
 

@@ -299,15 +299,12 @@ class Run(msgspec.Struct, eq=False):
             self._pack()
         delivery, seq = self.delivery, self._seq
         self._seq = seq + 1
-        frame = Frame(delivery.request.id, delivery.run, delivery.attempt, seq, kind)
+        frame = Frame(delivery.request.id, delivery.run, delivery.attempt, seq, kind, None, kind == "end", error)
         if delivery.epoch:
             frame.epoch = delivery.epoch
         if seq == 0:
             frame.worker = self.shelter.broker.instance
             frame.queued_ms = int(delivery.queued_ms * 10) / 10
-        if kind == "end":
-            frame.end_of_stream = True
-            frame.error = error
         return frame
 
     def _send(self, frame: Frame) -> None:
@@ -454,12 +451,13 @@ class Run(msgspec.Struct, eq=False):
         return ErrorInfo("tool_error", type(error).__name__, str(error) or type(error).__name__)
 
     def _log_end(self, error: ErrorInfo | None, exception: BaseException | None = None) -> None:
+        metering = telemetry.metering()
+        if error is None and not metering and not telemetry.logs(logging.INFO):
+            return
         request = self.delivery.request
         elapsed = time.monotonic() - self._started
-        if telemetry.metering():
+        if metering:
             telemetry.record_run(request.service, elapsed, self.delivery.queued_ms / 1000, self._seq, error)
-        if error is None and not telemetry.logs(logging.INFO):
-            return
         fields = {
             "tool": request.tool or request.service,
             "user": request.user,

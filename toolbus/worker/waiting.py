@@ -23,6 +23,11 @@ class Waiting:
         return len(self._retries) + len(self._due) + len(self._suspects)
 
     @property
+    def due(self) -> Sequence[Delivery]:
+        """What waits for nothing but a slot."""
+        return self._due
+
+    @property
     def suspects(self) -> Sequence[Delivery]:
         """Requests that may have killed their workers."""
         return self._suspects

@@ -329,7 +329,8 @@ class Worker:
         self._free += 1
         self.finished += 1
         self._wake.set()
-        self._start_due()
+        if self._waiting.due:
+            self._start_due()
 
     def stopped(self, run: Run) -> None:
         """Look later whether the handler has indeed stopped."""
