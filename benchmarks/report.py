@@ -38,7 +38,8 @@ One client process, one worker process (unless a heading says otherwise) and one
 closed loops: each awaits its result before it calls again. Rates and latencies are medians over the rounds, the spread is
 from the slowest round to the fastest. CPU (µs, from /proc) and server commands (from INFO commandstats, those inside scripts
 included) are per unit of work. Every asyncio peer runs on uvloop, on both sides; dramatiq and Celery have blocking clients,
-so their callers are threads. "Best peer" is the fastest one over Redis; nats-py, which keeps nothing, is shown beside them."""
+so their callers are threads. "Best peer" is the fastest one over Redis; nats-py, which keeps nothing, is shown beside them.
+In streams that trickle, p50 to p99 are the times that chunks take from the tool to the caller, by the clock that processes share."""
 
 
 @dataclass
@@ -146,8 +147,21 @@ def _table(workload: Workload, found: list[Row]) -> list[str]:
             "",
             "Time to first chunk, p50: " + ", ".join(f"{row.peer} at {row.concurrency} {row.first_p50:.2f} ms" for row in firsts) + ".",
         ]
+    if workload.operation == "trickle":
+        lines += ["", *_crowding(found)]
     lines += ["", *_ratios(found)]
     return lines
+
+
+def _crowding(found: list[Row]) -> list[str]:
+    """What trickling in a crowd adds to a chunk's time, where a peer was measured alone as well."""
+    alone = {row.peer: row for row in found if row.concurrency == 1}
+    return [
+        f"- {row.peer}: {row.concurrency} streams instead of one change the time of a chunk by "
+        f"{_change(row.p50, alone[row.peer].p50)} (p50) and {_change(row.p99, alone[row.peer].p99)} (p99)"
+        for row in found
+        if row.concurrency > 1 and row.peer in alone
+    ]
 
 
 def _ratios(found: list[Row]) -> list[str]:
@@ -190,6 +204,10 @@ def _number(value: float | None) -> str:
 
 def _times(value: float | None) -> str:
     return "?" if value is None else f"{value:.2f} ×"
+
+
+def _change(value: float | None, base: float | None) -> str:
+    return "?" if value is None or base is None else f"{value - base:+.2f} ms"
 
 
 def _percent(value: float | None) -> str:
