@@ -39,7 +39,7 @@ closed loops: each awaits its result before it calls again. Rates and latencies 
 from the slowest round to the fastest. CPU (µs, from /proc) and server commands (from INFO commandstats, those inside scripts
 included) are per unit of work. Every asyncio peer runs on uvloop, on both sides; dramatiq and Celery have blocking clients,
 so their callers are threads. "Best peer" is the fastest one over Redis; nats-py, which keeps nothing, is shown beside them.
-In streams that trickle, p50 to p99 are the times that chunks take from the tool to the caller, by the clock that processes share."""
+In streams that trickle, a chunk's way from the tool to the caller is timed by the clock that processes share."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ def print_tables(outcome: Outcome) -> None:
         found = rows(outcome.measurements, workload.name, outcome.specs)
         if not found:
             continue
-        table = Table(title=f"{workload.title}: medians of {outcome.plan.rounds} rounds")
+        table = Table(title=f"{workload.title}: medians of {outcome.plan.rounds} rounds; p50 and p99 of {workload.timed}")
         shown = [number for number, header in enumerate(HEADERS) if header not in NOT_ON_TERMINAL]
         for number in shown:
             table.add_column(HEADERS[number].format(unit=workload.unit), justify="left" if number == 1 else "right", no_wrap=True)
@@ -141,6 +141,7 @@ def _table(workload: Workload, found: list[Row]) -> list[str]:
         "|" + "|".join("---" if number == 1 else "---:" for number in range(len(HEADERS))) + "|",
         *("| " + " | ".join(_cells(row)) + " |" for row in found),
     ]
+    lines += ["", f"p50, p90 and p99: {workload.timed}."]
     firsts = [row for row in found if row.first_p50 is not None]
     if firsts:
         lines += [

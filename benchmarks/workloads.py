@@ -57,6 +57,15 @@ class Workload:
         """What is counted per second."""
         return "chunks" if self.operation in {"chunks", "trickle"} else "calls"
 
+    @property
+    def timed(self) -> str:
+        """What p50 to p99 are the times of."""
+        if self.operation == "trickle":
+            return "a chunk on its way from the tool to the caller"
+        if self.operation == "chunks":
+            return "a whole stream"
+        return "a call" if self.parallel == 1 else f"a whole turn of {self.parallel} parallel calls"
+
     def levels(self, mode: str) -> tuple[int, ...]:
         """Numbers of concurrent callers in a mode."""
         return self.quick if mode == "quick" else self.full

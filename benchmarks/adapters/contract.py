@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -341,16 +342,30 @@ async def _until_answered(turn: Callable[[], Awaitable[None]]) -> None:
             return
 
 
+def _thread_turn(caller: SyncCaller, workload: Workload, pool: ThreadPoolExecutor) -> Callable[[], None]:
+    """One turn of a thread; the pool has the threads for the calls that it makes at once."""
+    text = "x" * workload.size
+
+    def echo_once() -> None:
+        if caller.echo(text) != text:
+            raise WrongAnswerError("the echo differs")
+
+    def fan_out() -> None:
+        for call in [pool.submit(echo_once) for _ in range(workload.parallel)]:
+            call.result()
+
+    def nap_once() -> None:
+        caller.nap(workload.seconds)
+
+    if workload.operation == "nap":
+        return nap_once
+    return echo_once if workload.parallel == 1 else fan_out
+
+
 def _measure_threads(peer: ThreadedPeer, setup: Setup, workload: Workload, warmup: float, seconds: float) -> dict[str, Any]:
     tally = Tally()
-    text = "x" * workload.size
-    with peer.connect(setup) as caller:
-
-        def turn() -> None:
-            if workload.operation == "nap":
-                caller.nap(workload.seconds)
-            elif caller.echo(text) != text:
-                raise WrongAnswerError("the echo differs")
+    with peer.connect(setup) as caller, ThreadPoolExecutor(setup.concurrency * workload.parallel) as pool:
+        turn = _thread_turn(caller, workload, pool)
 
         def caller_loop() -> None:
             while not tally.stopping:
