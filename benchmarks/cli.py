@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import backlog, hotplug, idle, latency, limits, report, runner
+from benchmarks import backlog, hotplug, idle, latency, limits, memory, report, runner, snapshot
 from benchmarks.peers import HERE, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.report import Outcome
 from benchmarks.runner import Plan
@@ -43,6 +43,7 @@ examples:
   python -m benchmarks backlog --json backlog.json       a million queued requests: a minute, 1 GB
   python -m benchmarks recovery --lease 2                workers killed in mid-stream
   python -m benchmarks cancel                            cancelled calls, stopped workers
+  python -m benchmarks memory                            10,000 calls that wait, 10,000 services in the registry
 
 The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
 benchmarks/results. The exit code is 0 when everything that belongs to the quick set, or was
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="run | list | backlog | recovery | cancel")
+    commands = parser.add_subparsers(required=True, metavar="run | list | backlog | recovery | cancel | memory")
     run = commands.add_parser("run", help="measure and report", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.set_defaults(function=_run)
     mode = run.add_mutually_exclusive_group()
@@ -119,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
     cancel.set_defaults(function=_cancel)
     cancel.add_argument("--cancels", type=_positive(int), default=500, metavar="N", help="how many calls (%(default)s)")
     _json_option(cancel)
+    idle_calls = commands.add_parser("memory", help="memory of idle calls, and an agent's memory and opening with a large registry")
+    idle_calls.set_defaults(function=_memory)
+    idle_calls.add_argument("--calls", type=_positive(int), default=10_000, metavar="N", help="calls in flight at once (%(default)s)")
+    idle_calls.add_argument("--services", type=_positive(int), default=10_000, metavar="N", help="services of two tools (%(default)s)")
+    idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="of each measurement (%(default)s)")
+    _json_option(idle_calls)
     return parser
 
 
@@ -210,6 +217,12 @@ def _recovery(options: argparse.Namespace) -> int:
 def _cancel(options: argparse.Namespace) -> int:
     found, figures = latency.cancelling(options.cancels)
     return limits.report(found, figures, options.json)
+
+
+def _memory(options: argparse.Namespace) -> int:
+    found, figures = memory.measure(options.calls, options.runs)
+    more, registry = snapshot.measure(options.services, options.runs)
+    return limits.report([*found, *more], {"calls": figures, "registry": registry}, options.json)
 
 
 def _install(wanted: list[PeerSpec]) -> dict[str, str]:

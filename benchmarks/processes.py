@@ -140,3 +140,11 @@ def session_cpu(session: int) -> float:
             if int(fields[3]) == session:
                 ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     return ticks / TICKS
+
+
+def resident() -> int:
+    """Bytes of this process's memory that are resident now."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status names no VmRSS")

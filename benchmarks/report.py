@@ -38,7 +38,8 @@ One client process, one worker process (unless a heading says otherwise) and one
 closed loops: each awaits its result before it calls again. Rates and latencies are medians over the rounds, the spread is
 from the slowest round to the fastest. CPU (µs, from /proc) and server commands (from INFO commandstats, those inside scripts
 included) are per unit of work. Every asyncio peer runs on uvloop, on both sides; dramatiq and Celery have blocking clients,
-so their callers are threads. "Best peer" is the fastest one over Redis; nats-py, which keeps nothing, is shown beside them."""
+so their callers are threads. "Best peer" is the fastest one over Redis; nats-py, which keeps nothing, is shown beside them.
+In streams that trickle, a chunk's way from the tool to the caller is timed by the clock that processes share."""
 
 
 @dataclass
@@ -104,7 +105,7 @@ def print_tables(outcome: Outcome) -> None:
         found = rows(outcome.measurements, workload.name, outcome.specs)
         if not found:
             continue
-        table = Table(title=f"{workload.title}: medians of {outcome.plan.rounds} rounds")
+        table = Table(title=f"{workload.title}: medians of {outcome.plan.rounds} rounds; p50 and p99 of {workload.timed}")
         shown = [number for number, header in enumerate(HEADERS) if header not in NOT_ON_TERMINAL]
         for number in shown:
             table.add_column(HEADERS[number].format(unit=workload.unit), justify="left" if number == 1 else "right", no_wrap=True)
@@ -140,14 +141,28 @@ def _table(workload: Workload, found: list[Row]) -> list[str]:
         "|" + "|".join("---" if number == 1 else "---:" for number in range(len(HEADERS))) + "|",
         *("| " + " | ".join(_cells(row)) + " |" for row in found),
     ]
+    lines += ["", f"p50, p90 and p99: {workload.timed}."]
     firsts = [row for row in found if row.first_p50 is not None]
     if firsts:
         lines += [
             "",
             "Time to first chunk, p50: " + ", ".join(f"{row.peer} at {row.concurrency} {row.first_p50:.2f} ms" for row in firsts) + ".",
         ]
+    if workload.operation == "trickle":
+        lines += ["", *_crowding(found)]
     lines += ["", *_ratios(found)]
     return lines
+
+
+def _crowding(found: list[Row]) -> list[str]:
+    """What trickling in a crowd adds to a chunk's time, where a peer was measured alone as well."""
+    alone = {row.peer: row for row in found if row.concurrency == 1}
+    return [
+        f"- {row.peer}: {row.concurrency} streams instead of one change the time of a chunk by "
+        f"{_change(row.p50, alone[row.peer].p50)} (p50) and {_change(row.p99, alone[row.peer].p99)} (p99)"
+        for row in found
+        if row.concurrency > 1 and row.peer in alone
+    ]
 
 
 def _ratios(found: list[Row]) -> list[str]:
@@ -190,6 +205,10 @@ def _number(value: float | None) -> str:
 
 def _times(value: float | None) -> str:
     return "?" if value is None else f"{value:.2f} ×"
+
+
+def _change(value: float | None, base: float | None) -> str:
+    return "?" if value is None or base is None else f"{value - base:+.2f} ms"
 
 
 def _percent(value: float | None) -> str:

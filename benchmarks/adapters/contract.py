@@ -18,10 +18,12 @@ import argparse
 import asyncio
 import json
 import logging
+import random
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +37,7 @@ clock = time.perf_counter
 
 
 class AsyncCaller(Protocol):
-    """Operations of an asynchronous peer; ``chunks`` only where it streams."""
+    """Operations of an asynchronous peer; ``chunks`` and ``trickle`` only where it streams."""
 
     async def echo(self, text: str) -> str:
         """Have the worker return ``text``."""
@@ -113,6 +115,10 @@ class Tally:
 
     Callers only append, and the window is a slice of what they appended: there is nothing
     to synchronise, and each sample costs an append.
+
+    Attributes:
+        latencies: seconds that turns took; of a trickle, that each chunk took from the tool to the caller.
+        firsts: seconds until a stream's first chunk.
     """
 
     latencies: list[float] = field(default_factory=list)
@@ -150,6 +156,17 @@ def percentile(ordered: list[float], share: float) -> float | None:
     if not ordered:
         return None
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000
+
+
+async def dated(count: int, size: int, seconds: float) -> AsyncIterator[str]:
+    """What a trickle's worker yields: so many texts of ``size`` characters that say when they leave, one each ``seconds``.
+
+    The clock is the one that all processes share. Streams that start at once tick at different times, as nothing aligns real tools.
+    """
+    await asyncio.sleep(seconds * random.random())
+    for _ in range(count):
+        yield f"{time.monotonic():.9f}".ljust(size)
+        await asyncio.sleep(seconds)
 
 
 def ready() -> None:
@@ -215,7 +232,39 @@ def _loop_name() -> str:
 
 
 def _turn(caller: Any, workload: Workload, tally: Tally) -> Callable[[], Awaitable[None]]:
-    """One turn of an asynchronous caller."""
+    """One turn of an asynchronous caller, which notes the time it takes; of a trickle, the time that each chunk takes."""
+    if workload.operation == "trickle":
+        return _trickle_turn(caller, workload, tally)
+    work, latencies = _work(caller, workload, tally), tally.latencies
+
+    async def timed() -> None:
+        began = clock()
+        await work()
+        latencies.append(clock() - began)
+
+    return timed
+
+
+def _trickle_turn(caller: Any, workload: Workload, tally: Tally) -> Callable[[], Awaitable[None]]:
+    size, latencies = workload.size, tally.latencies
+
+    async def trickle_once() -> None:
+        arrived = 0
+        chunks: AsyncIterator[str] = caller.trickle(workload.count, size, workload.seconds)
+        async for text in chunks:
+            now = time.monotonic()
+            # What a peer hands over in one piece may be several chunks.
+            for start in range(0, len(text), size):
+                latencies.append(now - float(text[start : start + size]))
+                arrived += 1
+        if arrived != workload.count:
+            raise WrongAnswerError(f"{arrived} chunks arrived of {workload.count}")
+
+    return trickle_once
+
+
+def _work(caller: Any, workload: Workload, tally: Tally) -> Callable[[], Awaitable[None]]:
+    """What one turn of an asynchronous caller does."""
     text = "x" * workload.size
     echo = getattr(caller, "echo", None)
 
@@ -255,16 +304,12 @@ async def _measure(peer: Peer, setup: Setup, workload: Workload, warmup: float, 
         await _until_answered(turn)
 
         async def caller_loop() -> None:
-            latencies = tally.latencies
             while not tally.stopping:
-                began = clock()
                 try:
                     await turn()
                 except Exception as error:
                     tally.failed(error)
                     await asyncio.sleep(0.01)
-                else:
-                    latencies.append(clock() - began)
 
         lanes = [asyncio.create_task(caller_loop()) for _ in range(setup.concurrency)]
         try:
@@ -297,16 +342,30 @@ async def _until_answered(turn: Callable[[], Awaitable[None]]) -> None:
             return
 
 
+def _thread_turn(caller: SyncCaller, workload: Workload, pool: ThreadPoolExecutor) -> Callable[[], None]:
+    """One turn of a thread; the pool has the threads for the calls that it makes at once."""
+    text = "x" * workload.size
+
+    def echo_once() -> None:
+        if caller.echo(text) != text:
+            raise WrongAnswerError("the echo differs")
+
+    def fan_out() -> None:
+        for call in [pool.submit(echo_once) for _ in range(workload.parallel)]:
+            call.result()
+
+    def nap_once() -> None:
+        caller.nap(workload.seconds)
+
+    if workload.operation == "nap":
+        return nap_once
+    return echo_once if workload.parallel == 1 else fan_out
+
+
 def _measure_threads(peer: ThreadedPeer, setup: Setup, workload: Workload, warmup: float, seconds: float) -> dict[str, Any]:
     tally = Tally()
-    text = "x" * workload.size
-    with peer.connect(setup) as caller:
-
-        def turn() -> None:
-            if workload.operation == "nap":
-                caller.nap(workload.seconds)
-            elif caller.echo(text) != text:
-                raise WrongAnswerError("the echo differs")
+    with peer.connect(setup) as caller, ThreadPoolExecutor(setup.concurrency * workload.parallel) as pool:
+        turn = _thread_turn(caller, workload, pool)
 
         def caller_loop() -> None:
             while not tally.stopping:

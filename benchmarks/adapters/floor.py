@@ -20,7 +20,7 @@ from typing import Any
 import hiredis
 import msgspec
 
-from benchmarks.adapters.contract import Peer, Setup, main, ready
+from benchmarks.adapters.contract import Peer, Setup, dated, main, ready
 from toolbus.envelope import Frame, Request, new_id, new_run
 
 QUEUE = b"floor:q"
@@ -135,6 +135,12 @@ class FloorWorker:
         elif request.tool == "nap":
             await asyncio.sleep(arguments["seconds"])
             end = Frame(request.id, run, kind="end", response="slept", end_of_stream=True)
+        elif request.tool == "trickle":
+            seq = 0
+            async for text in dated(**arguments):
+                self.emit(request.agent, Frame(request.id, run, 1, seq, "text", text))
+                seq += 1
+            end = Frame(request.id, run, 1, seq, "end", end_of_stream=True)
         else:
             piece = "x" * arguments["size"]
             count = arguments["count"]
@@ -236,10 +242,17 @@ class FloorCaller:
         """Have the worker sleep."""
         await self._call("nap", {"seconds": seconds})
 
-    async def chunks(self, count: int, size: int) -> AsyncIterator[str]:
+    def chunks(self, count: int, size: int) -> AsyncIterator[str]:
         """Have the worker stream ``count`` pieces."""
+        return self._stream("chunks", {"count": count, "size": size})
+
+    def trickle(self, count: int, size: int, seconds: float) -> AsyncIterator[str]:
+        """Have the worker stream ``count`` dated pieces."""
+        return self._stream("trickle", {"count": count, "size": size, "seconds": seconds})
+
+    async def _stream(self, tool: str, arguments: dict[str, Any]) -> AsyncIterator[str]:
         queue: asyncio.Queue[Frame] = asyncio.Queue()
-        call = self.publish("chunks", {"count": count, "size": size})
+        call = self.publish(tool, arguments)
         self.streams[call] = queue
         try:
             while not (frame := await queue.get()).end_of_stream:

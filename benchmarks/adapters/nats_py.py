@@ -12,7 +12,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from benchmarks.adapters.contract import Peer, Setup, main, ready
+from benchmarks.adapters.contract import Peer, Setup, dated, main, ready
 
 
 class Request(msgspec.Struct, omit_defaults=True):
@@ -51,8 +51,16 @@ class Caller:
         """Have the worker sleep."""
         await self.client.request("nap", encode(Request(seconds=seconds)), timeout=30)
 
-    async def chunks(self, count: int, size: int) -> AsyncIterator[str]:
-        """Have the worker stream ``count`` pieces; a callback subscription is the fastest that nats-py has."""
+    def chunks(self, count: int, size: int) -> AsyncIterator[str]:
+        """Have the worker stream ``count`` pieces."""
+        return self._stream("chunks", Request(count=count, size=size))
+
+    def trickle(self, count: int, size: int, seconds: float) -> AsyncIterator[str]:
+        """Have the worker stream ``count`` dated pieces."""
+        return self._stream("trickle", Request(count=count, size=size, seconds=seconds))
+
+    async def _stream(self, subject: str, request: Request) -> AsyncIterator[str]:
+        """Yield what arrives; a callback subscription is the fastest that nats-py has."""
         arrived: asyncio.Queue[Reply] = asyncio.Queue()
 
         async def received(message: Msg) -> None:
@@ -61,7 +69,7 @@ class Caller:
         inbox = self.client.new_inbox()
         subscription = await self.client.subscribe(inbox, cb=received)
         try:
-            await self.client.publish("chunks", encode(Request(count=count, size=size)), reply=inbox)
+            await self.client.publish(subject, encode(request), reply=inbox)
             while not (reply := await arrived.get()).end:
                 yield reply.text
         finally:
@@ -88,18 +96,27 @@ async def serve(setup: Setup) -> None:
             await asyncio.sleep(0)
         await message.respond(encode(Reply(end=True)))
 
+    async def trickling(message: Msg) -> None:
+        request = decode_request(message.data)
+        async for text in dated(request.count, request.size, request.seconds):
+            await message.respond(encode(Reply(text=text)))
+        await message.respond(encode(Reply(end=True)))
+
     async def nap(message: Msg) -> None:
         _start(napping(message))
 
     async def chunks(message: Msg) -> None:
         _start(streaming(message))
 
+    async def trickle(message: Msg) -> None:
+        _start(trickling(message))
+
     def _start(work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         running.add(task)
         task.add_done_callback(running.discard)
 
-    for subject, callback in (("echo", echo), ("nap", nap), ("chunks", chunks)):
+    for subject, callback in (("echo", echo), ("nap", nap), ("chunks", chunks), ("trickle", trickle)):
         await client.subscribe(subject, queue="workers", cb=callback)
     await client.flush()
     ready()

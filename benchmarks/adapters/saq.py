@@ -30,7 +30,7 @@ def _finished(_: str, status: Status) -> bool:
 class Caller:
     """Calls over one queue.
 
-    ``queue.listen`` is used instead of ``queue.apply``: the latter polls, and reaches less than half as many calls.
+    ``queue.listen`` is used instead of ``queue.apply``, which polls; ``saq_apply`` has that.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -66,18 +66,27 @@ async def serve(setup: Setup) -> None:
 
 
 @asynccontextmanager
-async def connect(setup: Setup) -> AsyncIterator[Caller]:
-    """Open a queue, and hold its one subscription open, as it would otherwise come and go with each call."""
+async def opened(setup: Setup) -> AsyncIterator[Queue]:
+    """A connected queue, which allows as many operations at once as there are callers."""
     queue = Queue.from_url(setup.pooled_url, max_concurrent_ops=max(20, setup.concurrency))
     await queue.connect()
-    held = asyncio.create_task(queue.listen(["held"], lambda *_: False, timeout=None))
-    await asyncio.sleep(0.1)
     try:
-        yield Caller(queue)
+        yield queue
     finally:
-        held.cancel()
-        await asyncio.gather(held, return_exceptions=True)
         await queue.disconnect()
+
+
+@asynccontextmanager
+async def connect(setup: Setup) -> AsyncIterator[Caller]:
+    """Open a queue, and hold its one subscription open, as it would otherwise come and go with each call."""
+    async with opened(setup) as queue:
+        held = asyncio.create_task(queue.listen(["held"], lambda *_: False, timeout=None))
+        await asyncio.sleep(0.1)
+        try:
+            yield Caller(queue)
+        finally:
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.adapters.contract import Peer, Setup, main, ready
+from benchmarks.adapters.contract import Peer, Setup, dated, main, ready
 from toolbus import ToolBus, Worker, tool
 
 NAMESPACE = "bench"
@@ -47,6 +47,19 @@ async def chunks(count: int, size: int) -> AsyncIterator[str]:
         await asyncio.sleep(0)
 
 
+@tool
+async def trickle(count: int, size: int, seconds: float) -> AsyncIterator[str]:
+    """Stream pieces of text that say when they leave.
+
+    Args:
+        count: how many pieces
+        size: characters in each
+        seconds: from one to the next
+    """
+    async for text in dated(count, size, seconds):
+        yield text
+
+
 class Caller:
     """Calls over one bus."""
 
@@ -69,10 +82,16 @@ class Caller:
             async for text in call:
                 yield text
 
+    async def trickle(self, count: int, size: int, seconds: float) -> AsyncIterator[str]:
+        """Have the worker stream ``count`` dated pieces."""
+        async with self.bus.stream("trickle", {"count": count, "size": size, "seconds": seconds}) as call:
+            async for text in call:
+                yield text
+
 
 async def serve(setup: Setup) -> None:
     """Serve the tools until terminated, then drain."""
-    worker = Worker([echo, nap, chunks], url=setup.url, namespace=NAMESPACE, concurrency=setup.concurrency)
+    worker = Worker([echo, nap, chunks, trickle], url=setup.url, namespace=NAMESPACE, concurrency=setup.concurrency)
     ready()
     await worker.run()
 
@@ -81,7 +100,7 @@ async def serve(setup: Setup) -> None:
 async def connect(setup: Setup) -> AsyncIterator[Caller]:
     """Open a bus and wait for the tools."""
     async with ToolBus(setup.url, namespace=NAMESPACE) as bus:
-        for name in ("echo", "nap", "chunks"):
+        for name in ("echo", "nap", "chunks", "trickle"):
             await bus.wait_for_tool(name, timeout=10)
         yield Caller(bus)
 
