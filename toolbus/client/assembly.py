@@ -129,8 +129,10 @@ class Assembly:
     def _take(self, frame: Frame, events: list[Event]) -> None:
         match frame.kind:
             case "text":
-                for text in (frame.response or "",) if frame.texts is None else frame.texts:
-                    self._take_text(text, events)
+                if frame.texts is None:
+                    self._take_text(frame.response or "", events)
+                else:
+                    self._take_texts(frame.texts, events)
             case "progress":
                 if frame.progress is not None and self._held is None:
                     events.append(frame.progress)
@@ -157,6 +159,16 @@ class Assembly:
         self._held_length += len(text)
         if self._held_length >= self._length:
             self._compare(events)
+
+    def _take_texts(self, texts: list[str], events: list[Event]) -> None:
+        if self._held is not None:
+            for text in texts:
+                self._take_text(text, events)
+            return
+        self._run_text = True
+        self.text += texts
+        self._length += sum(map(len, texts))
+        events += map(Text, texts)
 
     def _deliver(self, text: str, events: list[Event]) -> None:
         if text:

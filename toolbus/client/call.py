@@ -174,7 +174,11 @@ class Call(msgspec.Struct, eq=False):
                 telemetry.count("toolbus.resets")
                 self._skip = 0
             if self.streaming:
-                self._keep(self._unseen(event) if self._skip else event)
+                seen = self._unseen(event) if self._skip else event
+                self._buffered += len(seen.text) if type(seen) is Text else _size(seen)
+                if self._events is None:
+                    self._events = deque()
+                self._events.append(seen)
         if self._buffered > self._buffer:
             self.complete_with(ErrorInfo("slow_consumer", message=f"more than {self._buffer} bytes wait to be read from this call"))
         elif self._events:
@@ -243,18 +247,12 @@ class Call(msgspec.Struct, eq=False):
             self._assembly = Assembly()
         return self._assembly
 
-    def _keep(self, event: Event) -> None:
-        if self._events is None:
-            self._events = deque()
-        self._events.append(event)
-        self._buffered += _size(event)
-
     def _next(self) -> Event:
         """The next event that waits to be read; raises IndexError when there is none."""
         if self._events is None:
             raise IndexError("no event waits")
         event = self._events.popleft()
-        self._buffered -= _size(event)
+        self._buffered -= len(event.text) if type(event) is Text else _size(event)
         return event
 
     async def _more(self) -> bool:

@@ -273,7 +273,8 @@ class Run(msgspec.Struct, eq=False):
                     result = item
                 else:
                     self._send_item(item)
-                if broker.congested:
+                # What gathers is bounded, so only what left can have filled the way to the server.
+                if not self._pieces and broker.congested:
                     await broker.room()
         finally:
             close: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
@@ -321,20 +322,23 @@ class Run(msgspec.Struct, eq=False):
         if not text:
             return
         self._text = True
+        shelter = self.shelter
         try:
             size = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError:
             # Lone surrogates are mended on the way through the other one.
-            size = self.shelter.most_gathered + 1
-        if size > self.shelter.most_gathered:
+            size = shelter.most_gathered + 1
+        if size > shelter.most_gathered:
             self._send_pieces("text", text)
             return
-        self._count(size)
+        self._sent += size
+        if self._sent > shelter.settings.max_output:
+            self._count(0)
         if not self._pieces:
-            self.shelter.broker.before_sending(self._pack)
+            shelter.broker.before_sending(self._pack)
         self._pieces.append(text)
         self._gathered += size
-        if self._gathered > self.shelter.most_gathered:
+        if self._gathered > shelter.most_gathered:
             self._pack()
 
     def _pack(self) -> None:
