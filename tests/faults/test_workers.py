@@ -295,7 +295,7 @@ async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(redi
 
 
 async def test_what_waits_behind_a_request_that_kills_at_once_loses_nothing_by_it(redis_place: Place, spawn: Spawn) -> None:
-    """Taken over together with it, again and again, the others have not been tried: their first run is their second attempt."""
+    """Taken over together with it, the others have not been tried, and begin before it the next time: at worst it meets them once more."""
     processes = [spawn(max_deliveries=5)]
     async with bus_of(redis_place) as bus:
         await workers_up(bus, redis_place, 1)
@@ -306,8 +306,8 @@ async def test_what_waits_behind_a_request_that_kills_at_once_loses_nothing_by_i
             if processes[-1].poll() is not None:
                 processes.append(spawn(max_deliveries=5))
         poison.cancel()
-    assert len(processes) >= 4, "poison was tried three times before it was to run alone"
-    assert [task.result().meta.attempts for task in behind] == [2] * 6
+    assert len(processes) >= 3, "it took two workers down before the others were done"
+    assert max(task.result().meta.attempts for task in behind) <= 3
 
 
 async def test_a_stuck_handler_keeps_no_suspect_waiting(redis_place: Place, spawn: Spawn) -> None:
