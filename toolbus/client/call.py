@@ -136,7 +136,9 @@ class Call(msgspec.Struct, eq=False):
             self._wake()
         try:
             if not self._launched:
-                await self._launch()
+                trouble = self._begin()
+                if trouble is not None:
+                    await trouble
             return await asyncio.shield(self._done) if self._iterating else await self._done
         except asyncio.CancelledError:
             self.cancel()
@@ -267,11 +269,15 @@ class Call(msgspec.Struct, eq=False):
 
     async def _launch(self) -> None:
         if not self._launched:
-            # Wrong options raise here, and again at the next use: the call was not launched.
-            trouble = self._desk.launch(self)
-            self._launched = True
+            trouble = self._begin()
             if trouble is not None:
                 await trouble
+
+    def _begin(self) -> Coroutine[Any, Any, None] | None:
+        # Wrong options raise here, and again at the next use: the call was not launched.
+        trouble = self._desk.launch(self)
+        self._launched = True
+        return trouble
 
     async def _arrival(self) -> None:
         if self._arrived is None:

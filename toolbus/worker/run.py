@@ -73,6 +73,7 @@ class Run(msgspec.Struct, eq=False):
     task: asyncio.Task[None] | None = None
     slot: int = 0
     stopped: ErrorInfo | None = None
+    ended: bool = False
     _seq: int = 0
     _sent: int = 0
     _text: bool = False
@@ -81,7 +82,6 @@ class Run(msgspec.Struct, eq=False):
     _answered: bool = False
     _began: bool = False
     _abandoned: bool = False
-    _ended: bool = False
     _started: float = 0.0
     _iteration: ThreadIteration | None = None
     _thread: asyncio.Future[Any] | None = None
@@ -99,7 +99,11 @@ class Run(msgspec.Struct, eq=False):
                 self._send(self._frame("start"))
             if self.handler.effect == "once" or request.effect == "once":
                 await self._begin_once()
-            self._answer(await (self._handle_traced() if telemetry.active() else self._handle()))
+            if self.handler.coroutine and not telemetry.active():
+                # The most frequent kind, without a coroutine in between.
+                self._answer(_result(await self.handler.start(request)))
+            else:
+                self._answer(await self._handle_traced())
         except asyncio.CancelledError:
             # A stopped run has been answered. Otherwise the worker is going down with its task group,
             # unless the handler let a cancellation of its own out.
@@ -111,10 +115,7 @@ class Run(msgspec.Struct, eq=False):
             # Whatever a handler raises is contained and becomes its answer.
             if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
                 raise
-            try:
-                self._fail(error)
-            except Exception:  # noqa: BLE001 - the run must leave the worker all the same
-                telemetry.log.exception("run.bug", id=request.id)
+            self._contain(error)
         finally:
             try:
                 if self._thread is not None:
@@ -132,8 +133,8 @@ class Run(msgspec.Struct, eq=False):
 
     def _leave(self) -> None:
         """Leave the worker, once. As a callback of the task's it took a further turn of the loop, and 4 % of a worker's time."""
-        if not self._ended:
-            self._ended = True
+        if not self.ended:
+            self.ended = True
             self.shelter.ended(self)
             # The task's context and the invocation refer to this run: rings that only the collector finds, for 12 % of a worker's time.
             self.task = self._invocation = None
@@ -223,6 +224,8 @@ class Run(msgspec.Struct, eq=False):
         self._began = True
 
     async def _handle_traced(self) -> ToolResult:
+        if not telemetry.active():
+            return await self._handle()
         request = self.delivery.request
         with telemetry.handler_span(
             request.traceparent,
@@ -406,6 +409,12 @@ class Run(msgspec.Struct, eq=False):
         self._answered = True
         self.shelter.broker.finish(self.delivery, payload, failed=error is not None)
         self._log_end(error)
+
+    def _contain(self, error: BaseException) -> None:
+        try:
+            self._fail(error)
+        except Exception:  # noqa: BLE001 - the run must leave the worker all the same
+            telemetry.log.exception("run.bug", id=self.delivery.request.id)
 
     def _fail(self, error: BaseException) -> None:
         if self._answered:
