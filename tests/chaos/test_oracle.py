@@ -128,6 +128,15 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
         PAY.key,
     ),
     "a refusal of what ran": (changed(Ended, ECHO.key, success=False, output=None, error="unavailable"), "one-end", ECHO.key),
+    "given up by its deadline too early": (
+        lambda records: [
+            *changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")(records),
+            Begun(2.0, ECHO.key, 2, 1),
+            Begun(2.1, ECHO.key, 3, 1),
+        ],
+        "one-end",
+        ECHO.key,
+    ),
     "given up too early": (
         changed(Ended, ECHO.key, success=False, output=None, error="tool_error", code="max_deliveries"),
         "one-end",
