@@ -30,8 +30,8 @@ def is_ident(value: str) -> bool:
 FrameKind = Literal["start", "text", "progress", "blob", "output", "data", "reset", "confirm", "end"]
 
 
-class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call on its way to a service.
+class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One call on its way to a service. Nothing it holds refers back to it, so the collector need not look at it.
 
     Attributes:
         id: correlation id, at least 128 random bits.

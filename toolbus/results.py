@@ -93,8 +93,8 @@ class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     ms: float = 0.0
 
 
-class ToolResult(msgspec.Struct, frozen=True):
-    """The one result of a call.
+class ToolResult(msgspec.Struct, frozen=True, gc=False):
+    """The one result of a call. Nothing it holds refers back to it, so the collector need not look at it.
 
     Attributes:
         success: False when ``error`` is set.

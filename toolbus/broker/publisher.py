@@ -32,7 +32,7 @@ _FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b
 ABSENT = Verdict("absent", message="the service has no request stream")
 
 
-class Publish(msgspec.Struct, frozen=True):
+class Publish(msgspec.Struct, frozen=True, gc=False):
     """One request that waits for the end of the tick; ``deadline`` is local monotonic seconds."""
 
     call: str

@@ -21,7 +21,7 @@ from toolbus.results import Blob, ConfigurationError, ErrorInfo, ResultMeta, Str
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
 
-class Target(msgspec.Struct, frozen=True):
+class Target(msgspec.Struct, frozen=True, gc=False):
     """What a call is for: a tool, or with an empty ``tool`` a service and config values for it."""
 
     tool: str
