@@ -114,6 +114,7 @@ class RequestStream:
         self.key = keys.queue(queue)
         self.fence = keys.fence(queue)
         self.dead_letters = keys.dead_letters(queue)
+        self.alone_from = settings.alone_from
         self.cancelled = keys.cancelled(queue)
         self.wake = keys.wake(queue)
         self.fence_known = Fence(b"", b"")
@@ -210,7 +211,7 @@ class RequestStream:
                 int(self._settings.lease * 1000),
                 int(handed_back_only),
                 int(busy),
-                self._settings.alone_from,
+                self.alone_from,
                 int(flexible),
             ),
         )

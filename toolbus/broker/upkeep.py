@@ -121,6 +121,9 @@ class Upkeep:
 
         It counts before it is even decoded, since that may be what kills its workers.
         """
+        if entry.attempt >= stream.alone_from and self._listener.busy():
+            # Something came in between: it would wait here, and lose the attempt to whatever happens to this worker meanwhile.
+            return
         if entry.counted and not await stream.count(self._link, entry.id, entry.attempt, fence):
             return
         deliveries = self._deliveries(stream, fence, [(entry.id, entry.attempt, entry.fields)])
