@@ -4,11 +4,11 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench chaos format clean
+.PHONY: help venv demo test lint bench bench-full chaos format clean
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
 
 venv: $(STAMP) ## Set up .venv with everything for development
 
@@ -27,8 +27,11 @@ lint: $(STAMP) ## Check style and types
 	@echo "== mypy"
 	@$(BIN)/mypy --no-error-summary
 
-bench: $(STAMP) ## Measure against peers, side by side
+bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 	@$(BIN)/python -m benchmarks run --quick
+
+bench-full: $(STAMP) ## Measure every peer and every workload (hours)
+	@$(BIN)/python -m benchmarks run --full
 
 chaos: $(STAMP) ## Break things for five minutes and check that nothing is lost
 	@$(BIN)/python -m tests.chaos --minutes 5
