@@ -249,6 +249,17 @@ async def test_an_old_server_is_refused_by_its_version() -> None:
         await asyncio.wait_for(left.wait(), 5)
 
 
+async def test_a_worker_that_leaves_stays_away(redis_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last worker's stream goes with it: a read that still waits on it is refused, and does not register the service again."""
+    client = redis.Redis.from_url(redis_place.settings.url)
+    async with redis_place.worker(echo) as worker:
+        await eventually(lambda: client.client_list(_type="normal") and any(each["cmd"] == "xreadgroup" for each in client.client_list()))
+        monkeypatch.setattr(worker.broker, "interrupt", lambda: None)
+    left = [key.decode().removeprefix(keys_of(redis_place)) for key in client.scan_iter(keys_of(redis_place) + "*")]
+    client.close()
+    assert "reg:services" not in left
+
+
 async def test_the_last_clean_stop_leaves_no_stream_behind(redis_place: Place) -> None:
     """After everything closed cleanly, request streams, fences and reply streams are gone."""
     async with redis_place.serving(echo) as bus:

@@ -197,6 +197,9 @@ class RedisWorkerBroker:
 
     async def _register_again(self, services: list[str]) -> None:
         for service in services:
+            # A stream whose last worker leaves goes with it; a read that still waits on it says so.
+            if not self._registered:
+                return
             published = self._published[service]
             try:
                 answer = await self._registry.register(published.publication, self._instance, published.start)
@@ -208,6 +211,8 @@ class RedisWorkerBroker:
                 published.start = answer.start
                 self._streams[service].fence_is(answer.generation, answer.counter)
                 telemetry.log.warning("service.registered_again", service=service)
+                if not self._registered:
+                    await self._registry.unregister([f"{service}/{self._instance}"])
 
     # -- taking -----------------------------------------------------------------------------------
 
@@ -244,10 +249,10 @@ class RedisWorkerBroker:
         except BrokerUnavailable:
             return []
         except ReplyError as error:
-            if str(error).startswith("NOGROUP"):
+            if str(error).startswith("NOGROUP") and self._registered:
                 telemetry.log.warning("requests.group_missing", error=str(error))
                 await self._register_again([stream.service for stream in streams])
-            else:
+            elif self._registered:
                 telemetry.log.error("requests.take_failed", error=str(error))
                 await self._pause_taking()
             return []
