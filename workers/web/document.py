@@ -17,7 +17,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 MAX_LINKS = 500
 MAX_LINK_TEXT = 200
-MAX_HREF = 2_000
+MAX_HREF = 1_000
 MAX_TITLE = 500
 
 _UNSEEN = frozenset(

@@ -97,7 +97,7 @@ class FetchService:
         narrowed = self._narrowed(limits or self._limits)
         try:
             async with asyncio.timeout(narrowed.seconds), self._turns:
-                return await self._follow(_parse(url), narrowed)
+                return await self._follow(parse_url(url), narrowed)
         except TimeoutError:
             message = f"{_shown(url)} did not answer completely within {narrowed.seconds:g} s; try again later, or try another page"
             raise ToolError(message, type="unavailable", code="too_slow", retryable=True) from None
@@ -181,7 +181,7 @@ def _request(url: httpx.URL, address: str, limits: Limits) -> httpx.Request:
     )
 
 
-def _parse(text: str) -> httpx.URL:
+def parse_url(text: str) -> httpx.URL:
     """An address that can be fetched.
 
     :raises ToolError: it can't be, whoever is behind it.
@@ -205,7 +205,7 @@ def _parse(text: str) -> httpx.URL:
 
 def _redirected(url: httpx.URL, location: str) -> httpx.URL:
     try:
-        return _parse(str(url.join(location)))
+        return parse_url(str(url.join(location)))
     except (httpx.InvalidURL, ValueError):
         pass
     except ToolError as error:
