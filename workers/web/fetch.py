@@ -140,11 +140,9 @@ class FetchService:
         """The headers of an answer, its body still to be read, from the first checked address that can be reached."""
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await self._guard.addresses(url.raw_host.decode("ascii"), port)
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()
         # A transport, not a client: clients add cookies, credentials and redirects of their own. And one for each request: pooled
         # connections are found by address, so that one host would answer for another.
-        async with httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False) as transport:
+        async with httpx.AsyncHTTPTransport(verify=self._verify(url), trust_env=False) as transport:
             with _told(url):
                 response = await _first(transport, url, addresses[:MAX_TRIED], limits)
             try:
@@ -152,6 +150,14 @@ class FetchService:
                     yield response
             finally:
                 await response.aclose()
+
+    def _verify(self, url: httpx.URL) -> ssl.SSLContext | bool:
+        """How a server's identity is verified; there is nothing to verify without TLS, and reading the authorities takes time."""
+        if url.scheme != "https":
+            return False
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()
+        return self._tls
 
 
 async def _first(transport: httpx.AsyncHTTPTransport, url: httpx.URL, addresses: Sequence[str], limits: Limits) -> httpx.Response:
