@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from workers.web.fetch import FetchService, Limits
@@ -78,21 +78,26 @@ async def site(
         finally:
             writer.close()
 
-    connections: set[asyncio.Task[None]] = set()
+    connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(serve(reader, writer))
-        connections.add(task)
-        task.add_done_callback(connections.discard)
+        connections[asyncio.create_task(serve(reader, writer))] = writer
 
     server = await asyncio.start_server(accept, host, port, ssl=tls)
     try:
         yield Site(server.sockets[0].getsockname()[1], asked)
     finally:
         server.close()
-        for task in list(connections):
+        # What was being accepted meanwhile arrives in the next turns of the loop.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task, writer in connections.items():
             task.cancel()
+            writer.transport.abort()
         await asyncio.gather(*connections, return_exceptions=True)
+        for writer in connections.values():
+            with suppress(OSError):
+                await writer.wait_closed()
         await server.wait_closed()
 
 
