@@ -3,14 +3,13 @@
 import asyncio
 import base64
 import contextlib
-import json
-import sys
 import time
 from pathlib import Path
 
 import duckdb
 import pytest
 
+from tests.workers.operator import put
 from toolbus import ConfigurationError, ToolBus, Worker
 from workers.data_analysis import DataAnalysis
 from workers.data_engine import MAX_CELL, MAX_TABLES
@@ -189,23 +188,15 @@ async def test_a_result_is_bounded_in_bytes(desk):
 async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namespace):
     """Config params of a further tool bound its results, and its arguments are checked all the same."""
     async with serving(valkey_server, namespace) as desk:
-        await _put(valkey_server, namespace, "few-rows", operation="data_analysis", max_rows="2")
-        await _put(valkey_server, namespace, "broken", operation="data_analysis", max_rows="many")
-        await _put(valkey_server, namespace, "nothing", operation="drop_everything")
+        await put(valkey_server, namespace, "few-rows", "data_analysis", operation="data_analysis", max_rows="2")
+        await put(valkey_server, namespace, "broken", "data_analysis", operation="data_analysis", max_rows="many")
+        await put(valkey_server, namespace, "nothing", "data_analysis", operation="drop_everything")
         for name in ("few-rows", "broken", "nothing"):
             await desk.bus.wait_for_tool(name, 10)
         assert (await desk.call("few-rows", sql="FROM range(9)")).data["rows"] == [[0], [1]]
         failed(await desk.call("few-rows", statement="FROM range(9)"), "invalid_arguments", "")
         assert "max_rows" in failed(await desk.call("broken", sql="FROM range(9)"), "tool_error", "bad_config")
         assert "data_analysis, data_describe" in failed(await desk.call("nothing", sql="FROM range(9)"), "tool_error", "bad_config")
-
-
-async def _put(url, namespace, name, **config):
-    document = {"type": "tool-service", "name": name, "description": "a tool", "service": "data_analysis", **config}
-    command = ["-m", "toolbus", "--url", url, "--namespace", namespace, "put", f"tool/{name}"]
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
-    _, said = await process.communicate(json.dumps(document).encode())
-    assert process.returncode == 0, said
 
 
 # -- what it refuses ----------------------------------------------------------------------------------
@@ -527,7 +518,7 @@ async def test_tables_are_bounded_in_number(desk):
 async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server, namespace):
     """Too much at once is refused with how to send it, and parts make one table."""
     async with serving(valkey_server, namespace) as desk:
-        await _put(valkey_server, namespace, "small", operation="data_upload", max_upload=20)
+        await put(valkey_server, namespace, "small", "data_analysis", operation="data_upload", max_upload=20)
         await desk.bus.wait_for_tool("small", 10)
         for content, encoding in (("a\n" + "1\n" * 10, "text"), ("YQox" * 10, "base64")):
             refused = await desk.call("small", table="t", content=content, encoding=encoding)
