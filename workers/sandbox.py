@@ -11,12 +11,14 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from itertools import islice
 from typing import BinaryIO, NamedTuple
 
 from toolbus import ToolError
 
 MAX_PATH = 1_000
 MAX_DEPTH = 40
+MAX_ENTRIES = 20_000
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe waits for somebody to write to it.
@@ -70,13 +72,13 @@ class Root:
                 yield file, status
 
     def entries(self, path: str, most: int) -> tuple[list[Entry], int]:
-        """The first entries of a folder by name, folders first, and how many it has in all.
+        """The first entries of a folder by name, folders first, and how many it has in all; of a huge one, only some are looked at.
 
         :raises ToolError: the path is wrong, leads out of the root, or is no folder that can be read.
         """
         parts = split(path)
         with self._folder(parts, path) as folder, _told(path):
-            found = list(_scan(folder, "/".join(parts)))
+            found = list(islice(_scan(folder, "/".join(parts)), MAX_ENTRIES))
         found.sort(key=lambda entry: (entry.kind != "folder", entry.path))
         return found[:most], len(found)
 
@@ -88,7 +90,7 @@ class Root:
             here = pending.pop()
             try:
                 with self._folder(split(here), here) as folder:
-                    found = sorted(_scan(folder, here))
+                    found = sorted(islice(_scan(folder, here), MAX_ENTRIES))
             except (ToolError, OSError):
                 if not here:
                     raise
