@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import contextlib
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -433,8 +435,8 @@ async def test_a_statement_that_eats_memory_fails_within_its_limit(namespace, st
         assert (await desk.sql("SELECT 42")).data["rows"] == [[42]]
 
 
-def _children():
-    return {int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+def _children(process="self"):
+    return {int(child) for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()}
 
 
 def _peak(process):
@@ -526,6 +528,33 @@ async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server
         assert (await desk.call("small", table="t", content="a\n1\n")).success
         assert (await desk.call("small", table="t", content="a\n2\n", append=True)).data["total"] == 2
         assert (await desk.sql("FROM t")).data["rows"] == [[1], [2]]
+
+
+async def test_one_command_serves_it_and_a_killed_worker_leaves_no_process(valkey_server, namespace):
+    """The processes of its sessions end with the worker, even in the middle of a statement."""
+    command = ["-m", "toolbus", "--url", valkey_server, "--namespace", namespace, "worker", "workers.data_analysis"]
+    worker = await asyncio.create_subprocess_exec(sys.executable, *command)
+    try:
+        async with ToolBus(valkey_server, namespace=namespace) as bus:
+            await bus.wait_for_tool("data_analysis", 30)
+            desk = Desk(bus, None)
+            assert (await desk.upload("sales", SALES)).success
+            children = _children(worker.pid)
+            assert len(children) == 1
+            async with bus.stream("data_analysis", {"sql": UNSTOPPABLE}, timeout=60, **desk.who):
+                await until(lambda: all(_cpu(child) > 0.5 for child in children))
+                worker.kill()
+                await until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            worker.kill()
+        await worker.wait()
+
+
+def _cpu(process):
+    """Seconds of processor time."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_limits_come_from_the_environment():
