@@ -163,26 +163,36 @@ class Engine:
         return {"columns": [{"name": each[0], "type": str(each[1])} for each in described], "rows": rows, "more": more, "cut": cut}
 
     def _gate(self, sql: str) -> Plan:
-        sql, heads = _tokens(sql)
+        """What to run for a statement; what it reads stands in a FROM clause, where nothing that changes data may stand.
+
+        :raises Refused: it is not one statement, or not of an allowed kind.
+        """
+        sql, words = _tokens(sql)
         statements = self._db.extract_statements(sql)
         if len(statements) != 1:
             raise Refused(f"{len(statements)} statements were given; run one at a time", "one_statement")
         kind = statements[0].type.name
         if kind == "SELECT":
             return Plan(sql, wrapped=True)
-        start = " ".join(word for word, _ in heads).upper() + " "
+        start = " ".join(word for word, _ in words[:6]).upper() + " "
         if kind == "EXPLAIN":
-            skipped = 2 if start.startswith("EXPLAIN ANALYZE ") else 1
-            inner = self._gate(sql.encode()[heads[skipped][1] :].decode() if len(heads) > skipped else "")
-            if inner.wrapped:
-                return Plan(f"EXPLAIN {'ANALYZE ' if skipped == 2 else ''}{inner.sql}", wrapped=False)
+            verb = "EXPLAIN ANALYZE" if start.startswith("EXPLAIN ANALYZE ") else "EXPLAIN"
+            if (inner := self._inner(sql, words[verb.count(" ") :])) is not None:
+                return Plan(f"{verb} {inner}", wrapped=False)
         if kind == "DROP" and _DROP.match(start):
             return Plan(sql, wrapped=False)
         if kind == "CREATE" and _CREATE.match(start):
             self._check_room([each["name"] for each in self.tables()["tables"]])
-            return Plan(sql, wrapped=False)
+            at = next((at for at, (word, _) in enumerate(words) if word.upper() == "AS"), len(words))
+            if (inner := self._inner(sql, words[at:])) is not None:
+                return Plan(f"{sql.encode()[: words[at][1]].decode()} {inner}", wrapped=False)
         word = "PIVOT without IN" if kind == "MULTI" else " ".join(start.split()[: 2 if kind in {"CREATE", "DROP"} else 1])
         raise Refused(f"{_cut(word, 40)} is not allowed here; {_ALLOWED}", "statement_refused", "forbidden")
+
+    def _inner(self, sql: str, words: list[tuple[str, int]]) -> str | None:
+        """The query that stands behind the first of these words, for a statement around it; None when it is no query."""
+        plan = self._gate(sql.encode()[words[0][1] :].decode()) if words else None
+        return f"SELECT * FROM (\n{plan.sql}\n)" if plan is not None and plan.wrapped else None  # noqa: S608 - it passed the gate
 
     def _check_columns(self, source: str) -> None:
         """Whether the columns were told apart: where quotes do not match, DuckDB takes whole lines for values."""
@@ -200,7 +210,7 @@ class Engine:
 
 
 def _tokens(sql: str) -> tuple[str, list[tuple[str, int]]]:
-    """A statement without what follows its end, and its first words with their places in bytes."""
+    """A statement without what follows its end, and its words with the places in bytes where each ends."""
     raw = sql.encode()
     tokens = [(at, kind.name) for at, kind in duckdb.tokenize(sql)]
     ends = [*(at for at, _ in tokens[1:]), len(raw)][: len(tokens)]
@@ -209,7 +219,7 @@ def _tokens(sql: str) -> tuple[str, list[tuple[str, int]]]:
         words.pop()
     if not words:
         raise Refused(f"the statement is empty; {_ALLOWED}", "one_statement")
-    return raw[: words[-1][2]].decode().rstrip(), [(word, at) for word, at, _ in words[:6]]
+    return raw[: words[-1][2]].decode().rstrip(), [(word, end) for word, _, end in words]
 
 
 def _value(text: str | None) -> Any:

@@ -21,6 +21,7 @@ from workers.operations import load_limits
 pytestmark = pytest.mark.anyio
 
 SALES = "region,amount\nnorth,10\nsouth,20\nnorth,5\n"
+LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at processes through /proc")
 # Interrupting them takes DuckDB ten seconds and more, if it does it at all.
 UNSTOPPABLE = "SELECT levenshtein(repeat('a', 400000), repeat('b', 400000))"
 ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range < 0"
@@ -158,6 +159,9 @@ async def test_every_type_arrives_as_json(desk):
         "EXPLAIN SELECT * FROM sales",
         "explain /* why */ analyze FROM sales",
         "CREATE TEMP TABLE t AS FROM sales",
+        "CREATE /* as */ TEMP TABLE \"as\" AS WITH s AS (FROM sales) SELECT 'as' AS x, s.* FROM s -- as",
+        "CREATE TEMP TABLE IF NOT EXISTS t AS (SELECT 1)",
+        "CREATE TEMP VIEW v (a, b) AS FROM sales",
         "create or replace temporary view v as from sales",
         "DROP TABLE sales",
         "/* first */ SELECT ';' AS \"a;b\" -- ;\n ; ;",
@@ -284,6 +288,11 @@ async def test_no_file_and_no_address_can_be_read(desk, tmp_path, statement):
         "SELECT * FROM enable_profiling(format='json', save_location='{}')",
         "WITH gone AS (DELETE FROM sales RETURNING *) SELECT * FROM gone",
         "SELECT * FROM query('COPY (SELECT 1) TO ''{}''')",
+        "CREATE TEMP TABLE t AS WITH gone AS (DELETE FROM sales RETURNING *) SELECT * FROM gone",
+        "EXPLAIN ANALYZE WITH gone AS (DELETE FROM sales RETURNING *) SELECT * FROM gone",
+        "CREATE TEMP TABLE t AS DELETE FROM sales RETURNING *",
+        "CREATE TEMP TABLE t (a INTEGER)",
+        "EXPLAIN ANALYZE INSERT INTO sales VALUES ('x', 1)",
     ],
 )
 async def test_what_only_looks_like_reading_changes_nothing(sales, tmp_path, statement):
@@ -411,6 +420,7 @@ async def test_a_cancelled_statement_runs_no_longer(desk, statement):
     assert (await desk.sql("SELECT 42", timeout=10)).data["rows"] == [[42]]
 
 
+@LINUX
 @pytest.mark.parametrize(
     "statement",
     [
@@ -464,6 +474,7 @@ async def test_a_slow_session_holds_up_no_other(desk):
         assert (await desk.other(session="two").sql("SELECT 42", timeout=10)).data["rows"] == [[42]]
 
 
+@LINUX
 async def test_an_idle_session_goes_with_its_tables(namespace):
     """After the idle time its process is gone, and a later call starts an empty one."""
     async with serving(namespace=namespace, idle=0.3) as desk:
@@ -530,6 +541,7 @@ async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server
         assert (await desk.sql("FROM t")).data["rows"] == [[1], [2]]
 
 
+@LINUX
 async def test_one_command_serves_it_and_a_killed_worker_leaves_no_process(valkey_server, namespace):
     """The processes of its sessions end with the worker, even in the middle of a statement."""
     command = ["-m", "toolbus", "--url", valkey_server, "--namespace", namespace, "worker", "workers.data_analysis"]
