@@ -2,8 +2,8 @@
 
 from toolbus.client.bus import ToolBus
 from toolbus.client.call import Call
-from toolbus.client.catalogue import Tool, ToolChange
 from toolbus.client.events import Event, Finished, Reset, Started, Text
+from toolbus.client.tool import Tool, ToolChange
 from toolbus.options import CallOptions
 from toolbus.results import (
     Blob,

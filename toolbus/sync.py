@@ -14,8 +14,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from toolbus.client import bus as aio
 from toolbus.client import views
 from toolbus.client.call import Call as AsyncCall
-from toolbus.client.catalogue import Tool
 from toolbus.client.events import Event
+from toolbus.client.tool import Tool
 from toolbus.options import CallOptions, ServiceCallOptions
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings

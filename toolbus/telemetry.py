@@ -43,6 +43,8 @@ EVENTS: Mapping[str, str] = {
     "cancel.done": "a call was cancelled; `outcome` says how far it had come",
     "cancel.failed": "a call could not be cancelled",
     "cancelled.unread": "the set of cancelled calls could not be read; it is read again",
+    "definition.name_refused": "two tools have one name for models; the first keeps it, the other is left out of definitions",
+    "definition.set_aside": "a tool's schema can't be carried by a format; the tool is left out of its definitions",
     "descriptor.invalid": "a descriptor in the registry is invalid and is left out; the error names its field",
     "finish.refused": "the server refused the answers of a batch of calls",
     "frame.malformed": "a response frame can't be read and is left out",

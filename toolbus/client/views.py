@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.client.call import Call, Target
-from toolbus.client.catalogue import ToolView
+from toolbus.client.toolview import ToolView
 from toolbus.options import CallOptions, ServiceCallOptions, merged
 from toolbus.results import ToolResult
 
