@@ -131,7 +131,7 @@ class Definitions:
         if wanted not in FORMATS:
             raise ConfigurationError(f"there is no format {wanted!r} (there are: {', '.join(get_args(Format))})")
         of_tools = self._of_tools.setdefault((wanted, enforce), {})
-        if len(of_tools) > 2 * len(tools) + 1000:
+        if len(of_tools) > 2 * len(self._catalogue.tools) + 1000:
             # Tools that are gone; what is still there is made anew.
             of_tools.clear()
         self._name()

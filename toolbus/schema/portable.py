@@ -25,8 +25,10 @@ def check_possible(schema: object) -> None:
         Validator(schema, path="$.parameters")  # type: ignore[arg-type] # it says what else than a mapping it was given
 
 
-def plain_object(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with ``type``, ``properties`` and no choices at its top; it accepts at least what the given one accepts.
+def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with ``type``, ``properties`` and no choices at its top, the given one if it is like that already.
+
+    It accepts at least what the given one accepts.
 
     Choices between objects become one object that has the properties of all; which of them belong together is still
     validated when the tool is called.
@@ -34,7 +36,7 @@ def plain_object(schema: Mapping[str, Any]) -> dict[str, Any]:
     :raises DescriptorError: what stands at its top can't be an object.
     """
     if "properties" in schema and schema.get("type") == "object" and schema.keys().isdisjoint(_NOT_AT_TOP):
-        return dict(schema)
+        return schema
     properties, required = _gathered(schema, schema, 0)
     written = {key: value for key, value in schema.items() if key not in _NOT_AT_TOP}
     written["type"] = "object"

@@ -64,7 +64,8 @@ def strict(schema: object, dialect: Dialect = OPENAI) -> dict[str, Any] | None:
         return None
     try:
         return _Writer(dialect).root(schema)
-    except (_Unsayable, RecursionError):
+    except (_Unsayable, RecursionError, TypeError):
+        # TypeError: something that can be no key stands where a name should.
         return None
 
 
@@ -109,9 +110,8 @@ class _Writer:
         if not isinstance(schema, dict) or level > _MOST_LEVELS:
             raise _Unsayable
         if schema.keys() <= _LEAF and schema.get("type") in _LEAF_TYPES:
-            leaf = schema.copy()
-            leaf.pop("default", None)
-            return leaf
+            # Shared, not copied: most of the time of many schemas goes into the memory for new dicts.
+            return {key: value for key, value in schema.items() if key != "default"} if "default" in schema else schema
         written = self._kept(schema)
         if "$ref" in schema:
             return self._reference(schema)
@@ -146,8 +146,11 @@ class _Writer:
         if not isinstance(properties, dict) or not isinstance(required, list) or schema.get("additionalProperties", False) is not False:
             raise _Unsayable
         self._properties += len(properties)
-        if self._properties > _MOST_PROPERTIES or not all(name in properties for name in required if isinstance(name, str)):
+        if self._properties > _MOST_PROPERTIES:
             raise _Unsayable
+        for name in required:
+            if name not in properties:
+                raise _Unsayable
         below = level + 1
         made = {
             name: self._node(part, below) if name in required else _nullable(self._node(part, below)) for name, part in properties.items()
@@ -243,12 +246,9 @@ def _nullable(node: dict[str, Any]) -> dict[str, Any]:
             return node
         return {**node, "anyOf": [*node["anyOf"], {"type": "null"}]}
     kinds = node["type"]
-    if kinds in _LEAF_TYPES and "enum" not in node:
-        node["type"] = [kinds, "null"]
-        return node
     if kinds == "null" or "null" in kinds:
         return node
-    node["type"] = [kinds, "null"] if isinstance(kinds, str) else [*kinds, "null"]
+    nullable = {**node, "type": [kinds, "null"] if isinstance(kinds, str) else [*kinds, "null"]}
     if "enum" in node and None not in node["enum"]:
-        node["enum"].append(None)
-    return node
+        nullable["enum"] = [*node["enum"], None]
+    return nullable
