@@ -486,3 +486,49 @@ async def test_preparing_a_call_is_cheap(bus: ToolBus) -> None:
         executor.preparers.prepare(found, said(text)[0])
         times.append(time.perf_counter() - started)
     assert sorted(times)[len(times) // 2] < 0.0005
+
+
+async def test_options_reach_every_call(place: Place) -> None:
+    """With wait a tool may still come, and one idempotency key for a turn is a key of its own for each call."""
+    turn = [chat("c1", "repeat", {"text": "once"}), chat("c2", "repeat", {"text": "once"})]
+    ran.clear()
+    async with place.bus() as bus, place.bus() as restarted:
+        task = asyncio.create_task(bus.process_tool_calls(turn, wait=10, idempotency_key="turn-1"))
+        async with place.worker(repeat):
+            assert [each["content"] for each in await task] == ["once", "once"]
+            assert len(ran) == 2
+            await restarted.wait_for_tool("repeat")
+            again = await restarted.process_tool_calls(turn, idempotency_key="turn-1")
+            assert [each["content"] for each in again] == ["once", "once"]
+            assert len(ran) == 2
+
+
+async def test_a_tool_can_ask_to_be_alone(namespace: str) -> None:
+    """A tool that calls itself sequential runs after the calls before it and before those after it."""
+    running: list[str] = []
+    seen: list[tuple[str, int]] = []
+
+    class Orderly(ToolService):
+        """Two tools, of which one wants to be alone."""
+
+        id = "orderly"
+        effect = "read"
+        tools = [  # noqa: RUF012 - as users write it
+            {"name": "alone", "description": "Alone", "x-toolbus": {"sequential": True}},
+            {"name": "beside", "description": "Beside"},
+        ]
+
+        async def invoke(self, user: str, config: Any, arguments: Any) -> Any:
+            """Note who runs at the same time."""
+            name = arguments["name"]
+            running.append(name)
+            seen.append((name, len(running)))
+            await asyncio.sleep(0.02)
+            running.remove(name)
+            return name
+
+    async with Worker(Orderly, url="memory://", namespace=namespace), ToolBus("memory://", namespace=namespace) as bus:
+        names = ["beside", "beside", "alone", "beside", "beside"]
+        made = await bus.process_tool_calls([chat(f"c{i}", name, {"name": f"{name}{i}"}) for i, name in enumerate(names)])
+    assert [each["content"] for each in made] == ["beside0", "beside1", "alone2", "beside3", "beside4"]
+    assert seen == [("beside0", 1), ("beside1", 2), ("alone2", 1), ("beside3", 1), ("beside4", 2)]
