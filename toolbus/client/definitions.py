@@ -190,12 +190,9 @@ def _made(tool: Tool, format: Format, enforce: bool) -> Definition | None:
 def _schema(tool: Tool, dialect: Dialect | None) -> tuple[dict[str, Any], bool]:
     """The schema for a provider, and whether the provider can enforce it."""
     schema = tool.parameters
-    if dialect is not None:
-        enforceable = strict(schema, dialect)
-        if enforceable is not None:
-            return enforceable, True
     check_possible(schema)
-    return plain_object(schema), False
+    enforceable = None if dialect is None else strict(schema, dialect)
+    return (plain_object(schema), False) if enforceable is None else (enforceable, True)
 
 
 def _short(description: str) -> str:
