@@ -182,12 +182,15 @@ async def test_a_call_that_has_ended_leaves_nothing_in_memory(
     """However calls end, neither the caller nor the worker holds anything for them afterwards."""
     # A cancelled handler is looked at again after some seconds, and pytest keeps every log record.
     monkeypatch.setattr("toolbus.worker.worker._STOPS_WITHIN", TIMEOUT / 2)
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    logging.disable()
     place = Place("memory://" if transport == "memory" else valkey_server, namespace)
     batches = 2 * CALLS // AT_ONCE
-    # Other tests' exporters would keep every span.
-    with telemetry.providers(tracer=NoOpTracerProvider(), meter=NoOpMeterProvider()):
-        left = await left_of_each(place, batches)
+    try:
+        # Other tests' exporters would keep every span.
+        with telemetry.providers(tracer=NoOpTracerProvider(), meter=NoOpMeterProvider()):
+            left = await left_of_each(place, batches)
+    finally:
+        logging.disable(logging.NOTSET)
     # A few hundred in all come and go.
     assert left < 0.5, f"{left:.2f} blocks are left of a call of each kind"
 

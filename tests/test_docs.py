@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -87,3 +88,15 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
     finally:
         worker.terminate()
         assert worker.wait(15) == 0
+
+
+def test_the_example_for_models_runs(tmp_path: Path) -> None:
+    """The example of the guide to models prints what the guide says, and its second one is Python."""
+    page = read("docs/guides/models.md")
+    example, watching = blocks("docs/guides/models.md")
+    (tmp_path / "example.py").write_text(example)
+    said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    expected = re.search(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert expected is not None
+    assert said.stdout == expected[1], said.stderr
+    compile(watching, "watching", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

@@ -164,3 +164,14 @@ def test_the_lower_tier_streams(bus: ToolBus) -> None:
     """service(id).stream is there, and an unknown service is a failure like any other."""
     with pytest.raises(ToolError, match="nowhere"), bus.service("nowhere").stream("al", {}, {}) as call:
         list(call)
+
+
+def test_a_models_turn(bus: ToolBus) -> None:
+    """Definitions and a turn of tool calls are those of the asynchronous bus."""
+    names = [each["function"]["name"] for each in bus.tools.filter(names=["fail", "repeat"]).definitions("openai", strict=True)]
+    assert names == ["fail", "repeat"]
+    said, failed = bus.bind(user="u").process_tool_calls(
+        [{"id": "1", "name": "repeat", "arguments": {"text": "a", "times": "2"}}, {"id": "2", "name": "fail"}]
+    )
+    assert said == {"role": "tool", "tool_call_id": "1", "name": "repeat", "content": "aa"}
+    assert failed["content"].startswith("Error (tool_error): no")

@@ -2,8 +2,13 @@
 
 from toolbus.client.bus import ToolBus
 from toolbus.client.call import Call
-from toolbus.client.catalogue import Tool, ToolChange
+from toolbus.client.confirmation import Confirmation
 from toolbus.client.events import Event, Finished, Reset, Started, Text
+from toolbus.client.executor import ToolExecutor
+from toolbus.client.observers import Confirming, Requested, ToolEvent
+from toolbus.client.tool import Tool, ToolChange
+from toolbus.client.toolcalls import ToolCall
+from toolbus.client.turn import Turn
 from toolbus.options import CallOptions
 from toolbus.results import (
     Blob,
@@ -38,6 +43,8 @@ __all__ = [
     "CallCancelled",
     "CallOptions",
     "ConfigurationError",
+    "Confirmation",
+    "Confirming",
     "DescriptorError",
     "EnvelopeError",
     "ErrorInfo",
@@ -46,6 +53,7 @@ __all__ = [
     "Invocation",
     "Progress",
     "RegistrationRefused",
+    "Requested",
     "Reset",
     "ResultMeta",
     "Retry",
@@ -55,11 +63,15 @@ __all__ = [
     "Text",
     "Tool",
     "ToolBus",
+    "ToolCall",
     "ToolChange",
     "ToolError",
+    "ToolEvent",
+    "ToolExecutor",
     "ToolResult",
     "ToolService",
     "ToolbusError",
+    "Turn",
     "UnsupportedServer",
     "Worker",
     "invocation",

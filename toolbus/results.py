@@ -85,12 +85,14 @@ class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         attempts: how many times a worker started it; 0 when none did.
         worker: the instance that answered; empty when none did.
         ms: milliseconds from the call's start to its end, measured at the caller.
+        changes: what an executor changed in a model's arguments so that the tool takes them.
     """
 
     id: str = ""
     attempts: int = 0
     worker: str = ""
     ms: float = 0.0
+    changes: tuple[str, ...] = ()
 
 
 class ToolResult(msgspec.Struct, frozen=True, gc=False):

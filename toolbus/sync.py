@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -14,8 +14,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from toolbus.client import bus as aio
 from toolbus.client import views
 from toolbus.client.call import Call as AsyncCall
-from toolbus.client.catalogue import Tool
+from toolbus.client.definitions import Format
 from toolbus.client.events import Event
+from toolbus.client.tool import Tool
+from toolbus.client.toolview import ToolView
 from toolbus.options import CallOptions, ServiceCallOptions
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
@@ -125,6 +127,10 @@ class _View:
         """A call to be entered with ``with`` and read as it is produced; see ``toolbus.ToolBus.stream``."""
         return Call(self._portal_or_fail(), lambda: self._view.stream(tool, arguments, **options))
 
+    def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
+        """Run a model's turn of tool calls; see ``toolbus.ToolExecutor.process_tool_calls``."""
+        return _run(self._portal_or_fail(), lambda: self._view.process_tool_calls(message, concurrent=concurrent, **options))
+
     def service(self, id: str) -> Service:
         """The untyped lower tier of one service."""
         return Service(self._portal_or_fail, self._view.service(id))
@@ -152,6 +158,29 @@ class Service:
     def stream(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> Call:
         """Call the service and read its answer as it is produced."""
         return Call(self._portal(), lambda: self._view.stream(user, config, arguments, **options))
+
+
+class Tools(dict[str, Tool]):
+    """Tools by name, sorted, as they were when they were asked for."""
+
+    def __init__(self, portal: BlockingPortal, view: ToolView) -> None:
+        super().__init__(_run(portal, lambda: dict(view)))
+        self._portal = portal
+        self._view = view
+
+    def filter(
+        self,
+        *,
+        groups: Collection[str] | None = None,
+        categories: Collection[str] | None = None,
+        names: Collection[str] | None = None,
+    ) -> Tools:
+        """The tools in any of these groups, of any of these categories, with any of these names."""
+        return Tools(self._portal, self._view.filter(groups=groups, categories=categories, names=names))
+
+    def definitions(self, format: Format = "bare", *, strict: bool = False, namespaces: bool = True) -> list[dict[str, Any]]:
+        """Definitions of the tools for a model, as they are now; see ``ToolView.definitions``."""
+        return _run(self._portal, lambda: self._view.definitions(format, strict=strict, namespaces=namespaces))
 
 
 class ToolBus(_View):
@@ -203,9 +232,10 @@ class ToolBus(_View):
             self._stack.close()
 
     @property
-    def tools(self) -> Mapping[str, Tool]:
+    def tools(self) -> Tools:
         """The tools as they are now, by name, sorted."""
-        return _run(self._portal_or_fail(), lambda: dict(self._bus.tools))
+        portal = self._portal_or_fail()
+        return Tools(portal, _run(portal, lambda: self._bus.tools))
 
     def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
         """Wait until a tool can be called.

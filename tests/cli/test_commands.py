@@ -106,6 +106,9 @@ def test_tools_services_and_describe_show_what_there_is(served: Shell) -> None:
     described = json.loads(served.run("describe", "shout").stdout)
     assert described["parameters"]["properties"]["text"] == {"type": "string", "description": "what to shout"}
     assert "shout" in served.run("tools").stdout
+    definitions = json.loads(served.run("tools", "--format", "openai", "--strict").stdout)
+    assert [each["function"]["name"] for each in definitions] == ["hang", "shout", "who"]
+    assert definitions[1]["function"]["strict"] is True
     nothing = served.run("describe", "shoot")
     assert (nothing.returncode, "shout" in nothing.stderr) == (1, True)
 

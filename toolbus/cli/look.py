@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
+from toolbus.client.definitions import FORMATS, Format
 from toolbus.settings import PREFIX, Settings
 
 
@@ -14,14 +15,25 @@ from toolbus.settings import PREFIX, Settings
 @click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
 @click.option("--category", "categories", multiple=True, help="Only tools of this category (may be repeated).")
 @click.option("--all", "everything", is_flag=True, help="Also tools that no live worker serves.")
+@click.option("--format", "wanted", type=click.Choice([*FORMATS]), help="Print their definitions for a model instead, as JSON.")
+@click.option("--strict", is_flag=True, help="With --format: so that a provider can enforce them, where that is possible.")
 @output_option
 @click.pass_context
-def tools_command(ctx: click.Context, groups: tuple[str, ...], categories: tuple[str, ...], everything: bool, output: str) -> None:
+def tools_command(
+    ctx: click.Context,
+    groups: tuple[str, ...],
+    categories: tuple[str, ...],
+    everything: bool,
+    wanted: Format | None,
+    strict: bool,
+    output: str,
+) -> None:
     """List the tools that can be called now.
 
     \b
-    Example:
+    Examples:
       toolbus tools --category text
+      toolbus tools --format openai --strict
     """
     from toolbus import ToolBus
 
@@ -30,9 +42,14 @@ def tools_command(ctx: click.Context, groups: tuple[str, ...], categories: tuple
     async def main() -> list[Any]:
         async with ToolBus(settings=settings) as bus:
             view = bus.tools.filter(groups=groups or None, categories=categories or None)
+            if wanted is not None:
+                return view.definitions(wanted, strict=strict)
             return [tool for tool in view.values() if tool.available or everything]
 
     found = run(main())
+    if wanted is not None:
+        print_json(found)
+        return
     if output == "json":
         print_json([_tool(tool) for tool in found])
         return

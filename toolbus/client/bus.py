@@ -16,7 +16,9 @@ from toolbus import telemetry
 from toolbus.broker import AgentBroker, agent_broker
 from toolbus.broker.protocols import Fate, ServiceRecord
 from toolbus.client.call import Call, Target
-from toolbus.client.catalogue import Catalogue, Resolution, Tool, ToolView
+from toolbus.client.catalogue import Catalogue
+from toolbus.client.tool import Resolution, Tool
+from toolbus.client.toolview import ToolView
 from toolbus.client.views import BusView
 from toolbus.deadlines import Deadlines
 from toolbus.descriptors import ServiceDescriptor

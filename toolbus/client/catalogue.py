@@ -4,198 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
-from typing import Any, Literal, Self
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self
 
 import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import ServiceRecord
-from toolbus.descriptors import (
-    ServiceDescriptor,
-    ToolDescriptor,
-    check_config,
-    is_tool_document,
-    parse_service,
-    parse_tool,
-)
+from toolbus.client.tool import ChangeKind, Tool, ToolChange
+from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
-from toolbus.schema import Checker, check_for
-
-ChangeKind = Literal["added", "updated", "removed"]
-
-
-class Resolution(msgspec.Struct, frozen=True):
-    """What the catalogue knows of a call's target; ``usual`` is the tool's own timeout (seconds), or 0."""
-
-    service: str
-    descriptor: ServiceDescriptor | None
-    config: Mapping[str, Any]
-    effect: str = ""
-    usual: float = 0.0
-    digest: str = ""
-
-
-class Tool:
-    """One tool as an agent sees it; immutable. ``descriptor`` has everything its publisher said.
-
-    Attributes:
-        available: whether a live worker serves it, or its service starts one on demand.
-        owner: who published it; ``operator`` for static descriptors.
-        digest: of the publication it came with.
-    """
-
-    __slots__ = ("_checker", "_resolution", "available", "descriptor", "digest", "owner", "service_descriptor")
-
-    descriptor: ToolDescriptor
-    service_descriptor: ServiceDescriptor | None
-    available: bool
-    owner: str
-    digest: str
-    _checker: Checker | None
-    _resolution: Resolution | None
-
-    def __init__(self, descriptor: ToolDescriptor, service: ServiceDescriptor | None, *, available: bool, owner: str, digest: str) -> None:
-        write = object.__setattr__
-        write(self, "descriptor", descriptor)
-        write(self, "service_descriptor", service)
-        write(self, "available", available)
-        write(self, "owner", owner)
-        write(self, "digest", digest)
-        write(self, "_checker", None)
-        write(self, "_resolution", None)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Tool is immutable; {name!r} can't be set")
-
-    @property
-    def name(self) -> str:
-        """The tool's name."""
-        return self.descriptor.name
-
-    @property
-    def description(self) -> str:
-        """What the model reads."""
-        return self.descriptor.description
-
-    @property
-    def service(self) -> str:
-        """Id of the service that runs it."""
-        return self.descriptor.service
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """JSON Schema of the arguments for models."""
-        return self.descriptor.schema or {"type": "object"}
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """The groups it belongs to."""
-        return self.descriptor.groups
-
-    @property
-    def category(self) -> str:
-        """Its category."""
-        return self.descriptor.category
-
-    def definition(self) -> dict[str, Any]:
-        """The bare function definition: ``{name, description, parameters}``."""
-        return {"name": self.name, "description": self.description, "parameters": self.parameters}
-
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check arguments.
-
-        :raises ToolError: with type ``invalid_arguments``, naming the place.
-        """
-        checker = self._checker
-        if checker is None:
-            checker = check_for(self.descriptor)
-            object.__setattr__(self, "_checker", checker)
-        checker.check(arguments)
-
-    @property
-    def resolution(self) -> Resolution:
-        """Where calls of it go; worked out at the first one."""
-        found = self._resolution
-        if found is None:
-            about = self.descriptor
-            found = Resolution(about.service, self.service_descriptor, about.config, about.effect, about.timeout, self.digest)
-            object.__setattr__(self, "_resolution", found)
-        return found
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tool) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.service, self.digest))
-
-    def __repr__(self) -> str:
-        return f"Tool({self.name!r}, service={self.service!r}, available={self.available})"
-
-    def _identity(self) -> tuple[object, ...]:
-        return (self.descriptor, self.service_descriptor, self.available, self.owner)
-
-
-class ToolChange(msgspec.Struct, frozen=True):
-    """One change of the catalogue; ``tool`` is what it is now, or was when removed."""
-
-    kind: ChangeKind
-    name: str
-    tool: Tool
-
-
-class ToolView(Mapping[str, Tool]):
-    """A live mapping from name to tool, sorted by name; ``filter`` narrows it and stays live."""
-
-    def __init__(self, catalogue: Catalogue, accepts: Callable[[Tool], bool] | None = None) -> None:
-        self._catalogue = catalogue
-        self._accepts = accepts
-
-    def __getitem__(self, name: str) -> Tool:
-        tool = self._catalogue.tools[name]
-        if self._accepts is not None and not self._accepts(tool):
-            raise KeyError(name)
-        return tool
-
-    def __iter__(self) -> Iterator[str]:
-        accepts = self._accepts
-        for name in self._catalogue.names():
-            if accepts is None or accepts(self._catalogue.tools[name]):
-                yield name
-
-    def __len__(self) -> int:
-        return len(self._catalogue.tools) if self._accepts is None else sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return f"<tools: {', '.join(self)}>"
-
-    def filter(self, *, groups: Container[str] | None = None, categories: Container[str] | None = None) -> ToolView:
-        """A live view of the tools in any of these groups and any of these categories."""
-        before = self._accepts
-
-        def accepts(tool: Tool) -> bool:
-            return (
-                (before is None or before(tool))
-                and (groups is None or any(group in groups for group in tool.groups))
-                and (categories is None or tool.category in categories)
-            )
-
-        return ToolView(self._catalogue, accepts)
-
-    def definitions(self) -> list[dict[str, Any]]:
-        """Bare function definitions of the available tools, sorted by name."""
-        return [tool.definition() for tool in self.values() if tool.available]
-
-    def subscribe(self) -> Subscription:
-        """Changes of the whole catalogue from now on; ``changes`` is the usual way to read them."""
-        return self._catalogue.subscription()
-
-    async def changes(self) -> AsyncIterator[ToolChange]:
-        """Changes from now on, until the bus closes. A slow reader gets each tool's latest change only."""
-        with self.subscribe() as subscription:
-            async for change in subscription:
-                if self._accepts is None or self._accepts(change.tool):
-                    yield change
 
 
 class Subscription:
@@ -243,6 +61,8 @@ class Catalogue:
         self.static_services: dict[str, ServiceDescriptor] = {}
         self._static_tools: dict[str, Any] = {}
         self._tools_of: dict[str, dict[str, Tool]] = {}
+        # Counts changes of tools, so that what was made of them can be kept until the next one.
+        self.version = 0
         self._names: list[str] | None = None
         self._subscriptions: list[Subscription] = []
         self._changed = asyncio.Event()
@@ -392,6 +212,7 @@ class Catalogue:
         return tools
 
     def _announce(self, kind: ChangeKind, tool: Tool) -> None:
+        self.version += 1
         change = ToolChange(kind, tool.name, tool)
         for subscription in self._subscriptions:
             subscription.put(change)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.client.call import Call, Target
-from toolbus.client.catalogue import ToolView
+from toolbus.client.confirmation import TIMEOUT, Confirmations, Confirmer
+from toolbus.client.executor import ExecutorState, ToolExecutor
+from toolbus.client.observations import LIMIT
+from toolbus.client.observers import EventBus
+from toolbus.client.toolview import ToolView
+from toolbus.client.turn import Turn
 from toolbus.options import CallOptions, ServiceCallOptions, merged
 from toolbus.results import ToolResult
 
@@ -20,6 +25,7 @@ class BusView:
     def __init__(self, bus: ToolBus, defaults: Mapping[str, Any]) -> None:
         self._bus = bus
         self._defaults = defaults
+        self._executors: ExecutorState = ExecutorState() if bus is self else bus._executors
 
     @property
     def tools(self) -> ToolView:
@@ -37,6 +43,57 @@ class BusView:
     def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
         """Call a tool and read its answer as it is produced, see ``ToolBus.stream``."""
         return self._bus.make_call(Target(tool), arguments, merged(self._defaults, options), streaming=True)
+
+    @property
+    def events(self) -> EventBus:
+        """Tells observers of every call that executors make on this bus."""
+        return self._executors.events
+
+    @property
+    def confirmations(self) -> Confirmations:
+        """The calls of executors that wait for a person, by id."""
+        return self._executors.confirmations
+
+    def executor(
+        self,
+        *,
+        tools: ToolView | None = None,
+        output_limit: int = LIMIT,
+        confirmer: Confirmer | None = None,
+        confirm_timeout: float = TIMEOUT,
+        sequential: Collection[str] = (),
+        model: str = "",
+        **options: Unpack[CallOptions],
+    ) -> ToolExecutor:
+        """An executor of a model's tool calls, with these options for each of them.
+
+        :param tools: the tools that may be called (``bus.tools.filter(…)``); all when left out.
+        :param output_limit: most characters of an observation, for tools that set no limit of their own.
+        :param confirmer: asks a person about tools that declare ``confirm``.
+        :param confirm_timeout: seconds that a call waits for the person.
+        :param sequential: tools whose calls wait for the calls before them in their turn, and are waited for by those after them.
+        :param model: the model of ``build_request``.
+        :raises ConfigurationError: an option is wrong.
+        """
+        return ToolExecutor(
+            self._bus,
+            self._executors,
+            tools=tools,
+            options=merged(self._defaults, options),
+            output_limit=output_limit,
+            confirmer=confirmer,
+            confirm_timeout=confirm_timeout,
+            sequential=sequential,
+            model=model,
+        )
+
+    async def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
+        """Run a turn's tool calls and return the messages that answer them, see ``ToolExecutor.process_tool_calls``."""
+        return await self.executor(**options).process_tool_calls(message, concurrent=concurrent)
+
+    def stream_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> Turn:
+        """Run a turn's tool calls and read what happens to them, see ``ToolExecutor.stream_tool_calls``."""
+        return self.executor(**options).stream_tool_calls(message, concurrent=concurrent)
 
     def service(self, id: str) -> ServiceView:
         """The untyped lower tier of one service."""

@@ -1,0 +1,82 @@
+"""From what a model said to arguments that a tool takes: repaired, cast where the schema leaves no doubt, and validated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.client.tool import Tool
+from toolbus.results import DescriptorError, ToolError
+from toolbus.schema import Validator, refusal
+from toolbus.schema.casting import cast
+from toolbus.schema.repair import parse
+
+_MOST_PREPARERS = 20_000
+
+
+def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
+    """The arguments that a model said, as an object, and what was repaired.
+
+    :raises ToolError: ``invalid_arguments``: they can't be read without guessing.
+    """
+    if isinstance(arguments, (str, bytes)):
+        return parse(arguments)
+    if arguments is None:
+        return {}, []
+    if isinstance(arguments, Mapping):
+        return (arguments if type(arguments) is dict else dict(arguments)), []
+    raise refusal.not_an_object(arguments)
+
+
+class Preparer:
+    """Validates the arguments of one tool, and casts those that are almost right."""
+
+    __slots__ = ("_schema", "_shape", "tool")
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self._schema = tool.descriptor.schema
+        # The types of the two-tier form are for the model and enforced by nobody, but they say what a text stands for.
+        self._shape = None if tool.descriptor.arguments is None or self._schema is None else Validator(self._schema)
+
+    def prepare(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Arguments that the tool takes, and what was changed in them.
+
+        :raises ToolError: ``invalid_arguments``, naming the place.
+        """
+        shape = self._shape
+        try:
+            if shape is None:
+                self.tool.check(arguments)
+            else:
+                shape.check(arguments)
+        except ToolError:
+            if self._schema is None:
+                raise
+        else:
+            return arguments, []
+        arguments, changes = cast(arguments, self._schema)
+        self.tool.check(arguments)
+        return arguments, changes
+
+
+class Preparers:
+    """One for each tool that was called, until the tool changes."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Preparer] = {}
+
+    def prepare(self, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Arguments that the tool takes, and what was changed in them.
+
+        :raises ToolError: they do not fit, or the tool's schema is impossible.
+        """
+        found = self._of.get(tool.descriptor.name)
+        try:
+            if found is None or found.tool is not tool:
+                if len(self._of) >= _MOST_PREPARERS:
+                    self._of.clear()
+                found = self._of[tool.descriptor.name] = Preparer(tool)
+            return found.prepare(arguments)
+        except DescriptorError as error:
+            raise ToolError(f"the tool's own schema is wrong: {error}", type="tool_error", code="bad_schema") from None

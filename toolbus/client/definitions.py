@@ -1,0 +1,211 @@
+"""Definitions of tools for models, in the formats of those who serve models."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+from toolbus import telemetry
+from toolbus.client.catalogue import Catalogue
+from toolbus.client.tool import Tool
+from toolbus.client.wire import replaced_names, wire_name
+from toolbus.results import ConfigurationError, DescriptorError
+from toolbus.schema import check_possible, plain_object
+from toolbus.schema.strict import ANTHROPIC, OPENAI, Dialect, strict
+
+Format = Literal["bare", "openai", "responses", "anthropic", "mcp"]
+
+Definition = dict[str, Any]
+Key = tuple[Format, bool, bool, Hashable]
+"""Format, strict, namespaces, and what was selected."""
+
+EXTERNAL_MARK = "(external)"
+# OpenAI's interfaces refuse a whole request for one longer description.
+_OPENAI_DESCRIPTION = 1024
+_MOST_LISTS = 64
+_MANY = 500
+
+
+def description_of(tool: Tool) -> str:
+    """What the model reads: the publisher's words, marked when the tool runs outside of the operator's control."""
+    return f"{EXTERNAL_MARK} {tool.description}" if tool.descriptor.external else tool.description
+
+
+def bare(tool: Tool, enforce: bool = False) -> Definition:
+    """``{name, description, parameters}`` under the tool's own name, with the schema as it was published."""
+    return {"name": tool.name, "description": description_of(tool), "parameters": tool.parameters}
+
+
+def openai(tool: Tool, enforce: bool = False) -> Definition:
+    """A tool of OpenAI's chat completions.
+
+    :raises DescriptorError: the schema can't be carried.
+    """
+    schema, enforced = _schema(tool, OPENAI if enforce else None)
+    function: Definition = {"name": wire_name(tool.name), "description": _short(description_of(tool)), "parameters": schema}
+    if enforced:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def responses(tool: Tool, enforce: bool = False) -> Definition:
+    """A function of OpenAI's responses; ``strict`` is always said, since leaving it out means true there.
+
+    :raises DescriptorError: the schema can't be carried.
+    """
+    schema, enforced = _schema(tool, OPENAI if enforce else None)
+    name, description = wire_name(tool.name), _short(description_of(tool))
+    return {"type": "function", "name": name, "description": description, "parameters": schema, "strict": enforced}
+
+
+def anthropic(tool: Tool, enforce: bool = False) -> Definition:
+    """A tool of Anthropic's messages.
+
+    :raises DescriptorError: the schema can't be carried.
+    """
+    schema, enforced = _schema(tool, ANTHROPIC if enforce else None)
+    definition: Definition = {"name": wire_name(tool.name), "description": description_of(tool), "input_schema": schema}
+    if enforced:
+        definition["strict"] = True
+    return definition
+
+
+def mcp(tool: Tool, enforce: bool = False) -> Definition:
+    """A tool of the Model Context Protocol, with hints about its effect.
+
+    :raises DescriptorError: the schema is impossible.
+    """
+    schema = tool.parameters
+    check_possible(schema)
+    if "type" not in schema:
+        schema = {"type": "object", **schema}
+    definition: Definition = {"name": wire_name(tool.name), "description": description_of(tool), "inputSchema": schema}
+    hints: dict[str, bool] = {}
+    if tool.descriptor.effect:
+        hints["readOnlyHint"] = tool.descriptor.effect == "read"
+        hints["idempotentHint"] = tool.descriptor.effect != "once"
+    if tool.descriptor.external:
+        hints["openWorldHint"] = True
+    if hints:
+        definition["annotations"] = hints
+    return definition
+
+
+FORMATS: Mapping[Format, Callable[[Tool, bool], Definition]] = {
+    "bare": bare,
+    "openai": openai,
+    "responses": responses,
+    "anthropic": anthropic,
+    "mcp": mcp,
+}
+
+
+class Definitions:
+    """Keeps what was made: each tool's definition until the tool changes, and whole lists until any tool does."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._of_tools: dict[tuple[Format, bool], dict[str, tuple[Tool, Definition | None]]] = {}
+        self._lists: OrderedDict[Key, tuple[int, list[Definition]]] = OrderedDict()
+        self._replaced: dict[str, str] = {}
+        self._refused: frozenset[str] = frozenset()
+        self._named = -1
+
+    def kept(self, key: Key) -> list[Definition] | None:
+        """The list that was made since the last change, if there is one."""
+        found = self._lists.get(key)
+        if found is None or found[0] != self._catalogue.version:
+            return None
+        self._lists.move_to_end(key)
+        return found[1]
+
+    def make(self, key: Key, tools: Sequence[Tool]) -> list[Definition]:
+        """Make a list of these tools' definitions, and keep it.
+
+        :raises ConfigurationError: there is no such format.
+        """
+        wanted, enforce, namespaces, _ = key
+        if wanted not in FORMATS:
+            raise ConfigurationError(f"there is no format {wanted!r} (there are: {', '.join(get_args(Format))})")
+        of_tools = self._of_tools.setdefault((wanted, enforce), {})
+        if len(of_tools) > 2 * len(self._catalogue.tools) + 1000:
+            # Tools that are gone; what is still there is made anew.
+            of_tools.clear()
+        self._name()
+        refused = frozenset[str]() if wanted == "bare" else self._refused
+        made: list[tuple[Tool, Definition]] = []
+        with _without_collection(len(tools)):
+            for tool in tools:
+                name = tool.descriptor.name
+                known = of_tools.get(name)
+                if known is None or known[0] is not tool:
+                    known = of_tools[name] = (tool, _made(tool, wanted, enforce))
+                if known[1] is not None and name not in refused:
+                    made.append((tool, known[1]))
+        listed = _in_namespaces(made) if wanted == "responses" and namespaces else [definition for _, definition in made]
+        self._lists[key] = (self._catalogue.version, listed)
+        if len(self._lists) > _MOST_LISTS:
+            self._lists.popitem(last=False)
+        return listed
+
+    def named(self, wire: str) -> str | None:
+        """The tool that a replaced name stands for."""
+        self._name()
+        return self._replaced.get(wire)
+
+    def _name(self) -> None:
+        version = self._catalogue.version
+        if self._named == version:
+            return
+        self._replaced, refused = replaced_names(self._catalogue.names())
+        for name in refused.keys() - self._refused:
+            telemetry.log.warning("definition.name_refused", tool=name, holder=refused[name])
+        self._refused, self._named = frozenset(refused), version
+
+
+@contextmanager
+def _without_collection(count: int) -> Iterator[None]:
+    """Keep the garbage collector from running while many objects are made that all stay: half of the time went into it."""
+    if count < _MANY or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _made(tool: Tool, format: Format, enforce: bool) -> Definition | None:
+    try:
+        return FORMATS[format](tool, enforce)
+    except DescriptorError as error:
+        telemetry.log.warning("definition.set_aside", tool=tool.name, service=tool.service, format=format, error=str(error))
+        return None
+
+
+def _schema(tool: Tool, dialect: Dialect | None) -> tuple[dict[str, Any], bool]:
+    """The schema for a provider, and whether the provider can enforce it."""
+    schema = tool.parameters
+    check_possible(schema)
+    enforceable = None if dialect is None else strict(schema, dialect)
+    return (plain_object(schema), False) if enforceable is None else (enforceable, True)
+
+
+def _short(description: str) -> str:
+    return description if len(description) <= _OPENAI_DESCRIPTION else f"{description[: _OPENAI_DESCRIPTION - 1]}…"
+
+
+def _in_namespaces(made: Sequence[tuple[Tool, Definition]]) -> list[Definition]:
+    """Tools with groups in a namespace named after their first, sorted; then the others."""
+    namespaces: dict[str, list[Definition]] = {}
+    others: list[Definition] = []
+    for tool, definition in made:
+        (namespaces.setdefault(tool.groups[0], []) if tool.groups else others).append(definition)
+    return [
+        {"type": "namespace", "name": wire_name(group), "description": f"Tools of the group {group!r}.", "tools": namespaces[group]}
+        for group in sorted(namespaces)
+    ] + others

@@ -1,0 +1,132 @@
+"""One tool as an agent sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from toolbus.descriptors import ServiceDescriptor, ToolDescriptor
+from toolbus.schema import Checker, check_for
+
+ChangeKind = Literal["added", "updated", "removed"]
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """What the catalogue knows of a call's target; ``usual`` is the tool's own timeout (seconds), or 0."""
+
+    service: str
+    descriptor: ServiceDescriptor | None
+    config: Mapping[str, Any]
+    effect: str = ""
+    usual: float = 0.0
+    digest: str = ""
+
+
+class Tool:
+    """One tool as an agent sees it; immutable. ``descriptor`` has everything its publisher said.
+
+    Attributes:
+        available: whether a live worker serves it, or its service starts one on demand.
+        owner: who published it; ``operator`` for static descriptors.
+        digest: of the publication it came with.
+    """
+
+    __slots__ = ("_checker", "_resolution", "available", "descriptor", "digest", "owner", "service_descriptor")
+
+    descriptor: ToolDescriptor
+    service_descriptor: ServiceDescriptor | None
+    available: bool
+    owner: str
+    digest: str
+    _checker: Checker | None
+    _resolution: Resolution | None
+
+    def __init__(self, descriptor: ToolDescriptor, service: ServiceDescriptor | None, *, available: bool, owner: str, digest: str) -> None:
+        write = object.__setattr__
+        write(self, "descriptor", descriptor)
+        write(self, "service_descriptor", service)
+        write(self, "available", available)
+        write(self, "owner", owner)
+        write(self, "digest", digest)
+        write(self, "_checker", None)
+        write(self, "_resolution", None)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Tool is immutable; {name!r} can't be set")
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.descriptor.name
+
+    @property
+    def description(self) -> str:
+        """What the model reads."""
+        return self.descriptor.description
+
+    @property
+    def service(self) -> str:
+        """Id of the service that runs it."""
+        return self.descriptor.service
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON Schema of the arguments for models."""
+        return self.descriptor.schema or {"type": "object"}
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups it belongs to."""
+        return self.descriptor.groups
+
+    @property
+    def category(self) -> str:
+        """Its category."""
+        return self.descriptor.category
+
+    def definition(self) -> dict[str, Any]:
+        """The bare function definition: ``{name, description, parameters}``."""
+        return {"name": self.name, "description": self.description, "parameters": self.parameters}
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Check arguments.
+
+        :raises ToolError: with type ``invalid_arguments``, naming the place.
+        """
+        checker = self._checker
+        if checker is None:
+            checker = check_for(self.descriptor)
+            object.__setattr__(self, "_checker", checker)
+        checker.check(arguments)
+
+    @property
+    def resolution(self) -> Resolution:
+        """Where calls of it go; worked out at the first one."""
+        found = self._resolution
+        if found is None:
+            about = self.descriptor
+            found = Resolution(about.service, self.service_descriptor, about.config, about.effect, about.timeout, self.digest)
+            object.__setattr__(self, "_resolution", found)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tool) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.service, self.digest))
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r}, service={self.service!r}, available={self.available})"
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self.descriptor, self.service_descriptor, self.available, self.owner)
+
+
+class ToolChange(msgspec.Struct, frozen=True):
+    """One change of the catalogue; ``tool`` is what it is now, or was when removed."""
+
+    kind: ChangeKind
+    name: str
+    tool: Tool

@@ -1,0 +1,292 @@
+"""One turn of a model: its calls, run together, and the messages that answer them."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.client.arguments import said
+from toolbus.client.confirmation import Confirmation
+from toolbus.client.events import Finished, Text
+from toolbus.client.observations import observe
+from toolbus.client.observers import Confirming, ExecutionEvent, Requested, ToolEvent
+from toolbus.client.references import Kept, kept_of, references, resolved
+from toolbus.client.tool import Tool
+from toolbus.client.toolcalls import ToolCall, answers
+from toolbus.envelope import new_id
+from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult
+
+if TYPE_CHECKING:
+    from toolbus.client.executor import ToolExecutor
+
+# What may wait for the reader of a turn's events before the calls wait for the reader.
+_MOST_EVENTS = 1000
+_MOST_BYTES = 1_048_576
+_MOST_CANDIDATES = 1000
+
+
+class _Running:
+    """One call of the turn."""
+
+    __slots__ = ("after", "call", "done", "index", "result", "same", "started", "tool")
+
+    def __init__(self, call: ToolCall, index: int, tool: Tool | None) -> None:
+        self.call = call
+        self.index = index
+        self.tool = tool
+        self.after: list[_Running] = []
+        self.same: _Running | None = None
+        self.done = asyncio.Event()
+        self.result: ToolResult | None = None
+        self.started = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """The tool's own name, or what the model called it."""
+        return self.call.name if self.tool is None else self.tool.name
+
+
+class Turn:
+    """The calls of one turn while they run: ``async with``, then ``async for event in turn``, then ``await turn.messages()``.
+
+    Leaving the context early cancels what still runs.
+    """
+
+    def __init__(self, executor: ToolExecutor, calls: Sequence[ToolCall], *, concurrent: bool, streaming: bool) -> None:
+        self._executor = executor
+        self._calls = [_Running(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
+        self._streaming = streaming
+        self._group = asyncio.TaskGroup()
+        self._stack = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._events: deque[ToolEvent] = deque()
+        self._bytes = 0
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._trouble: ConfigurationError | None = None
+        self._order(concurrent)
+
+    def _order(self, concurrent: bool) -> None:
+        """Who waits for whom: calls of tools that want to be alone, and repetitions of a call under its own id."""
+        barrier: _Running | None = None
+        seen: dict[str, _Running] = {}
+        for running in self._calls:
+            alone = not concurrent or self._executor.is_sequential(running.tool)
+            if alone:
+                running.after = self._calls[: running.index]
+                barrier = running
+            elif barrier is not None:
+                running.after = [barrier]
+            twin = seen.setdefault(running.call.id, running)
+            if twin is not running and (twin.call.name, twin.call.arguments) == (running.call.name, running.call.arguments):
+                running.same = twin
+
+    # -- for callers ------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._group)
+        self._tasks = [self._group.create_task(self._run(running)) for running in self._calls]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._stack.aclose()
+
+    async def __aiter__(self) -> AsyncIterator[ToolEvent]:
+        """Everything that happens to the calls, each call's events in order; each call ends with ``Finished``."""
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                self._bytes -= _size(event.event)
+                if self._bytes < _MOST_BYTES and len(self._events) < _MOST_EVENTS:
+                    self._room.set()
+                yield event
+            if all(running.done.is_set() for running in self._calls):
+                return
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def results(self) -> list[ToolResult]:
+        """The calls' results in their order, when all have ended; events that nobody read are dropped.
+
+        :raises ConfigurationError: an option is wrong, or the bus was closed.
+        """
+        self._streaming = False
+        self._events.clear()
+        self._room.set()
+        for running in self._calls:
+            await running.done.wait()
+        if self._trouble is not None:
+            raise self._trouble
+        return [running.result for running in self._calls if running.result is not None]
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """The messages that tell the model what came of its calls, in the shape in which it made them.
+
+        :raises ConfigurationError: an option is wrong, or the bus was closed.
+        """
+        results = await self.results()
+        limit = self._executor.output_limit
+        texts = [(observe(result, running.tool, limit=limit), result.success) for running, result in zip(self._calls, results, strict=True)]
+        return answers([running.call for running in self._calls], texts)
+
+    # -- one call ---------------------------------------------------------------------------------
+
+    async def _run(self, running: _Running) -> None:
+        result = ToolResult.fail(ErrorInfo("cancelled", message="the turn was cancelled"))
+        try:
+            for other in running.after:
+                await other.done.wait()
+            running.started = time.monotonic()
+            telemetry.log.info("execution.started", tool=running.name, user=self._executor.user, id=running.call.id)
+            result = await self._result(running)
+        except ToolError as error:
+            result = ToolResult.fail(error.error)
+        except ConfigurationError as error:
+            self._trouble = error
+            result = ToolResult.fail(ErrorInfo("unavailable", "not_open", str(error)))
+        except Exception as error:  # noqa: BLE001 - a bug of ours: the siblings go on, and the model is told
+            telemetry.log.exception("execution.bug", tool=running.name, id=running.call.id)
+            result = ToolResult.fail(ErrorInfo("tool_error", type(error).__name__, "the call could not be made"))
+        finally:
+            self._finish(running, result)
+
+    def _finish(self, running: _Running, result: ToolResult) -> None:
+        executor = self._executor
+        running.result = result
+        if running.call.name and running.same is None:
+            executor.memories.keep(executor.user, executor.session, running.call.id, running.name, result)
+        self._log(running, result)
+        self._emit(running, Finished(result))
+        running.done.set()
+        self._arrived.set()
+
+    async def _result(self, running: _Running) -> ToolResult:
+        call, tool, executor = running.call, running.tool, self._executor
+        if running.same is not None:
+            await running.same.done.wait()
+            if running.same.result is not None:
+                return running.same.result
+        if call.problem:
+            raise ToolError(call.problem, type="invalid_arguments", code="bad_call")
+        arguments, changes = said(call.arguments)
+        if any(True for _ in references(arguments)):
+            arguments = await self._resolved(running, arguments)
+        if tool is None:
+            if not executor.waits:
+                raise ToolError(_unknown(call.name, executor), type="not_found")
+            return await self._call(running, call.name, arguments)
+        arguments, cast = executor.preparers.prepare(tool, arguments)
+        noted = (*changes, *cast)
+        self._emit(running, Requested(arguments, noted))
+        if tool.descriptor.confirm and (tool.available or executor.waits):
+            await self._confirmed(running, tool, arguments)
+        result = await self._call(running, tool.name, arguments)
+        if not noted:
+            return result
+        return msgspec.structs.replace(result, meta=msgspec.structs.replace(result.meta, changes=noted))
+
+    async def _call(self, running: _Running, name: str, arguments: dict[str, Any]) -> ToolResult:
+        call = self._executor.stream(name, arguments, running.call.id or str(running.index))
+        if not self._streaming and not self._executor.events:
+            return await call.result()
+        async with call:
+            async for event in call.events():
+                if type(event) is Finished:
+                    return event.result
+                self._emit(running, event)
+                await self._room.wait()
+        return await call.result()
+
+    async def _resolved(self, running: _Running, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with earlier results in the place of references; those of this turn are waited for."""
+        earlier = self._calls[: running.index]
+
+        def latest(reference: str) -> _Running | None:
+            """A call of this turn before this one, by its id or its tool."""
+            by_id = next((other for other in earlier if other.call.id == reference), None)
+            return by_id or next((other for other in reversed(earlier) if reference in {other.name, other.call.name}), None)
+
+        for reference in references(arguments):
+            other = latest(reference)
+            if other is not None:
+                await other.done.wait()
+
+        def find(reference: str) -> Kept | None:
+            other = latest(reference)
+            if other is not None and other.result is not None:
+                return kept_of(other.name, other.result)
+            tool = self._executor.find(reference)
+            memory = self._executor.memories.of(self._executor.user, self._executor.session)
+            return memory.get(reference) or (None if tool is None else memory.get(tool.name))
+
+        made: dict[str, Any] = resolved(arguments, find)
+        return made
+
+    async def _confirmed(self, running: _Running, tool: Tool, arguments: dict[str, Any]) -> None:
+        """Wait for a person's word.
+
+        :raises ToolError: ``forbidden`` or ``deadline_exceeded``.
+        """
+        executor = self._executor
+        if executor.confirmer is None and not executor.events and not self._streaming:
+            message = f"{tool.name!r} needs a person's permission, and there is nobody to ask"
+            raise ToolError(message, type="forbidden", code="unconfirmed")
+        confirmation = Confirmation(
+            new_id(), running.call.id, tool, arguments, user=executor.user, session=executor.session, timeout=executor.confirm_timeout
+        )
+        self._emit(running, Confirming(confirmation))
+        refused = await executor.confirmations.settled(confirmation, executor.confirmer)
+        if refused is not None:
+            raise ToolError(refused)
+
+    # -- telling ----------------------------------------------------------------------------------
+
+    def _emit(self, running: _Running, event: ExecutionEvent) -> None:
+        executor = self._executor
+        if not self._streaming and not executor.events:
+            return
+        told = ToolEvent(running.call.id, running.name, running.index, event, executor.user, executor.session)
+        executor.events.publish(told)
+        if self._streaming:
+            self._events.append(told)
+            self._bytes += _size(event)
+            if self._bytes >= _MOST_BYTES or len(self._events) >= _MOST_EVENTS:
+                self._room.clear()
+            self._arrived.set()
+
+    def _log(self, running: _Running, result: ToolResult) -> None:
+        ms = round((time.monotonic() - running.started) * 1000, 3)
+        fields: dict[str, Any] = {"tool": running.name, "user": self._executor.user, "id": running.call.id, "ms": ms}
+        if result.error is None:
+            telemetry.log.info("execution.finished", **fields)
+        elif result.error.type == "tool_error" and result.error.code[:1].isupper():
+            # Workers give an exception's class as the code.
+            telemetry.log.error("execution.crashed", error=result.error.code, **fields)
+        else:
+            telemetry.log.warning("execution.failed", error=result.error.type, code=result.error.code, **fields)
+
+
+def _unknown(name: str, executor: ToolExecutor) -> str:
+    first = name[:1].lower()
+    candidates = [known for known in executor.tools if known[:1].lower() == first][:_MOST_CANDIDATES]
+    near = difflib.get_close_matches(name[:128], candidates, n=3, cutoff=0.5)
+    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+    return f"there is no tool {name[:128]!r}{hint}"
+
+
+def _size(event: ExecutionEvent) -> int:
+    if isinstance(event, Text):
+        return len(event.text)
+    return len(event.data) if isinstance(event, Blob) else 64

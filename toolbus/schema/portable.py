@@ -1,0 +1,113 @@
+"""Schemas of arguments as providers take them: a plain object at the top, and nothing that would make them refuse the whole list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.results import DescriptorError
+from toolbus.schema.simple import is_simple
+from toolbus.schema.validate import Validator
+
+# What no provider takes at the top of a tool's schema.
+_CHOICES = ("anyOf", "oneOf")
+_NOT_AT_TOP = ("anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const", "$ref", "$schema")
+_MOST_BRANCHES = 64
+_MOST_HOPS = 8
+
+
+def check_possible(schema: object) -> None:
+    """Accept a schema or refuse it.
+
+    :raises DescriptorError: it is impossible, with the reason.
+    """
+    if not is_simple(schema):
+        Validator(schema, path="$.parameters")  # type: ignore[arg-type] # it says what else than a mapping it was given
+
+
+def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with ``type``, ``properties`` and no choices at its top, the given one if it is like that already.
+
+    It accepts at least what the given one accepts.
+
+    Choices between objects become one object that has the properties of all; which of them belong together is still
+    validated when the tool is called.
+
+    :raises DescriptorError: what stands at its top can't be an object.
+    """
+    if "properties" in schema and schema.get("type") == "object" and schema.keys().isdisjoint(_NOT_AT_TOP):
+        return schema
+    properties, required = _gathered(schema, schema, 0)
+    written = {key: value for key, value in schema.items() if key not in _NOT_AT_TOP}
+    written["type"] = "object"
+    written["properties"] = properties
+    if required:
+        written["required"] = required
+    if properties.keys() > schema.get("properties", {}).keys():
+        # Closed branches, or a closed top, would refuse the properties of the others.
+        written.pop("additionalProperties", None)
+        written.pop("unevaluatedProperties", None)
+    return written
+
+
+def _gathered(schema: object, root: Mapping[str, Any], hops: int) -> tuple[dict[str, Any], list[str]]:
+    """All properties that an object may have by this schema, and those it must have."""
+    if schema is True:
+        return {}, []
+    if not isinstance(schema, Mapping) or hops > _MOST_HOPS:
+        raise _misfit()
+    if schema.get("type", "object") != "object" and "object" not in schema["type"]:
+        raise _misfit()
+    own, needed = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(own, Mapping) or not isinstance(needed, (list, tuple)):
+        raise _misfit()
+    properties, required = dict(own), list(needed)
+    together: list[object] = []
+    if "$ref" in schema:
+        together.append(_referred(schema["$ref"], root))
+    together += _branches(schema.get("allOf", []))
+    for part in together:
+        more, also = _gathered(part, root, hops + 1)
+        _merge(properties, more)
+        required += also
+    for keyword in _CHOICES:
+        if keyword in schema:
+            choices = [_gathered(part, root, hops + 1) for part in _branches(schema[keyword])]
+            for more, _ in choices:
+                _merge(properties, more)
+            required += [name for name in choices[0][1] if all(name in also for _, also in choices)] if choices else []
+    return properties, [name for name in dict.fromkeys(required) if isinstance(name, str)]
+
+
+def _merge(properties: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, part in more.items():
+        known = properties.get(name)
+        if known is None:
+            properties[name] = part
+        elif known != part:
+            properties[name] = {"anyOf": [*_alternatives(known), part]}
+
+
+def _alternatives(part: Any) -> list[Any]:
+    return part["anyOf"] if isinstance(part, Mapping) and part.keys() == {"anyOf"} else [part]
+
+
+def _branches(value: object) -> list[object]:
+    if not isinstance(value, (list, tuple)) or len(value) > _MOST_BRANCHES:
+        raise _misfit()
+    return list(value)
+
+
+def _referred(reference: object, root: Mapping[str, Any]) -> object:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        raise _misfit()
+    found: object = root
+    for step in reference[2:].split("/"):
+        if not isinstance(found, Mapping):
+            raise _misfit()
+        found = found.get(step.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _misfit() -> DescriptorError:
+    return DescriptorError("the schema does not describe an object that a model could fill in", path="$.parameters")
