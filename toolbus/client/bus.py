@@ -15,8 +15,8 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker import AgentBroker, agent_broker
 from toolbus.broker.protocols import Fate, ServiceRecord
-from toolbus.client.call import Call, Target
-from toolbus.client.catalogue import Catalogue, Resolution, Tool, ToolView
+from toolbus.client.call import Call, Resolution, Target
+from toolbus.client.catalogue import Catalogue, Tool, ToolView
 from toolbus.client.views import BusView
 from toolbus.deadlines import Deadlines
 from toolbus.descriptors import ServiceDescriptor
@@ -279,7 +279,7 @@ class ToolBus(BusView):
             descriptor, available = catalogue.service(service)
             if descriptor is None:
                 return ErrorInfo("not_found", message=f"there is no service {service!r}")
-            return Resolution(service, descriptor, config) if available else _unavailable(f"service {service!r}", service)
+            return Resolution(descriptor.id, descriptor, config) if available else _unavailable(f"service {service!r}", service)
         tool = catalogue.tools.get(name)
         if tool is None:
             return _unknown_tool(name, catalogue.near(name))

@@ -15,6 +15,7 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
 from toolbus.client.assembly import Assembly, only
 from toolbus.client.events import Event, Finished, Reset, Text
+from toolbus.descriptors import ServiceDescriptor
 from toolbus.envelope import Frame, Request
 from toolbus.results import Blob, ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
 
@@ -27,6 +28,17 @@ class Target(msgspec.Struct, frozen=True):
     tool: str
     service: str = ""
     config: Mapping[str, Any] = {}
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """What the catalogue knows of a call's target; ``usual`` is the tool's own timeout (seconds), or 0."""
+
+    service: str
+    descriptor: ServiceDescriptor | None
+    config: Mapping[str, Any]
+    effect: str = ""
+    usual: float = 0.0
+    digest: str = ""
 
 
 class Desk(Protocol):
