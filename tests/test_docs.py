@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -87,3 +88,27 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
     finally:
         worker.terminate()
         assert worker.wait(15) == 0
+
+
+def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """The service of the TrustGraph guide is launched as it stands there, and that project's descriptors make a tool of it."""
+    (tmp_path / "joke.py").write_text(blocks("docs/guides/trustgraph.md")[0])
+    environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
+    service = '{"id": "joke-service", "request-queue": "non-persistent://tg/request/joke", "config-params": ["style"]}'
+    joke = '{"type": "tool-service", "name": "tell-joke", "description": "d", "service": "joke-service", "style": "haiku"}'
+
+    def toolbus(*words: str, given: str | None = None) -> str:
+        command = [sys.executable, "-m", "toolbus", *words]
+        done = subprocess.run(command, env=environment, input=given, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    process = subprocess.Popen([sys.executable, "joke.py", "--topic", "joke"], cwd=tmp_path, env=environment)
+    try:
+        toolbus("put", "tool-service/joke-service", given=service)
+        toolbus("put", "tool/tell-joke", given=joke)
+        told = toolbus("call", "tell-joke", "topic=cats", "--user", "alice", "--wait", "20")
+        assert told == "Hey alice! Here's a haiku about cats\n"
+    finally:
+        process.terminate()
+        assert process.wait(15) == 0

@@ -78,6 +78,8 @@ EVENTS: Mapping[str, str] = {
     "service.registered": "a service and its tools are callable",
     "service.registered_again": "a service was missing from the registry and is back",
     "service.resumed": "the service takes requests again",
+    "trustgraph.invoke_failed": "a tool service of the TrustGraph facade raised; the traceback follows",
+    "trustgraph.unavailable": "the server can't be reached to launch a tool service; it is tried again",
     "tool.name_taken": "two services offer a tool of this name; the first keeps it",
     "tools.refused": "some tools' names belong to another owner; the rest are registered",
     "tools.undeclared_effect": "tools that don't say what a second execution would do may be re-run after a crash",
