@@ -112,3 +112,21 @@ def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespa
     finally:
         process.terminate()
         assert process.wait(15) == 0
+
+
+def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """The tool of the nanoClaw guide runs in process and, served by a worker, over the bus."""
+    tool, agent = blocks("docs/guides/nanoclaw.md")
+    (tmp_path / "finder.py").write_text(tool)
+    given = f'"{valkey_server}", namespace="{namespace}"'
+    (tmp_path / "agent.py").write_text(agent.replace('"redis://localhost:6379"', given))
+    here = subprocess.run([sys.executable, "finder.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert here.stdout == '{"success": true, "data": {"position": 2}, "error": null}\n', here.stderr
+    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    worker = subprocess.Popen([*base, "worker", "finder.py"], cwd=tmp_path)
+    try:
+        there = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert there.stdout == '{"success": false, "data": null, "error": "it is not there"}\n', there.stderr
+    finally:
+        worker.terminate()
+        assert worker.wait(15) == 0

@@ -58,6 +58,7 @@ EVENTS: Mapping[str, str] = {
     "link.side_failed": "the cluster node that a slot moves to can't be reached; the commands are sent again",
     "link.subscribe_refused": "the server refused a subscription: cancellations and hand-backs are noticed late; permit the channel",
     "link.stalled": "the server has not answered for too long; the connection is given up",
+    "nanoclaw.left_out": "ready-made tools of the nanoClaw facade are not installed and are left out",
     "nested.unavailable": "the server could not be reached for a handler's nested call; it is tried again",
     "registry.unreadable": "a service's entry in the registry can't be read and is left out",
     "replies.read_failed": "the reply stream could not be read; it is tried again",
