@@ -58,6 +58,7 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused]
     made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
+    made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
     for kind in ERROR_TYPES:
@@ -130,3 +131,26 @@ def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace
     finally:
         worker.terminate()
         assert worker.wait(15) == 0
+
+
+def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """A worker runs with the middleware of its guide: calls pass, the quota holds, and usage is counted."""
+    (tmp_path / "limits.py").write_text(blocks("docs/guides/middleware.md")[0])
+    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+
+    def toolbus(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*base, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    worker = subprocess.Popen(
+        [*base, "worker", "workers.calculator", "--middleware", "limits.py:middleware"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        for expression, expected in (("6*7", "42"), ("6*7", "42"), ("1+1", "2")):
+            told = toolbus("call", "calculator", f"expression={expression}", "--user", "al", "--wait", "20")
+            assert expected in told.stdout, told.stderr
+        assert "rate_limited" in toolbus("call", "calculator", "expression=1+1", "--user", "al").stderr
+        assert toolbus("usage").stdout.splitlines()[1].split()[:4] == ["al", "calculator", "4", "1"]
+    finally:
+        worker.terminate()
+        said, _ = worker.communicate(timeout=15)
+    assert (worker.returncode, "al used up calculator" in said) == (0, True)
