@@ -196,7 +196,7 @@ def test_ready_made_data_tools_run_here() -> None:
     tools = {each.name: each for each in create_data_tools()}
     calculator = tools["calculator"]
     assert calculator.category == "data"
-    assert calculator.handler({"expression": "6*7"})["result"] == 42
+    assert calculator.handler({"expression": "6*7"}).data["result"] == 42
     registry.register(calculator)
     assert registry.execute("calculator", {"expression": "1/0"})["success"] is False
     assert registry.execute("calculator", {"wrong": 1})["success"] is False
@@ -207,6 +207,7 @@ def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pyte
     from toolbus import Progress
     from toolbus import tool as bus_tool
     from toolbus.results import ToolResult as BusResult
+    from toolbus.worker.base import ToolService
 
     for name in ("web_search", "fetch_page", "crawl_batch"):
         monkeypatch.setitem(sys.modules, f"workers.{name}", None)
@@ -224,10 +225,30 @@ def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pyte
 
     fetch_page.__module__ = module.__name__
     monkeypatch.setitem(sys.modules, "workers.fetch_page", module)
+    prepared: list[str] = []
+
+    class WebSearch(ToolService):
+        id = "nanoclaw-search"
+        effect = "read"
+        tools = ({"name": "web_search", "description": "Search", "category": "crawler", "parameters": QUERY},)
+
+        async def startup(self) -> None:
+            prepared.append("ready")
+
+        async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> BusResult:
+            return BusResult.ok({"results": [arguments["query"], *prepared]})
+
+    searching = types.ModuleType("workers.web_search")
+    WebSearch.__module__ = searching.__name__
+    searching.WebSearch = WebSearch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "workers.web_search", searching)
     made = create_crawler_tools()
-    assert [each.name for each in made] == ["fetch_page"]
-    assert made[0].handler({"url": "u"}) == "some text"
-    assert made[0].handler({"url": "u", "extract_type": "links"}) == {"links": ["u"]}
+    assert [(each.name, each.category) for each in made] == [("web_search", "crawler"), ("fetch_page", "general")]
+    assert made[0].handler({"query": "x"}).data == {"results": ["x", "ready"]}
+    assert "query" in made[0].handler({}).error
+    assert made[0].parameters == QUERY
+    assert made[1].handler({"url": "u"}).data == "some text"
+    assert made[1].handler({"url": "u", "extract_type": "links"}).data == {"links": ["u"]}
     register("calculator", lambda arguments: "mine", "d", {"type": "object"})
     init_tools()
     assert registry.get("fetch_page") is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from toolbus import sync
-from toolbus.results import ErrorInfo
+from toolbus.results import ToolResult as BusResult
 
 DEFAULT_MODEL = "glm-5"
 
@@ -140,11 +140,7 @@ class BusRegistry:
             return ToolResult.fail(str(error) or type(error).__name__).to_dict()
 
     def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        result = self._bus.call(name, arguments)
-        data = result.output if result.data is None else result.data
-        if result.error is None:
-            return ToolResult.ok(data)
-        return ToolResult(False, data or None, _told(name, result.error))
+        return answer_of(name, self._bus.call(name, arguments))
 
 
 class ToolExecutor:
@@ -178,6 +174,16 @@ class ToolExecutor:
         return {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": _json(result)}
 
 
+def answer_of(name: str, result: BusResult) -> ToolResult:
+    """A call's result in that project's form."""
+    data = result.output if result.data is None else result.data
+    if result.error is None:
+        return ToolResult.ok(data)
+    error = result.error
+    message = f"Tool not found: {name}" if error.type == "not_found" else error.message or str(error)
+    return ToolResult(False, data or None, message)
+
+
 def finished(value: Any) -> Any:
     """What a handler returned, awaited when it is a coroutine: a loop of its own in a thread, since one may run here."""
     if not inspect.iscoroutine(value):
@@ -204,7 +210,3 @@ def _json(result: dict[str, Any]) -> str:
         return json.dumps(result, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         return json.dumps(ToolResult.fail(f"The tool's answer can't be told in JSON: {error}").to_dict(), ensure_ascii=False)
-
-
-def _told(name: str, error: ErrorInfo) -> str:
-    return f"Tool not found: {name}" if error.type == "not_found" else error.message or str(error)

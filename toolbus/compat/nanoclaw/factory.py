@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, TypeVar
 
 from toolbus import telemetry
-from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult, finished, registry
+from toolbus.client.bus import ToolBus
+from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult, answer_of, finished, registry
 from toolbus.compat.nanoclaw.files import file_tools
-from toolbus.results import Blob, ConfigurationError, Progress, ToolError
+from toolbus.results import ConfigurationError
 from toolbus.results import ToolResult as BusResult
-from toolbus.schema import derive
+from toolbus.settings import Settings
 from toolbus.worker import function as functions
+from toolbus.worker.handlers import collect
+from toolbus.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -129,38 +133,18 @@ def _ready_made(names: tuple[str, ...]) -> list[ToolDefinition]:
 def _definition(name: str) -> ToolDefinition:
     """A ready-made tool, from the module that has its name."""
     module = importlib.import_module(f"workers.{name}")
-    made = next((each for each in functions.tools_of_module(module.__name__) if each.name == name), None)
-    if made is None:
+    published = (tool for served in collect(module, Settings()) for tool in served.publication.tools)
+    found = next((tool for tool in published if tool.name == name), None)
+    if found is None:
         raise ImportError(f"workers.{name} has no tool of that name")
-    derived = derive(made.function, parameters=made.parameters)
-    function, bind = made.function, derived.bind
 
     def handler(arguments: dict[str, Any]) -> Any:
-        return _collected(finished(_awaited(function(**bind(arguments)))))
+        return finished(_run(module, name, arguments))
 
-    return ToolDefinition(name, made.description or derived.description, derived.parameters, handler, made.category)
-
-
-def _awaited(value: Any) -> Any:
-    """An async generator as a coroutine of its items."""
-    if not hasattr(value, "__aiter__"):
-        return value
-
-    async def items() -> Iterator[Any]:
-        return iter([item async for item in value])
-
-    return items()
+    return ToolDefinition(name, found.description, found.schema or {"type": "object"}, handler, found.category)
 
 
-def _collected(value: Any) -> Any:
-    """What a handler returned or yielded, as that project's tools return it."""
-    items = list(value) if isinstance(value, Iterator) else [value]
-    last = items[-1] if items and isinstance(items[-1], BusResult) else None
-    if last is not None and last.error is not None:
-        raise ToolError(last.error)
-    if last is not None and last.data is not None:
-        return last.data
-    if len(items) == 1 and not isinstance(items[0], (str, BusResult)):
-        return items[0]
-    text = "".join(str(item) for item in items if not isinstance(item, (Progress, Blob, BusResult)))
-    return text or (last.output if last is not None else "")
+async def _run(module: ModuleType, name: str, arguments: dict[str, Any]) -> Any:
+    """Run a tool here as a worker would: with its service's preparation, its checks and its limits."""
+    async with Worker(module, url="memory://"), ToolBus("memory://") as bus:
+        return answer_of(name, await bus.call(name, arguments))
