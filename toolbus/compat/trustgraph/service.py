@@ -11,7 +11,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, ClassVar, NoReturn
 
 from toolbus import telemetry
@@ -252,20 +252,39 @@ async def _handled(service: DynamicToolService, message: Message, responses: asy
 
 
 async def _until_served(cls: type[DynamicToolService], args: Mapping[str, Any]) -> None:
+    stopping = asyncio.Event()
     while True:
+        _hear(stopping)
         try:
-            await cls.launch_async(args)
+            await _unless(stopping, cls.launch_async(args))
         except Exception as error:
             ours = _ours(error)
             if ours is None:
                 raise
             if not isinstance(ours, BrokerUnavailable):
                 raise ours from None
+            _hear(stopping)
             telemetry.log.warning("trustgraph.unavailable", error=str(ours), retry_in=_RECONNECT)
         else:
             return
-        if await _told_to_stop(_RECONNECT):
-            return
+        await _unless(stopping, asyncio.sleep(_RECONNECT))
+
+
+def _hear(stopping: asyncio.Event) -> None:
+    """Set the event on SIGTERM and SIGINT; to be said anew after a worker, which takes the signals for itself and gives none back."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until it is done, or until it must stop."""
+    working, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((working, told), return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, told):
+        task.cancel()
+    await asyncio.wait((working, told))
+    if not working.cancelled():
+        working.result()
 
 
 def _ours(error: Exception) -> ToolbusError | None:
@@ -273,23 +292,6 @@ def _ours(error: Exception) -> ToolbusError | None:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error if isinstance(error, ToolbusError) else None
-
-
-async def _told_to_stop(seconds: float) -> bool:
-    """Wait, at most until SIGTERM or SIGINT."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return False
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
-    return True
 
 
 def _takes_two(invoke: Any) -> bool:
