@@ -10,11 +10,13 @@ import toolbus
 PACKAGE = Path(toolbus.__path__[0])
 # What each folder may not import, beside redis outside of broker.
 FORBIDDEN = {
-    "broker": ("client", "worker", "cli", "demo", "sync"),
-    "client": ("worker", "cli", "demo", "sync"),
-    "worker": ("client", "cli", "demo", "sync"),
-    "schema": ("broker", "client", "worker", "cli", "demo", "sync"),
-    "": ("cli", "demo"),
+    "broker": ("middleware", "client", "worker", "cli", "compat", "demo", "sync"),
+    "middleware": ("client", "worker", "cli", "compat", "demo", "sync"),
+    "client": ("worker", "cli", "compat", "demo", "sync"),
+    "worker": ("client", "cli", "compat", "demo", "sync"),
+    "schema": ("broker", "middleware", "client", "worker", "cli", "compat", "demo", "sync"),
+    "cli": ("compat",),
+    "": ("cli", "compat", "demo"),
 }
 LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry")
 

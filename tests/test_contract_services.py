@@ -387,3 +387,37 @@ async def test_the_memory_transport_needs_no_settings() -> None:
     """ToolBus("memory://") and Worker(url="memory://") find each other in one loop."""
     async with Worker(plugged, url="memory://"), ToolBus("memory://") as bus:
         assert (await bus.call("plugged")).output == "here"
+
+
+async def test_an_operators_service_is_served_by_whoever_takes_from_its_queue(place: Place) -> None:
+    """A static service descriptor with a queue name from elsewhere finds the worker of that queue, and loses it again."""
+    queue = "non-persistent://tg/request/verse"
+    service = {"id": "verse-service", "request-queue": queue, "config-params": ["style"]}
+    document = {"type": "tool-service", "name": "tell-verse", "description": "Verse", "service": "verse-service", "style": "sonnet"}
+
+    class Verse(ToolService):
+        id = "verse-worker"
+        effect = "read"
+        request_queue = queue
+
+        async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
+            return f"{user}: {config.get('style')}"
+
+    async with place.bus() as bus:
+        await bus.put("tool/tell-verse", msgspec.json.encode(document))
+        await bus.put("tool-service/verse-service", msgspec.json.encode(service))
+        await bus.put("tool/broken-verse", msgspec.json.encode({**document, "name": "broken-verse", "colour": "red"}))
+        await eventually(lambda: "tell-verse" in bus.tools)
+        assert not bus.tools["tell-verse"].available
+        async with place.worker(Verse):
+            await bus.wait_for_tool("tell-verse", timeout=5)
+            assert (await bus.call("tell-verse", user="al")).output == "al: sonnet"
+            assert (await bus.service("verse-service").call("bo", {"style": "ode"}, {})).output == "bo: ode"
+            assert (await bus.service(queue).call("cy", {"style": "ode"}, {})).output == "cy: ode"
+            assert "broken-verse" not in bus.tools
+            async with place.bus() as late:
+                assert late.tools["tell-verse"].available
+        await eventually(lambda: not bus.tools["tell-verse"].available)
+        gone = await bus.call("tell-verse", user="al")
+        assert gone.error is not None
+        assert gone.error.type == "unavailable"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused]
     made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
+    made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
     for kind in ERROR_TYPES:
@@ -100,3 +102,68 @@ def test_the_example_for_models_runs(tmp_path: Path) -> None:
     assert expected is not None
     assert said.stdout == expected[1], said.stderr
     compile(watching, "watching", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """The service of the TrustGraph guide is launched as it stands there, and that project's descriptors make a tool of it."""
+    (tmp_path / "joke.py").write_text(blocks("docs/guides/trustgraph.md")[0])
+    environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
+    service = '{"id": "joke-service", "request-queue": "non-persistent://tg/request/joke", "config-params": ["style"]}'
+    joke = '{"type": "tool-service", "name": "tell-joke", "description": "d", "service": "joke-service", "style": "haiku"}'
+
+    def toolbus(*words: str, given: str | None = None) -> str:
+        command = [sys.executable, "-m", "toolbus", *words]
+        done = subprocess.run(command, env=environment, input=given, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    process = subprocess.Popen([sys.executable, "joke.py", "--topic", "joke"], cwd=tmp_path, env=environment)
+    try:
+        toolbus("put", "tool-service/joke-service", given=service)
+        toolbus("put", "tool/tell-joke", given=joke)
+        told = toolbus("call", "tell-joke", "topic=cats", "--user", "alice", "--wait", "20")
+        assert told == "Hey alice! Here's a haiku about cats\n"
+    finally:
+        process.terminate()
+        assert process.wait(15) == 0
+
+
+def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """The tool of the nanoClaw guide runs in process and, served by a worker, over the bus."""
+    tool, agent = blocks("docs/guides/nanoclaw.md")
+    (tmp_path / "finder.py").write_text(tool)
+    given = f'"{valkey_server}", namespace="{namespace}"'
+    (tmp_path / "agent.py").write_text(agent.replace('"redis://localhost:6379"', given))
+    here = subprocess.run([sys.executable, "finder.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert here.stdout == '{"success": true, "data": {"position": 2}, "error": null}\n', here.stderr
+    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    worker = subprocess.Popen([*base, "worker", "finder.py"], cwd=tmp_path)
+    try:
+        there = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert there.stdout == '{"success": false, "data": null, "error": "it is not there"}\n', there.stderr
+    finally:
+        worker.terminate()
+        assert worker.wait(15) == 0
+
+
+def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """A worker runs with the middleware of its guide: calls pass, the quota holds, and usage is counted."""
+    (tmp_path / "limits.py").write_text(blocks("docs/guides/middleware.md")[0])
+    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+
+    def toolbus(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*base, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    worker = subprocess.Popen(
+        [*base, "worker", "workers.calculator", "--middleware", "limits.py:middleware"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        for expression, expected in (("6*7", "42"), ("6*7", "42"), ("1+1", "2")):
+            told = toolbus("call", "calculator", f"expression={expression}", "--user", "al", "--wait", "20")
+            assert expected in told.stdout, told.stderr
+        assert "rate_limited" in toolbus("call", "calculator", "expression=1+1", "--user", "al").stderr
+        assert toolbus("usage").stdout.splitlines()[1].split()[:4] == ["al", "calculator", "4", "1"]
+    finally:
+        worker.terminate()
+        said, _ = worker.communicate(timeout=15)
+    assert (worker.returncode, "al used up calculator" in said) == (0, True)

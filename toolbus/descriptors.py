@@ -32,6 +32,8 @@ RESERVED_KEYS = frozenset(
 _OPTIONAL_KEYS = ("groups", "category", "timeout", "effect", "output_limit", "confirm", "external")
 
 _SERVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+# Queue names come from elsewhere (`non-persistent://tg/request/joke`); as the last part of a key they collide with nothing.
+_QUEUE = re.compile(r"[^\s\x00-\x1f{}]{1,256}\Z")
 # Tool names are shown to people and models; wire formats map them to their own alphabets.
 _TOOL_NAME = re.compile(r"[^\s\x00-\x1f/\\{}]{1,128}\Z")
 
@@ -176,9 +178,10 @@ def check_service(service: ServiceDescriptor) -> ServiceDescriptor:
 
     :raises DescriptorError: naming the field that is wrong.
     """
-    for path, value in (("$.id", service.id), ("$.request-queue", service.request_queue)):
-        if (value or path == "$.id") and not _SERVICE_ID.match(value):
-            raise DescriptorError(f"{value!r} is not 1 to 128 letters, digits, '_', '.' or '-'", path=path)
+    if not _SERVICE_ID.match(service.id):
+        raise DescriptorError(f"{service.id!r} is not 1 to 128 letters, digits, '_', '.' or '-'", path="$.id")
+    if service.request_queue and not _QUEUE.match(service.request_queue):
+        raise DescriptorError(f"{service.request_queue!r} is not 1 to 256 characters without spaces or braces", path="$.request-queue")
     seen: set[str] = set()
     for index, param in enumerate(service.config_params):
         path = f"$.config-params[{index}].name"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from toolbus.broker.protocols import Usage
 from toolbus.client import bus as aio
 from toolbus.client import views
 from toolbus.client.call import Call as AsyncCall
@@ -18,6 +19,7 @@ from toolbus.client.definitions import Format
 from toolbus.client.events import Event
 from toolbus.client.tool import Tool
 from toolbus.client.toolview import ToolView
+from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, ServiceCallOptions
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
@@ -131,6 +133,10 @@ class _View:
         """Run a model's turn of tool calls; see ``toolbus.ToolExecutor.process_tool_calls``."""
         return _run(self._portal_or_fail(), lambda: self._view.process_tool_calls(message, concurrent=concurrent, **options))
 
+    def usage(self, days: int = 1) -> list[Usage]:
+        """What calls cost on the last days, by user and tool; see ``toolbus.ToolBus.usage``."""
+        return _run(self._portal_or_fail(), lambda: self._view.usage(days))
+
     def service(self, id: str) -> Service:
         """The untyped lower tier of one service."""
         return Service(self._portal_or_fail, self._view.service(id))
@@ -189,8 +195,16 @@ class ToolBus(_View):
     ``with``, or ``open()`` and ``close()``. Arguments and errors are those of ``toolbus.ToolBus``.
     """
 
-    def __init__(self, url: str | None = None, *, namespace: str | None = None, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str | None = None,
+        settings: Settings | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         self._settings = Settings.load(base=settings, url=url, namespace=namespace)
+        self._middleware = checked(middleware)
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
         self._lock = threading.Lock()
@@ -213,7 +227,7 @@ class ToolBus(_View):
             portal = stack.enter_context(start_blocking_portal("asyncio"))
 
             async def opened() -> aio.ToolBus:
-                bus = aio.ToolBus(settings=self._settings)
+                bus = aio.ToolBus(settings=self._settings, middleware=self._middleware)
                 await bus.open()
                 return bus
 

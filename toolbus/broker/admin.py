@@ -14,6 +14,7 @@ from toolbus.broker.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.registry import TTL, Registry, read_record
+from toolbus.broker.tallies import Tallies
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, address, encode, join_frames, new_run
 from toolbus.results import BrokerError, ErrorInfo
@@ -61,6 +62,7 @@ class Admin:
         await self._link.connect()
         self._registry = Registry(self._link, self._keys, self._settings)
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
+        self.tallies = Tallies(self._link, self._keys)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

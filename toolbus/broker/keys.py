@@ -59,6 +59,18 @@ class Keys:
         """Mark that a ``once`` handler began."""
         return f"{self.prefix}started:{call}"
 
+    def rate(self, digest: str) -> str:
+        """How much of a rate is used."""
+        return f"{self.prefix}rate:{digest}"
+
+    def quota(self, digest: str) -> str:
+        """How much of a quota is used in its current period."""
+        return f"{self.prefix}quota:{digest}"
+
+    def usage(self, day: str) -> str:
+        """What each user's calls of each tool cost on one day."""
+        return f"{self.prefix}usage:{day}"
+
     def instances(self, service: str) -> str:
         """A service's live instances and the publications they serve."""
         return f"{self.prefix}reg:s:{service}"

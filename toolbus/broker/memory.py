@@ -18,6 +18,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import AgentListener, Beginning, Delivery, Fate, Sender, ServiceRecord, Verdict, WorkerListener
+from toolbus.broker.tallies import MemoryTallies
 from toolbus.descriptors import Publication
 from toolbus.envelope import (
     Request,
@@ -83,6 +84,7 @@ class _Hub:
         # By share digest, and by the call that runs: a failed call frees its key and keeps its readers.
         self.shared: dict[str, _Shared] = {}
         self.shared_calls: dict[str, _Shared] = {}
+        self.tallies = MemoryTallies()
         self.arrived = asyncio.Event()
         self.entries = itertools.count(1)
 
@@ -132,6 +134,11 @@ class MemoryAgentBroker:
     def agent(self) -> str:
         """This bus's agent id, fresh at each start."""
         return self._agent
+
+    @property
+    def tallies(self) -> MemoryTallies:
+        """What all processes count together."""
+        return self._joined().tallies
 
     def statistics(self) -> dict[str, int]:
         """Counts for people and metrics."""
@@ -287,6 +294,11 @@ class MemoryWorkerBroker:
     def instance(self) -> str:
         """This worker's instance id."""
         return self._instance
+
+    @property
+    def tallies(self) -> MemoryTallies:
+        """What all processes count together."""
+        return self._hub.tallies
 
     @property
     def connected(self) -> bool:

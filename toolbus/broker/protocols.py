@@ -57,6 +57,39 @@ Fate = Literal["removed", "signalled", "shared", "gone", "unknown"]
 wait for it), ``gone`` (it has been answered, or the server forgot it), ``unknown`` (the server did not say)."""
 
 
+class Usage(msgspec.Struct, frozen=True):
+    """What one user's calls of one tool cost; a tool that was called as a service has the service's id."""
+
+    user: str
+    tool: str
+    calls: int = 0
+    errors: int = 0
+    ms: int = 0
+    bytes: int = 0
+
+
+class Tallies(Protocol):
+    """What all processes of a namespace count together."""
+
+    async def spend(self, name: str, limit: int, period: float) -> float:
+        """Count one use against a rate of ``limit`` per ``period`` seconds; returns 0, or the seconds until there is room.
+
+        :raises BrokerError: the server could not be asked.
+        """
+
+    async def use(self, name: str, limit: int, period: float) -> float:
+        """The same for a quota, which starts anew in each period of the server's clock."""
+
+    def count(self, user: str, tool: str, *, ms: float, size: int, failed: bool) -> None:
+        """Add a call to today's usage. Returns at once."""
+
+    async def usage(self, days: int = 1) -> list[Usage]:
+        """The usage of the last days (UTC, today is the first), by user and tool.
+
+        :raises BrokerError: the server could not be asked.
+        """
+
+
 class AgentListener(Protocol):
     """Hears what arrives for an agent. Methods are called in the event loop and must not block."""
 
@@ -78,6 +111,10 @@ class AgentListener(Protocol):
 
 class AgentBroker(Protocol):
     """The caller's side of a broker."""
+
+    @property
+    def tallies(self) -> Tallies:
+        """What all processes count together."""
 
     @property
     def agent(self) -> str:
@@ -179,6 +216,10 @@ class WorkerListener(Protocol):
 
 class WorkerBroker(Protocol):
     """The worker's side of a broker."""
+
+    @property
+    def tallies(self) -> Tallies:
+        """What all processes count together."""
 
     @property
     def instance(self) -> str:

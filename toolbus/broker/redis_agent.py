@@ -18,6 +18,7 @@ from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.broker.registry import Registry, RegistryFollower
 from toolbus.broker.sharing import SharedCalls
+from toolbus.broker.tallies import Tallies
 from toolbus.envelope import Frame, Request, decode_frames, encode_request, new_id
 from toolbus.results import BrokerError, BrokerUnavailable
 from toolbus.settings import Settings
@@ -49,6 +50,11 @@ class RedisAgentBroker:
         """This process's agent id, fresh at each start."""
         return self._agent
 
+    @property
+    def tallies(self) -> Tallies:
+        """What all processes count together."""
+        return self._tallies
+
     def statistics(self) -> dict[str, int]:
         """Counts for people and metrics."""
         link = self._link.statistics()
@@ -71,6 +77,7 @@ class RedisAgentBroker:
         self._link, self._blocking = self._pair.writing, self._pair.blocking
         self._publisher = Publisher(self._link, self._keys, self._agent)
         self._shared = SharedCalls(self._link, self._keys, self._agent, self._settings.retention, self._wake)
+        self._tallies = Tallies(self._link, self._keys)
         self._registry = Registry(self._link, self._keys, self._settings)
         self._follower = RegistryFollower(self._link, self._keys, listener)
         async with self._pair.opening():

@@ -25,6 +25,7 @@ from toolbus.broker.pair import Pair
 from toolbus.broker.protocols import Beginning, Delivery, WorkerListener
 from toolbus.broker.registry import Registry
 from toolbus.broker.requests import GROUP, BadEntry, Fence, Found, RequestStream
+from toolbus.broker.tallies import Tallies
 from toolbus.broker.upkeep import Upkeep
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, encode, join_frames, new_run, share_digest
@@ -68,6 +69,11 @@ class RedisWorkerBroker:
         return self._instance
 
     @property
+    def tallies(self) -> Tallies:
+        """What all processes count together."""
+        return self._tallies
+
+    @property
     def connected(self) -> bool:
         """Whether the server can be spoken to now."""
         return self._pair.connected
@@ -103,6 +109,7 @@ class RedisWorkerBroker:
         self._listener = listener
         self._pair = Pair(self._connector, on_push=self._pushed, on_up=self._up)
         self._link, self._blocking = self._pair.writing, self._pair.blocking
+        self._tallies = Tallies(self._link, self._keys)
         self._registry = Registry(self._link, self._keys, self._settings)
         self._outbox = Outbox(
             self._link,

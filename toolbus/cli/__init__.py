@@ -26,6 +26,7 @@ _COMMANDS = {
     "services": "look",
     "settings": "look",
     "tools": "look",
+    "usage": "usage",
     "worker": "worker",
 }
 

@@ -24,6 +24,7 @@ from toolbus.settings import PREFIX, Settings
 @click.option("--reload", is_flag=True, help="Restart when a Python file beside the targets changes.")
 @click.option("--grace", type=float, help="Seconds that running calls may take to finish on SIGTERM (TOOLBUS_GRACE; 30).")
 @click.option("--lease", type=float, help="Seconds after which a dead worker's calls go on elsewhere (TOOLBUS_LEASE; 30).")
+@click.option("--middleware", "around", multiple=True, metavar="MODULE:NAME", help="Middleware, or a list of it (may be repeated).")
 @click.option("--health-file", type=click.Path(path_type=Path), help="Keep this file fresh while the worker can serve.")
 @click.option("--health-port", type=click.IntRange(1, 65535), help="Answer HTTP on this loopback port: 200 or 503.")
 @click.option("--lifeline", type=int, hidden=True)
@@ -36,6 +37,7 @@ def worker_command(
     reload: bool,
     grace: float | None,
     lease: float | None,
+    around: tuple[str, ...],
     health_file: Path | None,
     health_port: int | None,
     lifeline: int | None,
@@ -48,6 +50,7 @@ def worker_command(
     Examples:
       toolbus worker jokes.py
       toolbus worker workers.calculator workers.text --processes 4
+      toolbus worker jokes.py --middleware limits.py:middleware
     """
     from toolbus import telemetry
 
@@ -56,9 +59,12 @@ def worker_command(
     try:
         if processes > 1 or reload:
             health = [] if health_file is None else ["--health-file", str(health_file)]
-            code = run_loop(lambda: _supervise(settings, targets, processes, reload=reload, health=health, ctx=ctx))
+            extra = [*health, *(word for each in around for word in ("--middleware", each))]
+            if health and processes > 1:
+                fail("--health-file is for one process; use --processes 1")
+            code = run_loop(lambda: _supervise(settings, targets, processes, reload=reload, extra=extra, ctx=ctx))
         else:
-            code = run_loop(lambda: _work(settings, targets, health_file, health_port, lifeline))
+            code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline))
     except ToolbusError as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -79,14 +85,19 @@ def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 async def _work(
-    settings: Settings, targets: tuple[str, ...], health_file: Path | None, health_port: int | None, lifeline: int | None
+    settings: Settings,
+    targets: tuple[str, ...],
+    around: tuple[str, ...],
+    health_file: Path | None,
+    health_port: int | None,
+    lifeline: int | None,
 ) -> int:
     from toolbus.worker.health import keep_file, serve_port
     from toolbus.worker.loading import load
     from toolbus.worker.supervisor import watch_lifeline
     from toolbus.worker.worker import Worker
 
-    worker = Worker([load(target) for target in targets], settings=settings)
+    worker = Worker([load(target) for target in targets], settings=settings, middleware=_middleware(around))
     if lifeline is not None:
         watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
@@ -112,16 +123,24 @@ async def _work(
 
 
 async def _supervise(
-    settings: Settings, targets: tuple[str, ...], processes: int, *, reload: bool, health: list[str], ctx: click.Context
+    settings: Settings, targets: tuple[str, ...], processes: int, *, reload: bool, extra: list[str], ctx: click.Context
 ) -> int:
     from toolbus.worker.loading import folders
     from toolbus.worker.supervisor import Supervisor
 
-    if health and processes > 1:
-        fail("--health-file is for one process; use --processes 1")
     given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
     environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
-    command = [sys.executable, "-m", "toolbus", "worker", *targets, *health]
+    command = [sys.executable, "-m", "toolbus", "worker", *targets, *extra]
     watch = folders(targets) if reload else []
     supervisor = Supervisor(command, environment, processes=processes, grace=settings.grace, watch=watch)
     return await supervisor.run()
+
+
+def _middleware(places: tuple[str, ...]) -> list[Any]:
+    from toolbus.worker.loading import load
+
+    found: list[Any] = []
+    for place in places:
+        each = load(place)
+        found += each if isinstance(each, (list, tuple)) else [each]
+    return found

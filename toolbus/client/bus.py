@@ -14,15 +14,17 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import AgentBroker, agent_broker
-from toolbus.broker.protocols import Fate, ServiceRecord
+from toolbus.broker.protocols import Fate, ServiceRecord, Tallies
 from toolbus.client.call import Call, Target
 from toolbus.client.catalogue import Catalogue
+from toolbus.client.guarded import Guard
 from toolbus.client.tool import Resolution, Tool
 from toolbus.client.toolview import ToolView
 from toolbus.client.views import BusView
 from toolbus.deadlines import Deadlines
 from toolbus.descriptors import ServiceDescriptor
 from toolbus.envelope import Frame, Request, new_id
+from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, merged
 from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolError, ToolResult
 from toolbus.settings import Settings
@@ -47,11 +49,19 @@ class ToolBus(BusView):
     Args:
         url, namespace: as in ``Settings``; ``memory://`` is a bus within the event loop, without a server.
         settings: everything else.
+        middleware: around every call, the first one outermost; see ``toolbus.middleware``.
 
     :raises ConfigurationError: a setting or the URL is wrong.
     """
 
-    def __init__(self, url: str | None = None, *, namespace: str | None = None, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str | None = None,
+        settings: Settings | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         super().__init__(self, {})
         self.settings = Settings.load(base=settings, url=url, namespace=namespace)
         self._broker: AgentBroker | None = None
@@ -60,6 +70,11 @@ class ToolBus(BusView):
         self._waiting: set[Call] = set()
         self._forks = _forks[0]
         self._lock = asyncio.Lock()
+        self._guard: Guard | None = None
+        if middleware:
+            # It stands before the method, so that a bus without middleware does not even ask.
+            self._guard = Guard(self, self.make_call, self._check, checked(middleware))
+            self.make_call = self._guard.make_call  # type: ignore[method-assign]
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -96,6 +111,8 @@ class ToolBus(BusView):
             if broker is None:
                 return
             self._check()
+            if self._guard is not None:
+                await self._guard.aclose()
             for call in [*self._calls.values(), *self._waiting]:
                 call.complete_with(ErrorInfo("cancelled", message="the bus was closed"))
             self._broker = None
@@ -120,6 +137,11 @@ class ToolBus(BusView):
         """
         self._opened()
         return self._tools
+
+    @property
+    def tallies(self) -> Tallies:
+        """What all processes of the namespace count together."""
+        return self._opened().tallies
 
     @property
     def services(self) -> Mapping[str, ServiceRecord]:
@@ -281,7 +303,7 @@ class ToolBus(BusView):
             descriptor, available = catalogue.service(service)
             if descriptor is None:
                 return ErrorInfo("not_found", message=f"there is no service {service!r}")
-            return Resolution(service, descriptor, config) if available else _unavailable(f"service {service!r}", service)
+            return Resolution(descriptor.id, descriptor, config) if available else _unavailable(f"service {service!r}", service)
         tool = catalogue.tools.get(name)
         if tool is None:
             return _unknown_tool(name, catalogue.near(name))

@@ -177,7 +177,7 @@ class Call(msgspec.Struct, eq=False):
                 self._skip = 0
             if self.streaming:
                 seen = self._unseen(event) if self._skip else event
-                self._buffered += len(seen.text) if type(seen) is Text else _size(seen)
+                self._buffered += len(seen.text) if type(seen) is Text else size_of(seen)
                 if self._events is None:
                     self._events = deque()
                 self._events.append(seen)
@@ -254,7 +254,7 @@ class Call(msgspec.Struct, eq=False):
         if self._events is None:
             raise IndexError("no event waits")
         event = self._events.popleft()
-        self._buffered -= len(event.text) if type(event) is Text else _size(event)
+        self._buffered -= len(event.text) if type(event) is Text else size_of(event)
         return event
 
     async def _more(self) -> bool:
@@ -319,7 +319,8 @@ def _characters(value: Any) -> int:
     return value
 
 
-def _size(event: Event) -> int:
+def size_of(event: Event) -> int:
+    """About how many bytes an event has."""
     if isinstance(event, Text):
         return len(event.text)
     if isinstance(event, Blob):

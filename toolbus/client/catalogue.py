@@ -11,6 +11,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import ServiceRecord
+from toolbus.client.queues import Queues
 from toolbus.client.tool import ChangeKind, Tool, ToolChange
 from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
@@ -63,6 +64,7 @@ class Catalogue:
         self._tools_of: dict[str, dict[str, Tool]] = {}
         # Counts changes of tools, so that what was made of them can be kept until the next one.
         self.version = 0
+        self._queues = Queues()
         self._names: list[str] | None = None
         self._subscriptions: list[Subscription] = []
         self._changed = asyncio.Event()
@@ -80,12 +82,16 @@ class Catalogue:
         return difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
 
     def service(self, id: str) -> tuple[ServiceDescriptor | None, bool]:
-        """A service's descriptor, if it is known, and whether it can be called now."""
-        record = self.services.get(id)
-        if record is not None:
-            service = record.publication.service
-            return service, record.live or service.scale_to_zero
-        return self.static_services.get(id), False
+        """The descriptor of a service, named by its id or its queue, if it is known, and whether it can be called now.
+
+        A static descriptor is answered by the service that takes from the queue it names.
+        """
+        static = self.static_services.get(id)
+        record = self.services.get(id) or self._queues.serving(id if static is None else static.queue)
+        if record is None:
+            return static, False
+        service = record.publication.service
+        return service, record.live or service.scale_to_zero
 
     def subscription(self) -> Subscription:
         """A new subscription to changes; leaving its context ends it."""
@@ -116,6 +122,7 @@ class Catalogue:
         """Replace everything known by a snapshot."""
         before = set(self.services) | set(self._tools_of)
         self.services = dict(services)
+        self._queues = Queues(services)
         self.static_services = {}
         self._static_tools = {}
         for key, document in items.items():
@@ -130,7 +137,9 @@ class Catalogue:
             self.services.pop(service, None)
         else:
             self.services[service] = record
-        self._settle(service)
+        queues = self._queues.put(service, record)
+        for each in {service, *(name for name, static in self.static_services.items() if static.queue in queues)}:
+            self._settle(each)
         self.wake()
 
     def on_item(self, key: str, document: bytes | None) -> None:
@@ -192,15 +201,17 @@ class Catalogue:
 
     def _current(self, service: str) -> dict[str, Tool]:
         record = self.services.get(service)
-        descriptor, available = self.service(service)
+        # Tools are checked against what their own service declares, whoever serves its queue.
+        declared = self.static_services.get(service) if record is None else record.publication.service
+        descriptor, available = (None, False) if declared is None else self.service(service)
         tools: dict[str, Tool] = {}
         for name, document in self._static_tools.items():
             if document["service"] != service:
                 continue
             try:
                 tool = parse_tool(document, None)
-                if descriptor is not None:
-                    check_config(tool, descriptor)
+                if declared is not None:
+                    check_config(tool, declared)
             except DescriptorError as error:
                 telemetry.log.warning("descriptor.invalid", key=f"tool/{name}", error=str(error))
                 continue

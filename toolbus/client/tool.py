@@ -107,7 +107,9 @@ class Tool:
         found = self._resolution
         if found is None:
             about = self.descriptor
-            found = Resolution(about.service, self.service_descriptor, about.config, about.effect, about.timeout, self.digest)
+            # An operator's descriptor may stand for another service, which takes from the queue that it names.
+            service = about.service if self.service_descriptor is None else self.service_descriptor.id
+            found = Resolution(service, self.service_descriptor, about.config, about.effect, about.timeout, self.digest)
             object.__setattr__(self, "_resolution", found)
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
+from toolbus.broker.protocols import Usage
 from toolbus.client.call import Call, Target
 from toolbus.client.confirmation import TIMEOUT, Confirmations, Confirmer
 from toolbus.client.executor import ExecutorState, ToolExecutor
@@ -35,6 +36,13 @@ class BusView:
     def bind(self, **options: Unpack[CallOptions]) -> BusView:
         """A cheap view with these options as defaults, on top of this one's."""
         return BusView(self._bus, merged(self._defaults, options))
+
+    async def usage(self, days: int = 1) -> list[Usage]:
+        """What calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
+
+        :raises BrokerError: the server can't be reached.
+        """
+        return await self._bus.tallies.usage(days)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call a tool and wait for its result, see ``ToolBus.call``."""

@@ -15,10 +15,12 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.envelope import Frame, encode, pieces
+from toolbus.middleware.chain import Middleware
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.settings import Settings
 from toolbus.worker.handlers import Handler, Served, mismatch
 from toolbus.worker.invocation import Caller, Invocation, enter
+from toolbus.worker.passing import Passing
 from toolbus.worker.threads import ThreadIteration, Threads
 
 _UNKNOWN = {
@@ -42,6 +44,7 @@ class Shelter(Protocol):
     settings: Settings
     threads: Threads
     most_gathered: int
+    middleware: tuple[Middleware, ...]
 
     def ended(self, run: Run) -> None:
         """Free a run's slot."""
@@ -99,11 +102,11 @@ class Run(msgspec.Struct, eq=False):
                 self._send(self._frame("start"))
             if self.handler.effect == "once" or request.effect == "once":
                 await self._begin_once()
-            if self.handler.coroutine and not telemetry.active():
+            if self.handler.coroutine and not self.shelter.middleware and not telemetry.active():
                 # The most frequent kind, without a coroutine in between.
                 self._answer(_result(await self.handler.start(request)))
             else:
-                self._answer(await self._handle_traced())
+                self._answer(await self._handle_traced(self._handle_within if self.shelter.middleware else self._handle))
         except asyncio.CancelledError:
             # A stopped run has been answered. Otherwise the worker is going down with its task group,
             # unless the handler let a cancellation of its own out.
@@ -223,9 +226,9 @@ class Run(msgspec.Struct, eq=False):
             raise ToolError(_UNKNOWN[state], type="outcome_unknown")
         self._began = True
 
-    async def _handle_traced(self) -> ToolResult:
+    async def _handle_traced(self, handle: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
         if not telemetry.active():
-            return await self._handle()
+            return await handle()
         request = self.delivery.request
         with telemetry.handler_span(
             request.traceparent,
@@ -235,13 +238,24 @@ class Run(msgspec.Struct, eq=False):
             attempt=self.delivery.attempt,
             worker=self.shelter.broker.instance,
         ) as span:
-            result = await self._handle()
+            result = await handle()
             if span is not None and result.error is not None:
                 span.fail(result.error)
             return result
 
-    async def _handle(self) -> ToolResult:
-        start, request = self.handler.start, self.delivery.request
+    async def _handle_within(self) -> ToolResult:
+        """Run the handler within the worker's middleware."""
+        passing = Passing(self.delivery, self.handler.effect, self.shelter.broker.tallies)
+        return await passing.run(self.shelter.middleware, self._handle, self._error_info, self._give_up_handler)
+
+    def _give_up_handler(self) -> None:
+        if self.stopped is None:
+            self._stop_handler(ErrorInfo("cancelled", message="the middleware around the handler gave it up"))
+        if self._iteration is not None:
+            self._iteration.stop()
+
+    async def _handle(self, passing: Passing | None = None) -> ToolResult:
+        start, request = self.handler.start, self.delivery.request if passing is None else passing.request
         if self.handler.coroutine:
             return _result(await start(request))
         if self.handler.threaded:
@@ -252,11 +266,11 @@ class Run(msgspec.Struct, eq=False):
         if inspect.isawaitable(value):
             value = await value
         if hasattr(value, "__aiter__"):
-            return await self._consume(value)
+            return await self._consume(value if passing is None else passing.watch(value))
         if isinstance(value, Iterator):
             self._iteration = self.shelter.threads.iterate(value)
             self._thread = self._iteration.thread
-            return await self._consume(self._iteration)
+            return await self._consume(self._iteration if passing is None else passing.watch(self._iteration))
         return _result(value)
 
     async def _consume(self, items: Any) -> ToolResult:

@@ -18,6 +18,7 @@ from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, encode
+from toolbus.middleware.chain import Middleware, checked
 from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, RegistrationRefused, ToolError
 from toolbus.settings import Settings
 from toolbus.worker.handlers import Served, collect
@@ -44,6 +45,7 @@ class Worker:
     Args:
         services: a ``ToolService`` (class or instance), functions decorated with ``@tool``, modules that define
             them, or lists of these.
+        middleware: around every handler, the first one outermost; see ``toolbus.middleware``.
         url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
 
     ``async with`` serves in the background without touching signals; ``run()`` handles them and returns after
@@ -61,8 +63,10 @@ class Worker:
         namespace: str | None = None,
         concurrency: int | None = None,
         settings: Settings | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
+        self.middleware = checked(middleware)
         self._served = {served.id: served for served in collect(services, self.settings)}
         self._runs: dict[str, Run] = {}
         self._unwatched: list[Run] = []

@@ -1,0 +1,68 @@
+"""``toolbus usage``, and workers with middleware, as users run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.shell import Shell
+from tests.servers import eventually
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = '''"""Tools of a test."""
+
+from toolbus import tool
+from toolbus.middleware import Metering, RateLimit
+
+metering = Metering()
+limits = [RateLimit(2, per=3600)]
+
+
+@tool(effect="read")
+async def shout(text: str):
+    """Shout a text."""
+    return text.upper()
+'''
+
+
+@pytest.fixture
+def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+    """A shell with a tool file in its folder."""
+    (tmp_path / "loud.py").write_text(TOOLS)
+    made = Shell(tmp_path, valkey_server, namespace)
+    yield made
+    made.close()
+
+
+async def test_usage_is_shown_for_people_and_programs(shell: Shell) -> None:
+    """Two worker processes with middleware count together; the table can be narrowed, and says what is missing when it is empty."""
+    nothing = shell.run("usage")
+    assert (nothing.returncode, "nothing was counted" in nothing.stderr) == (0, True)
+    shell.start("worker", "loud.py", "--processes", "2", "--middleware", "loud.py:metering", "--middleware", "loud.py:limits")
+    for number in range(3):
+        done = shell.run("call", "shout", "text=hey", "--user", "al", "--wait", "20")
+        assert done.returncode == int(number > 1), done.stderr
+    assert shell.run("call", "shout", "text=hey", "--user", "bo").returncode == 0
+    rows = await eventually(lambda: [row for row in [shell.json("usage")] if sum(each["calls"] for each in row) == 4], timeout=20)
+    assert [(row["user"], row["tool"], row["calls"], row["errors"], row["bytes"]) for row in rows[0]] == [
+        ("al", "shout", 3, 1, 6),
+        ("bo", "shout", 1, 0, 3),
+    ]
+    table = shell.run("usage", "--days", "7", "--user", "al", "--tool", "shout").stdout.splitlines()
+    assert table[0].split() == ["USER", "TOOL", "CALLS", "ERRORS", "MS", "BYTES"]
+    assert (len(table), table[1].split()[:4]) == (2, ["al", "shout", "3", "1"])
+    assert shell.json("usage", "--tool", "other") == []
+
+
+def test_wrong_middleware_is_one_line(shell: Shell) -> None:
+    """A name that is not there, or is no middleware, ends the worker with exit code 1 and says so."""
+    for place, said in (
+        ("loud.py:nothing", "has no 'nothing'"),
+        ("loud.py:TOOLS", "has no 'TOOLS'"),
+        ("loud.py:Metering", "is no middleware"),
+    ):
+        done = shell.run("worker", "loud.py", "--middleware", place)
+        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr

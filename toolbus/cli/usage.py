@@ -1,0 +1,44 @@
+"""``usage``: what calls cost, by user and tool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from toolbus.cli.common import output_option, print_json, print_table, run, settings_of
+
+if TYPE_CHECKING:
+    from toolbus.broker.protocols import Usage
+
+
+@click.command("usage")
+@click.option("--days", type=click.IntRange(1, 40), default=1, show_default=True, help="How many days (UTC); today is the first.")
+@click.option("--user", "users", multiple=True, help="Only this user (may be repeated).")
+@click.option("--tool", "tools", multiple=True, help="Only this tool (may be repeated).")
+@output_option
+@click.pass_context
+def usage_command(ctx: click.Context, days: int, users: tuple[str, ...], tools: tuple[str, ...], output: str) -> None:
+    """Show what each user's calls of each tool cost: calls, errors, milliseconds, and bytes of the answers.
+
+    Workers count it when they run with toolbus.middleware.Metering.
+
+    \b
+    Example:
+      toolbus usage --days 7 --user alice
+    """
+    from toolbus.broker.admin import Admin
+
+    settings = settings_of(ctx)
+
+    async def main() -> list[Usage]:
+        async with Admin(settings) as admin:
+            return await admin.tallies.usage(days)
+
+    found = [each for each in run(main()) if (not users or each.user in users) and (not tools or each.tool in tools)]
+    if output == "json":
+        print_json(msgspec.to_builtins(found))
+        return
+    rows = [(each.user, each.tool, each.calls, each.errors, each.ms, each.bytes) for each in found]
+    print_table(("USER", "TOOL", "CALLS", "ERRORS", "MS", "BYTES"), rows, empty="nothing was counted; give workers --middleware")

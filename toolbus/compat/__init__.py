@@ -1,0 +1,1 @@
+"""Other projects' names as thin facades; nothing else imports from here."""

@@ -1,0 +1,150 @@
+"""How tools are made: the decorator, ``register``, and the ready-made sets."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, TypeVar
+
+from toolbus import telemetry
+from toolbus.client.bus import ToolBus
+from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult, answer_of, finished, registry
+from toolbus.compat.nanoclaw.files import file_tools
+from toolbus.results import ConfigurationError
+from toolbus.results import ToolResult as BusResult
+from toolbus.settings import Settings
+from toolbus.worker import function as functions
+from toolbus.worker.handlers import collect
+from toolbus.worker.worker import Worker
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CRAWLER = ("web_search", "fetch_page", "crawl_batch")
+_DATA = ("calculator", "text_process", "json_process")
+_WEATHER = ("get_weather",)
+
+
+def tool(name: str, description: str, parameters: Mapping[str, Any], category: str = "general") -> Callable[[F], F]:
+    """Register a function that takes all arguments in one dict; the function is returned unchanged.
+
+    A worker of its module serves it, and the registry of this process runs it here.
+    """
+
+    def decorate(function: F) -> F:
+        register(name, function, description, parameters, category)
+        return function
+
+    return decorate
+
+
+def register(
+    name: str, handler: Callable[[dict[str, Any]], Any], description: str, parameters: Mapping[str, Any], category: str = "general"
+) -> None:
+    """Register a handler; one of the same name is replaced."""
+    registry.register(ToolDefinition(name, description, dict(parameters), handler, category))
+    functions.tool(name, description, parameters, category, replace=True)(_served(name, handler))
+
+
+def create_crawler_tools() -> list[ToolDefinition]:
+    """web_search, fetch_page and crawl_batch."""
+    return _ready_made(_CRAWLER)
+
+
+def create_data_tools() -> list[ToolDefinition]:
+    """calculator, text_process and json_process."""
+    return _ready_made(_DATA)
+
+
+def create_weather_tools() -> list[ToolDefinition]:
+    """get_weather."""
+    return _ready_made(_WEATHER)
+
+
+def create_file_tools(root: str = ".") -> list[ToolDefinition]:
+    """file_read, file_write, file_delete, file_list, file_exists and file_mkdir, all within one folder."""
+    return [ToolDefinition(name, *about, category="file") for name, about in file_tools(root).items()]
+
+
+def init_tools() -> None:
+    """Register the ready-made tools that are installed, in this process; a tool that the application registered stays."""
+    for made in (create_crawler_tools, create_data_tools, create_weather_tools):
+        try:
+            found = made()
+        except ConfigurationError as error:
+            telemetry.log.warning("nanoclaw.left_out", error=str(error))
+            continue
+        for each in found:
+            if registry.get(each.name) is None:
+                registry.register(each)
+
+
+def _served(name: str, handler: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """The handler as a worker runs it: its one parameter is no property of any schema, and its results are toolbus's."""
+    if inspect.iscoroutinefunction(handler):
+
+        async def coroutine(_given: dict[str, Any]) -> Any:
+            return _told(await handler(_given))
+
+        return _named(coroutine, name, handler)
+
+    def plain(_given: dict[str, Any]) -> Any:
+        return _told(handler(_given))
+
+    return _named(plain, name, handler)
+
+
+def _named(function: Callable[..., Any], name: str, handler: object) -> Callable[..., Any]:
+    # Its module is the service; a name without dots is a plain function's, wherever the handler was defined.
+    function.__module__ = getattr(handler, "__module__", None) or type(handler).__module__
+    function.__name__ = function.__qualname__ = name.replace(".", "_")
+    return function
+
+
+def _told(result: Any) -> Any:
+    if not isinstance(result, ToolResult):
+        # Text stays text; what else there is, None among it, is data.
+        return result if isinstance(result, str) else BusResult.ok(result)
+    if result.success:
+        return BusResult.ok(result.data)
+    failed = BusResult.fail(result.error or "the tool failed")
+    return failed if result.data is None else BusResult(success=False, data=result.data, error=failed.error)
+
+
+# -- ready-made tools ---------------------------------------------------------------------------------
+
+
+def _ready_made(names: tuple[str, ...]) -> list[ToolDefinition]:
+    found: list[ToolDefinition] = []
+    missing: list[str] = []
+    for name in names:
+        try:
+            found.append(_definition(name))
+        except ImportError as error:
+            missing.append(f"{name} ({error})")
+    if not found:
+        raise ConfigurationError(f"not installed: {', '.join(missing)}; pip install 'toolbus[workers]'")
+    if missing:
+        telemetry.log.warning("nanoclaw.left_out", error=", ".join(missing))
+    return found
+
+
+def _definition(name: str) -> ToolDefinition:
+    """A ready-made tool, from the module that has its name."""
+    module = importlib.import_module(f"workers.{name}")
+    published = (tool for served in collect(module, Settings()) for tool in served.publication.tools)
+    found = next((tool for tool in published if tool.name == name), None)
+    if found is None:
+        raise ImportError(f"workers.{name} has no tool of that name")
+
+    def handler(arguments: dict[str, Any]) -> Any:
+        return finished(_run(module, name, arguments))
+
+    return ToolDefinition(name, found.description, found.schema or {"type": "object"}, handler, found.category)
+
+
+async def _run(module: ModuleType, name: str, arguments: dict[str, Any]) -> Any:
+    """Run a tool here as a worker would: with its service's preparation, its checks and its limits."""
+    async with Worker(module, url="memory://"), ToolBus("memory://") as bus:
+        return answer_of(name, await bus.call(name, arguments))

@@ -1,0 +1,196 @@
+"""The caller's side under that project's names: a client of one service's queues, and the tool that an agent holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from toolbus.client.bus import ToolBus
+from toolbus.client.events import Finished, Reset, Text
+from toolbus.compat.trustgraph.schema import DEFAULT_USER, Error, ToolServiceRequest, ToolServiceResponse, text_of
+from toolbus.results import ErrorInfo
+from toolbus.settings import Settings
+
+# Seconds that a call waits for a service that is not there yet.
+_WAIT = 10.0
+
+
+class ToolServiceTimeout(RuntimeError, TimeoutError):
+    """The service did not answer in time."""
+
+
+class ToolServiceClient:
+    """Calls the service that takes from a request queue. Concurrent first use is safe.
+
+    Args:
+        request_topic: the request queue, as the tool-service descriptor names it.
+        response_topic: kept for that project's sake; answers come to this process's own stream.
+        bus: an open bus to use; without one the client opens its own at the first call, with ``settings``.
+    """
+
+    def __init__(
+        self, request_topic: str, response_topic: str = "", *, bus: ToolBus | None = None, settings: Settings | None = None
+    ) -> None:
+        self.request_topic = request_topic
+        self.response_topic = response_topic
+        self._own = bus is None
+        self._bus = ToolBus(settings=settings) if bus is None else bus
+
+    async def start(self) -> None:
+        """Connect; connecting again does nothing."""
+        if self._own:
+            await self._bus.open()
+
+    async def stop(self) -> None:
+        """Disconnect; running calls end with an error."""
+        if self._own:
+            await self._bus.aclose()
+
+    async def call(self, user: str, config: Mapping[str, Any] | None, arguments: Mapping[str, Any] | None, timeout: float = 600) -> str:
+        """Call the service and wait for its whole observation.
+
+        :raises RuntimeError: with the service's message, when it failed; a ``TimeoutError`` as well, when it did not answer in time.
+        """
+        await self.start()
+        service = self._bus.service(self.request_topic)
+        result = await service.call(user, config or {}, arguments or {}, timeout=timeout, wait=min(timeout, _WAIT))
+        if result.error is not None:
+            raise _exception(result.error)
+        return result.observation
+
+    async def call_streaming(
+        self,
+        user: str,
+        config: Mapping[str, Any] | None,
+        arguments: Mapping[str, Any] | None,
+        callback: Callable[[str], Awaitable[None]],
+        timeout: float = 600,
+    ) -> str:
+        """The same, and hand each piece to ``callback`` as it arrives.
+
+        :raises RuntimeError: as ``call`` does, and when another attempt said something else than what was handed on.
+        """
+
+        async def recipient(response: ToolServiceResponse) -> bool:
+            if response.response:
+                pieces.append(response.response)
+                await callback(response.response)
+            return response.end_of_stream
+
+        pieces: list[str] = []
+        request = ToolServiceRequest(user, json.dumps(config or {}), json.dumps(arguments or {}))
+        response = await self.request(request, timeout=timeout, recipient=recipient)
+        if response.error is not None:
+            raise RuntimeError(response.error.message)
+        return "".join(pieces)
+
+    async def request(
+        self,
+        request: ToolServiceRequest,
+        timeout: float = 600,
+        recipient: Callable[[ToolServiceResponse], Awaitable[bool]] | None = None,
+    ) -> ToolServiceResponse:
+        """Send a request; every response goes to ``recipient`` until it returns true, the last one is returned.
+
+        Without a recipient the one response carries everything.
+        """
+        await self.start()
+        config, arguments = json.loads(request.config or "{}"), json.loads(request.arguments or "{}")
+        service = self._bus.service(self.request_topic)
+        response = ToolServiceResponse()
+        async with service.stream(request.user, config, arguments, timeout=timeout, wait=min(timeout, _WAIT)) as call:
+            if recipient is None:
+                return _last(await call.result())
+            async for event in call.events():
+                if isinstance(event, Text):
+                    response = ToolServiceResponse(response=event.text)
+                elif isinstance(event, Reset):
+                    response = ToolServiceResponse(Error("stream-reset", "another attempt said something else"), end_of_stream=True)
+                elif isinstance(event, Finished):
+                    # Its text has been heard piece by piece.
+                    response = ToolServiceResponse(_error(event.result.error), end_of_stream=True)
+                else:
+                    continue
+                if await recipient(response) or response.end_of_stream:
+                    break
+        return response
+
+
+class ToolServiceImpl:
+    """A configured tool of a tool service, as an agent holds it.
+
+    Args:
+        context: its ``_user`` is the user on whose behalf calls are made; ``trustgraph`` without one.
+        request_queue, response_queue: of the tool-service descriptor.
+        config_values: the tool descriptor's own values.
+        arguments: the arguments as shown to the model.
+        processor: whoever runs the agent; clients are shared through its ``tool_service_clients``, and its ``bus`` is used, if it has them.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        request_queue: str,
+        response_queue: str,
+        config_values: Mapping[str, Any] | None = None,
+        arguments: Sequence[Any] | None = None,
+        processor: Any = None,
+    ) -> None:
+        self.context = context
+        self.request_queue = request_queue
+        self.response_queue = response_queue
+        self.config_values = dict(config_values or {})
+        self.arguments = list(arguments or [])
+        self.processor = processor
+        self._client: ToolServiceClient | None = None
+        self._lock = asyncio.Lock()
+
+    def get_arguments(self) -> list[Any]:
+        """The arguments as shown to the model."""
+        return self.arguments
+
+    async def invoke(self, **arguments: Any) -> str:
+        """Call the service.
+
+        :raises RuntimeError: with the service's message, when it failed.
+        """
+        client = await self._get_or_create_client()
+        user = getattr(self.context, "_user", None) or DEFAULT_USER
+        return text_of(await client.call(user, self.config_values, arguments))
+
+    async def aclose(self) -> None:
+        """Disconnect the client, if this tool made it and does not share it."""
+        if self._client is not None and self.request_queue not in self._shared():
+            await self._client.stop()
+        self._client = None
+
+    async def _get_or_create_client(self) -> ToolServiceClient:
+        async with self._lock:
+            if self._client is None:
+                bus = getattr(self.processor, "bus", None)
+                client = ToolServiceClient(self.request_queue, self.response_queue, bus=bus if isinstance(bus, ToolBus) else None)
+                # Another tool may have been first; what was not started has nothing to close.
+                client = self._shared().setdefault(self.request_queue, client)
+                await client.start()
+                self._client = client
+            return self._client
+
+    def _shared(self) -> dict[str, ToolServiceClient]:
+        clients = getattr(self.processor, "tool_service_clients", None)
+        return clients if isinstance(clients, dict) else {}
+
+
+def _exception(error: ErrorInfo) -> RuntimeError:
+    kind = ToolServiceTimeout if error.type == "deadline_exceeded" else RuntimeError
+    return kind(error.message or str(error))
+
+
+def _error(error: ErrorInfo | None) -> Error | None:
+    return None if error is None else Error(error.code or error.type, error.message or str(error))
+
+
+def _last(result: Any) -> ToolServiceResponse:
+    text = "" if result.error is not None else result.observation
+    return ToolServiceResponse(_error(result.error), text, end_of_stream=True)

@@ -1,0 +1,309 @@
+"""``DynamicToolService``: that project's base class of tool services, served by a ``Worker``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import inspect
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, ClassVar, NoReturn
+
+from toolbus import telemetry
+from toolbus.compat.trustgraph.schema import (
+    DEFAULT_USER,
+    REQUEST_QUEUE,
+    RESPONSE_QUEUE,
+    Error,
+    Message,
+    ToolServiceRequest,
+    ToolServiceResponse,
+    TooManyRequests,
+    text_of,
+)
+from toolbus.descriptors import Effect
+from toolbus.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
+from toolbus.settings import Settings
+from toolbus.worker.base import ToolService
+from toolbus.worker.invocation import invocation
+from toolbus.worker.retry import Retry
+from toolbus.worker.worker import Worker
+
+default_topic = "tool"
+default_concurrency = 1
+
+FAILED = "tool-service-error"
+"""The type of that project's error responses."""
+
+_RECONNECT = 4.0
+_CALM = Retry(attempts=5, delay=1.0, most=10.0)
+
+
+class Producer:
+    """Where a service sends its responses; each goes to the call whose id is among its properties."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Queue[ToolServiceResponse | None]] = {}
+
+    async def send(self, response: ToolServiceResponse, properties: Mapping[str, str] | None = None) -> None:
+        """Answer a call, in one piece or several; an answer that nobody waits for is dropped."""
+        waiting = self._waiting.get((properties or {}).get("id", ""))
+        if waiting is not None:
+            await waiting.put(response)
+
+    @contextlib.contextmanager
+    def expecting(self, call: str) -> Any:
+        """The queue of one call's responses."""
+        # A few at a time: who says more waits until it has been passed on.
+        queue: asyncio.Queue[ToolServiceResponse | None] = asyncio.Queue(16)
+        self._waiting[call] = queue
+        try:
+            yield queue
+        finally:
+            del self._waiting[call]
+
+
+class DynamicToolService:
+    """Subclass it, override ``invoke``, and ``launch`` it.
+
+    Its topic names its queues: ``non-persistent://tg/request/<topic>`` and ``…/response/<topic>``. Whatever
+    tool-service descriptor names that request queue is served.
+
+    Attributes:
+        effect: what a second execution would do, see ``ToolService``; undeclared means that a crash may repeat work.
+    """
+
+    effect: ClassVar[Effect] = ""
+
+    def __init__(self, **params: Any) -> None:
+        self.id = params.get("id")
+        self.params = params
+        self.topic = str(params.get("topic") or default_topic)
+        self.request_queue = REQUEST_QUEUE.format(self.topic)
+        self.response_queue = RESPONSE_QUEUE.format(self.topic)
+        self.taskgroup = params.get("taskgroup")
+        self.running = True
+        self.producer = Producer()
+        self._two = _takes_two(self.invoke)
+
+    # -- for subclasses ---------------------------------------------------------------------------
+
+    def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        """Run one call: a coroutine, or an async generator of text. ``invoke(self, config, arguments)`` is accepted."""
+        raise NotImplementedError("Subclasses must implement invoke()")
+
+    async def start(self) -> None:
+        """Prepare; runs once, before requests are taken."""
+
+    def stop(self) -> None:
+        """Release; runs once, after the last request."""
+        self.running = False
+
+    async def on_request(self, msg: Message, consumer: object, flow: object) -> None:
+        """Answer one request through ``self.producer``."""
+        call = str(msg.properties().get("id", "unknown"))
+        properties = {"id": call}
+        try:
+            request = msg.value()
+            config = json.loads(request.config) if request.config else {}
+            arguments = json.loads(request.arguments) if request.arguments else {}
+            answer = self._invoke(request.user or DEFAULT_USER, config, arguments)
+            if hasattr(answer, "__aiter__"):
+                async with contextlib.aclosing(answer):
+                    async for piece in answer:
+                        await self.producer.send(ToolServiceResponse(response=text_of(piece)), properties=properties)
+                text = ""
+            else:
+                text = text_of(await answer if inspect.isawaitable(answer) else answer)
+            await self.producer.send(ToolServiceResponse(response=text, end_of_stream=True), properties=properties)
+        except TooManyRequests:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is becomes the answer
+            telemetry.log.exception("trustgraph.invoke_failed", id=call, topic=self.topic)
+            failed = ToolServiceResponse(error=Error(FAILED, str(error)), end_of_stream=True)
+            await self.producer.send(failed, properties=properties)
+
+    def _invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        if self._two:
+            return self.invoke(config, arguments)  # type: ignore[call-arg] # the older form
+        return self.invoke(user, config, arguments)
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def as_service(self) -> ToolService:
+        """This service for a ``Worker`` of one's own."""
+        # Owned by whoever wrote the subclass, not by this module.
+        cls = type(self)
+        kind: type[_Served] = type(cls.__name__, (_Served,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+        return kind(self)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, and finish what runs."""
+        given = {name: self.params.get(name) for name in ("url", "namespace", "log_level")}
+        concurrency = int(self.params.get("concurrency") or default_concurrency)
+        settings = Settings.load(concurrency=concurrency, **{name: value for name, value in given.items() if value is not None})
+        await Worker(self.as_service(), settings=settings).run()
+
+    @classmethod
+    async def launch_async(cls, args: Mapping[str, Any]) -> None:
+        """Make one, start it, and serve until a signal comes; tasks it started in its task group end with it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                service = cls(**{**args, "taskgroup": group})
+                await service.start()
+                try:
+                    await service.run()
+                finally:
+                    service.stop()
+                _end()
+        except* _Ended:
+            pass
+
+    @classmethod
+    def launch(cls, ident: str, doc: str | None) -> None:
+        """Serve as this process: read the command line, serve until SIGTERM or Ctrl-C, and return.
+
+        While the server can't be reached it is tried again; what can't be mended by waiting ends the process with 1.
+        """
+        parser = argparse.ArgumentParser(prog=ident, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--id", default=ident, help=f"Identity of this process (default: {ident})")
+        cls.add_args(parser)
+        args = vars(parser.parse_args())
+        try:
+            settings = Settings.load()
+            telemetry.configure_logging(args.get("log_level") or settings.log_level, settings.log_format)
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(_until_served(cls, args))
+        except ToolbusError as error:
+            sys.exit(f"{args['id']}: {error}")
+
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Add this class's options; subclasses add theirs to it."""
+        parser.add_argument("-t", "--topic", default=default_topic, help=f"Topic name for request/response (default: {default_topic})")
+        parser.add_argument("--url", help="Server, e.g. redis://localhost:6379 (default: TOOLBUS_URL)")
+        parser.add_argument("--namespace", help="Namespace to serve in (default: TOOLBUS_NAMESPACE)")
+        parser.add_argument(
+            "-c", "--concurrency", type=int, default=default_concurrency, help=f"Calls at once (default: {default_concurrency})"
+        )
+        parser.add_argument("-l", "--log-level", choices=["debug", "info", "warning", "error"], help="default: TOOLBUS_LOG_LEVEL")
+
+
+class _Served(ToolService):
+    """The service as toolbus sees it: it takes from the topic's queue, under a name that no operator's descriptor has."""
+
+    retry = _CALM
+
+    def __init__(self, service: DynamicToolService) -> None:
+        # Instance attributes stand before the class's own.
+        self.id = _service_id(service.topic)  # type: ignore[misc]
+        self.effect = service.effect  # type: ignore[misc]
+        self.request_queue = service.request_queue  # type: ignore[misc]
+        self.response_queue = service.response_queue  # type: ignore[misc]
+        self.description = f"the tool service on the topic {service.topic!r}"  # type: ignore[misc]
+        self._service = service
+
+    async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[str | ToolResult]:
+        service, call = self._service, invocation().id
+        message = Message(ToolServiceRequest(user, json.dumps(config), json.dumps(arguments)), {"id": call})
+        with service.producer.expecting(call) as responses:
+            handling = asyncio.ensure_future(_handled(service, message, responses))
+            streamed = False
+            try:
+                while (response := await responses.get()) is not None:
+                    if response.error is not None:
+                        raise ToolError(response.error.message, code=response.error.type)
+                    if response.end_of_stream:
+                        await handling
+                        yield response.response if streamed else ToolResult(output=response.response)
+                        return
+                    streamed = True
+                    yield response.response
+                await handling
+                raise ToolError("the service ended without an answer", code=FAILED)
+            except TooManyRequests as error:
+                reason = str(error) or "too many requests"
+                raise ToolError(reason, type="rate_limited", code="TooManyRequests", retryable=True) from None
+            finally:
+                handling.cancel()
+                await asyncio.wait([handling])
+
+
+class _Ended(Exception):
+    """The service has been told to end, and has."""
+
+
+def _end() -> NoReturn:
+    raise _Ended
+
+
+async def _handled(service: DynamicToolService, message: Message, responses: asyncio.Queue[ToolServiceResponse | None]) -> None:
+    try:
+        await service.on_request(message, None, None)
+    except Exception:
+        await responses.put(None)
+        raise
+    await responses.put(None)
+
+
+async def _until_served(cls: type[DynamicToolService], args: Mapping[str, Any]) -> None:
+    stopping = asyncio.Event()
+    while True:
+        _hear(stopping)
+        try:
+            await _unless(stopping, cls.launch_async(args))
+        except Exception as error:
+            ours = _ours(error)
+            if ours is None:
+                raise
+            if not isinstance(ours, BrokerUnavailable):
+                raise ours from None
+            _hear(stopping)
+            telemetry.log.warning("trustgraph.unavailable", error=str(ours), retry_in=_RECONNECT)
+        else:
+            return
+        await _unless(stopping, asyncio.sleep(_RECONNECT))
+
+
+def _hear(stopping: asyncio.Event) -> None:
+    """Set the event on SIGTERM and SIGINT; to be said anew after a worker, which takes the signals for itself and gives none back."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until it is done, or until it must stop."""
+    working, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((working, told), return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, told):
+        task.cancel()
+    await asyncio.wait((working, told))
+    if not working.cancelled():
+        working.result()
+
+
+def _ours(error: Exception) -> ToolbusError | None:
+    """The error of toolbus's own in what a task group raised, unless there are others."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, ToolbusError) else None
+
+
+def _takes_two(invoke: Any) -> bool:
+    parameters = inspect.signature(invoke).parameters.values()
+    positional = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
+    required = [each for each in positional if each.default is each.empty]
+    return len(required) == 2 and not any(each.kind is each.VAR_POSITIONAL for each in parameters)
+
+
+def _service_id(topic: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", topic)[:96]
+    if plain != topic:
+        # Two topics must not become one.
+        plain = f"{plain}-{hashlib.blake2b(topic.encode(), digest_size=6).hexdigest()}"
+    return f"trustgraph.{plain}"

@@ -1,0 +1,13 @@
+"""Middleware: callables around callables, around handlers (``Worker(..., middleware=[...])``) and calls (``ToolBus``) alike.
+
+A middleware is any ``async def around(call, next)`` that returns a ``ToolResult``, usually that of ``await next(call)``.
+"""
+
+from toolbus.middleware.breaker import CircuitBreaker
+from toolbus.middleware.cache import Cache
+from toolbus.middleware.chain import Middleware, Next, ToolCall, only
+from toolbus.middleware.limits import Quota, RateLimit
+from toolbus.middleware.metering import Metering
+from toolbus.middleware.timeout import Timeout
+
+__all__ = ["Cache", "CircuitBreaker", "Metering", "Middleware", "Next", "Quota", "RateLimit", "Timeout", "ToolCall", "only"]

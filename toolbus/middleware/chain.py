@@ -1,0 +1,94 @@
+"""What middleware is, what it sees, and how several become one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from toolbus.broker.protocols import Tallies
+from toolbus.results import ConfigurationError, ToolError, ToolResult
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call on its way.
+
+    Attributes:
+        id: the call's correlation id.
+        tool: the tool's name; empty for the untyped lower tier of a service.
+        service: the service's id; empty at the caller when it does not know the tool.
+        user, session: on whose behalf.
+        arguments, config: what the handler will be given.
+        effect: the declared effect, or empty.
+        side: ``call`` around a call at its caller, ``handler`` around a handler in its worker.
+        attempt: the delivery's number in a worker, from 1; 0 at the caller.
+        tallies: what all processes of the namespace count together.
+    """
+
+    id: str
+    tool: str
+    service: str
+    user: str
+    session: str
+    arguments: Mapping[str, Any]
+    config: Mapping[str, Any]
+    effect: str
+    side: Literal["call", "handler"]
+    attempt: int
+    tallies: Tallies
+
+    @property
+    def name(self) -> str:
+        """The tool's name, or the service's when it is called itself."""
+        return self.tool or self.service
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> ToolCall:
+        """The same call with other arguments, for ``next``; they are checked like any others."""
+        return msgspec.structs.replace(self, arguments=arguments)
+
+
+Next = Callable[[ToolCall], Awaitable[ToolResult]]
+"""What is further in: the next middleware, or the call or handler itself. Its failures are results with an ``error``."""
+
+Middleware = Callable[[ToolCall, Next], Awaitable[ToolResult]]
+
+
+def checked(middleware: Iterable[Middleware]) -> tuple[Middleware, ...]:
+    """Middleware as it was given, from the outermost to the innermost.
+
+    :raises ConfigurationError: one can't be called, or is a class that was not instantiated.
+    """
+    found = tuple(middleware)
+    for each in found:
+        if isinstance(each, type) or not callable(each):
+            raise ConfigurationError(f"{each!r} is no middleware: give an instance, or an async function of (call, next)")
+    return found
+
+
+def chained(middleware: Iterable[Middleware], innermost: Next) -> Next:
+    """One callable that goes through all of them, the first one outermost."""
+    inner = innermost
+    for each in reversed(tuple(middleware)):
+        inner = _around(each, inner)
+    return inner
+
+
+def only(middleware: Middleware, *, tools: Collection[str]) -> Middleware:
+    """The middleware for some tools; calls of others pass it by."""
+    names = frozenset(tools)
+
+    async def selective(call: ToolCall, next: Next) -> ToolResult:
+        return await (middleware(call, next) if call.name in names else next(call))
+
+    return selective
+
+
+def _around(middleware: Middleware, inner: Next) -> Next:
+    async def step(call: ToolCall) -> ToolResult:
+        result = await middleware(call, inner)
+        if not isinstance(result, ToolResult):
+            raise ToolError(f"the middleware {middleware!r} returned no ToolResult", code="bad_middleware")
+        return result
+
+    return step

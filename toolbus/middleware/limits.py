@@ -1,0 +1,70 @@
+"""``RateLimit`` and ``Quota``: how often a user may call a tool, counted by all processes of the namespace together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toolbus.middleware.chain import Next, ToolCall
+from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, ToolResult
+
+DAY = 86_400.0
+
+
+def user_and_tool(call: ToolCall) -> str:
+    """Each user's calls of each tool count for themselves."""
+    return f"{call.user}\0{call.name}"
+
+
+class RateLimit:
+    """At most ``limit`` calls at once, refilled evenly over ``per`` seconds; further ones fail with ``rate_limited``.
+
+    Args:
+        limit: how many.
+        per: seconds.
+        by: what counts together: a text for each call, by default its user and tool.
+        name: limits of one name share their counts; others are apart.
+
+    :raises ConfigurationError: a value is out of its range.
+    """
+
+    code = "rate_limit"
+
+    def __init__(self, limit: int, per: float = 1.0, *, by: Callable[[ToolCall], str] = user_and_tool, name: str = "") -> None:
+        if limit < 1 or not 0.001 <= per <= 400 * DAY:
+            raise ConfigurationError(f"a limit of {limit} calls in {per} s can't be counted: at least 1, in 0.001 s to 400 days")
+        self.limit = limit
+        self.per = per
+        self._by = by
+        self._name = name or f"{self.code} {limit} {per:g}"
+
+    async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
+        """Count the call, and let it pass or refuse it."""
+        try:
+            wait = await self._counted(call, f"{self._name}\0{self._by(call)}")
+        except BrokerError as error:
+            message = f"whether the limit allows the call can't be known: {error}"
+            return ToolResult.fail(ErrorInfo("unavailable", self.code, message, retryable=True))
+        return await next(call) if wait <= 0 else ToolResult.fail(self._refusal(call, wait))
+
+    async def _counted(self, call: ToolCall, name: str) -> float:
+        return await call.tallies.spend(name, self.limit, self.per)
+
+    def _refusal(self, call: ToolCall, wait: float) -> ErrorInfo:
+        message = f"{call.name} may be called {self.limit} times in {self.per:g} s; try again in {max(wait, 0.1):.1f} s"
+        return ErrorInfo("rate_limited", self.code, message, retryable=True, retry_after=wait)
+
+
+class Quota(RateLimit):
+    """At most ``limit`` calls in each period of ``per`` seconds, a day (UTC) unless it is said otherwise."""
+
+    code = "quota"
+
+    def __init__(self, limit: int, per: float = DAY, *, by: Callable[[ToolCall], str] = user_and_tool, name: str = "") -> None:
+        super().__init__(limit, per, by=by, name=name)
+
+    async def _counted(self, call: ToolCall, name: str) -> float:
+        return await call.tallies.use(name, self.limit, self.per)
+
+    def _refusal(self, call: ToolCall, wait: float) -> ErrorInfo:
+        message = f"the quota of {self.limit} calls of {call.name} is used up; it starts anew in {wait:.0f} s"
+        return ErrorInfo("rate_limited", self.code, message, retryable=True, retry_after=wait)

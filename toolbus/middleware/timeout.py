@@ -1,0 +1,34 @@
+"""``Timeout``: a bound on what is further in."""
+
+from __future__ import annotations
+
+import asyncio
+
+from toolbus.middleware.chain import Next, ToolCall
+from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
+
+
+class Timeout:
+    """Gives up after ``seconds``, whatever the caller allows. The handler is cancelled; one in a thread is told.
+
+    :raises ConfigurationError: it is no positive number of seconds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not 0 < seconds < 1e9:
+            raise ConfigurationError(f"a timeout must be a number of seconds above 0, not {seconds!r}")
+        self.seconds = seconds
+
+    async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
+        """Let the call pass, for so long."""
+        try:
+            async with asyncio.timeout(self.seconds) as scope:
+                return await next(call)
+        except TimeoutError:
+            # One of the handler's own is the handler's business.
+            if not scope.expired():
+                raise
+        message = f"{call.name} did not finish within {self.seconds:g} s"
+        if call.effect == "once":
+            return ToolResult.fail(ErrorInfo("outcome_unknown", "timeout", f"{message}; it may or may not have taken effect"))
+        return ToolResult.fail(ErrorInfo("deadline_exceeded", "timeout", message, retryable=True))
