@@ -90,11 +90,10 @@ class GuardedCall(Call, eq=False):
             raise self._misused
         return more
 
-    async def _launch(self) -> None:
-        if not self._launched and self._start is not None:
-            self._launched = True
-            if self._result is None:
-                self._task = self._start(self)
+    def _begin(self) -> None:
+        self._launched = True
+        if self._result is None and self._start is not None:
+            self._task = self._start(self)
 
 
 class Guard:
