@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from toolbus.compat.nanoclaw import (
 from toolbus.results import ConfigurationError
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+PAGE = {"type": "object", "properties": {"url": {"type": "string"}, "extract_type": {"type": "string"}}, "required": ["url"]}
 
 
 def define() -> None:
@@ -205,7 +206,6 @@ def test_ready_made_data_tools_run_here() -> None:
 def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that streams text, progress and a result is collected; sets without any installed tool say what to install."""
     from toolbus import Progress
-    from toolbus import tool as bus_tool
     from toolbus.results import ToolResult as BusResult
     from toolbus.worker.base import ToolService
 
@@ -213,18 +213,23 @@ def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pyte
         monkeypatch.setitem(sys.modules, f"workers.{name}", None)
     with pytest.raises(ConfigurationError, match="web_search"):
         create_crawler_tools()
-    module = types.ModuleType("workers.fetch_page")
 
-    @bus_tool(service="nanoclaw-fake", effect="read", replace=True)
-    async def fetch_page(url: str, extract_type: str = "text"):
-        """Fetch."""
-        yield "some text"
-        yield Progress(1)
-        if extract_type == "links":
-            yield BusResult.ok({"links": [url]})
+    # Classes: a decorated function would stay a tool of this process after the test.
+    class FetchPage(ToolService):
+        id = "nanoclaw-fetch"
+        effect = "read"
+        tools = ({"name": "fetch_page", "description": "Fetch", "category": "general", "parameters": PAGE},)
 
-    fetch_page.__module__ = module.__name__
-    monkeypatch.setitem(sys.modules, "workers.fetch_page", module)
+        async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[Any]:
+            yield "some text"
+            yield Progress(1)
+            if arguments.get("extract_type") == "links":
+                yield BusResult.ok({"links": [arguments["url"]]})
+
+    fetching = types.ModuleType("workers.fetch_page")
+    FetchPage.__module__ = fetching.__name__
+    fetching.FetchPage = FetchPage  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "workers.fetch_page", fetching)
     prepared: list[str] = []
 
     class WebSearch(ToolService):
