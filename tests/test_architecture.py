@@ -10,13 +10,13 @@ import toolbus
 PACKAGE = Path(toolbus.__path__[0])
 # What each folder may not import, beside redis outside of broker.
 FORBIDDEN = {
-    "broker": ("middleware", "client", "worker", "cli", "compat", "demo", "sync"),
-    "middleware": ("client", "worker", "cli", "compat", "demo", "sync"),
-    "client": ("worker", "cli", "compat", "demo", "sync"),
-    "worker": ("client", "cli", "compat", "demo", "sync"),
-    "schema": ("broker", "middleware", "client", "worker", "cli", "compat", "demo", "sync"),
-    "cli": ("compat",),
-    "": ("cli", "compat", "demo"),
+    "broker": ("middleware", "client", "worker", "cli", "compat", "demo", "sync", "testing"),
+    "middleware": ("client", "worker", "cli", "compat", "demo", "sync", "testing"),
+    "client": ("worker", "cli", "compat", "demo", "sync", "testing"),
+    "worker": ("client", "cli", "compat", "demo", "sync", "testing"),
+    "schema": ("broker", "middleware", "client", "worker", "cli", "compat", "demo", "sync", "testing"),
+    "cli": ("compat", "testing"),
+    "": ("cli", "compat", "demo", "testing"),
 }
 LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry")
 

@@ -104,7 +104,7 @@ class Run(msgspec.Struct, eq=False):
                 await self._begin_once()
             if self.handler.coroutine and not self.shelter.middleware and not telemetry.active():
                 # The most frequent kind, without a coroutine in between.
-                self._answer(_result(await self.handler.start(request)))
+                self._answer(result_of(await self.handler.start(request)))
             else:
                 self._answer(await self._handle_traced(self._handle_within if self.shelter.middleware else self._handle))
         except asyncio.CancelledError:
@@ -257,7 +257,7 @@ class Run(msgspec.Struct, eq=False):
     async def _handle(self, passing: Passing | None = None) -> ToolResult:
         start, request = self.handler.start, self.delivery.request if passing is None else passing.request
         if self.handler.coroutine:
-            return _result(await start(request))
+            return result_of(await start(request))
         if self.handler.threaded:
             self._thread = self.shelter.threads.call(lambda: start(request))
             value = await asyncio.shield(self._thread)
@@ -271,7 +271,7 @@ class Run(msgspec.Struct, eq=False):
             self._iteration = self.shelter.threads.iterate(value)
             self._thread = self._iteration.thread
             return await self._consume(self._iteration if passing is None else passing.watch(self._iteration))
-        return _result(value)
+        return result_of(value)
 
     async def _consume(self, items: Any) -> ToolResult:
         result: ToolResult | None = None
@@ -500,7 +500,8 @@ class Run(msgspec.Struct, eq=False):
             telemetry.log.error("call.crashed", error=error.code, exc_info=exception, **fields)
 
 
-def _result(value: object) -> ToolResult:
+def result_of(value: object) -> ToolResult:
+    """What a handler returned, as a result."""
     if type(value) is str:
         return ToolResult(output=value)
     if isinstance(value, ToolResult):

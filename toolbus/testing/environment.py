@@ -1,0 +1,181 @@
+"""``InvocationEnvironment``: runs a handler as a worker does, without a bus."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from toolbus.broker.protocols import Delivery
+from toolbus.envelope import Request, decode_request, encode_request, new_id, new_run
+from toolbus.middleware.chain import Middleware, checked
+from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
+from toolbus.settings import Settings
+from toolbus.testing.outcome import Outcome
+from toolbus.testing.recorder import Recorder
+from toolbus.worker.base import ToolService
+from toolbus.worker.function import tool_of
+from toolbus.worker.handlers import Served, collect
+from toolbus.worker.run import Run
+from toolbus.worker.threads import Threads
+
+_THREADS = 32
+
+
+class InvocationEnvironment:
+    """Calls handlers the way a worker does: bound, validated, in a thread or the loop, within their deadline.
+
+    ``async with`` it; services are started at their first call, and cleaned up at the end. Arguments and results
+    pass through the wire format, so what JSON can't carry fails here too. Failed runs are not tried again.
+
+    Args:
+        user, session, metadata, idempotency_key: what ``invocation()`` says of the caller.
+        config: values for ``invoke``, on top of those of the tool's descriptor.
+        timeout: seconds until the deadline; the tool's own, else the settings', when left out.
+        attempt: which delivery of its request the call is.
+        answers: stand-ins for the tools that the handler calls, see ``answer``.
+        middleware: around every handler.
+        settings: limits on frames and output.
+    """
+
+    def __init__(
+        self,
+        *,
+        user: str = "",
+        session: str = "",
+        config: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        attempt: int = 1,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str = "",
+        answers: Mapping[str, object] | None = None,
+        middleware: Sequence[Middleware] = (),
+        settings: Settings | None = None,
+    ) -> None:
+        self.user = user
+        self.session = session
+        self.config = dict(config or {})
+        self.timeout = timeout
+        self.attempt = attempt
+        self.metadata = dict(metadata or {})
+        self.idempotency_key = idempotency_key
+        self.settings = Settings() if settings is None else settings
+        self._answers = dict(answers or {})
+        self._middleware = checked(middleware)
+        self._served: dict[object, Served] = {}
+        self._runs: set[Run] = set()
+        self._threads: Threads | None = None
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        self._threads = Threads(_THREADS)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        served, self._served = list(self._served.values()), {}
+        errors: list[Exception] = []
+        for each in served:
+            try:
+                await each.cleanup()
+            except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
+                errors.append(problem)
+        if self._threads is not None:
+            self._threads.close()
+            self._threads = None
+        if errors and error is None:
+            raise errors[0] if len(errors) == 1 else ExceptionGroup("several services failed to clean up", errors)
+
+    def answer(self, tool: str, answer: object) -> None:
+        """Answer nested calls of ``tool``: with a value or a ``ToolResult``, or with what a function (also async) makes of the arguments.
+
+        A function that raises ``ToolError`` fails the nested call with it.
+        """
+        self._answers[tool] = answer
+
+    async def run(self, target: object, arguments: Mapping[str, Any] | None = None, *, tool: str = "") -> Outcome:
+        """Call a ``@tool`` function, a service's ``@tool`` method, or a ``ToolService`` (class or instance) and wait for its end.
+
+        :param tool: which tool of a service; left out, its untyped ``invoke`` is called.
+        :raises ConfigurationError: it is not a tool, or the environment is not open.
+        :raises EnvelopeError: JSON can't carry the arguments, or they are too large.
+        """
+        if self._threads is None:
+            raise ConfigurationError("the environment is not open; use `async with InvocationEnvironment() as environment:`")
+        owner, name = _aim(target, tool)
+        served = await self._serve(owner)
+        request = self._request(served, name, dict(arguments or {}))
+        recorder = Recorder(self.settings, self._threads, self._middleware, self._answers)
+        delivery = Delivery(request, "test", None, b"", None, 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run())
+        loop = asyncio.get_running_loop()
+        run = Run(recorder, loop, delivery, served, served.handler(request))
+        run.task = task = loop.create_task(run.execute())
+        self._runs.add(run)
+        timer = loop.call_later(request.timeout, run.expire)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            run.abandon()
+            raise
+        finally:
+            timer.cancel()
+            self._runs.discard(run)
+        return recorder.outcome()
+
+    async def call(self, target: object, arguments: Mapping[str, Any] | None = None, *, tool: str = "") -> ToolResult:
+        """``run`` when only the result matters."""
+        return (await self.run(target, arguments, tool=tool)).result
+
+    @property
+    def running(self) -> int:
+        """How many calls run now."""
+        return len(self._runs)
+
+    def cancel(self) -> None:
+        """Cancel the calls that run, as a caller would."""
+        for run in [*self._runs]:
+            run.stop(ErrorInfo("cancelled", message="cancelled by the caller"))
+
+    async def _serve(self, owner: object) -> Served:
+        async with self._lock:
+            served = self._served.get(owner)
+            if served is None:
+                served = collect(owner, self.settings)[0]
+                await served.startup()
+                self._served[owner] = served
+            return served
+
+    def _request(self, served: Served, name: str, arguments: dict[str, Any]) -> Request:
+        descriptor = next((each for each in served.publication.tools if each.name == name), None)
+        if name and descriptor is None:
+            known = ", ".join(each.name for each in served.publication.tools) or "none"
+            raise ConfigurationError(f"service {served.id!r} has no tool {name!r} (it has: {known})")
+        usual = descriptor.timeout if descriptor is not None else 0.0
+        request = Request(
+            id=new_id(),
+            agent="test",
+            service=served.id,
+            tool=name,
+            user=self.user,
+            session=self.session,
+            config={**({} if descriptor is None else descriptor.config), **self.config},
+            arguments=arguments,
+            timeout=self.timeout or usual or self.settings.timeout,
+            events=True,
+            metadata=self.metadata,
+            idempotency_key=self.idempotency_key,
+        )
+        limit = self.settings.max_request
+        return decode_request(encode_request(request, limit=limit), limit=limit)
+
+
+def _aim(target: object, tool: str) -> tuple[object, str]:
+    """What to serve, and which tool of it to call."""
+    found = tool_of(target)
+    if found is None:
+        return target, tool
+    if inspect.ismethod(target) and isinstance(target.__self__, ToolService):
+        return target.__self__, found.name
+    return target, found.name

@@ -1,0 +1,65 @@
+"""pytest fixtures: ``pytest_plugins = ["toolbus.testing.fixtures"]`` in a ``conftest.py``.
+
+``toolbus_namespace`` is fresh for each test, ``toolbus_bus`` serves tools in process or on a server, and
+``toolbus_server`` is a real server for the whole session. They work with every plugin for async tests.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+import pytest
+
+from toolbus.broker.embedded import EmbeddedServer
+from toolbus.client.bus import ToolBus
+from toolbus.middleware.chain import Middleware
+from toolbus.settings import Settings
+from toolbus.worker.worker import Worker
+
+# A test that fails should not wait for half a minute to say so.
+_GRACE = 5.0
+
+
+class Serving(Protocol):
+    """What ``toolbus_bus`` is."""
+
+    def __call__(
+        self, *services: object, url: str = "memory://", settings: Settings | None = None, middleware: Sequence[Middleware] = ()
+    ) -> AbstractAsyncContextManager[ToolBus]:
+        """Serve services, ``@tool`` functions or modules for an ``async with``; gives an open bus that has their tools."""
+
+
+@pytest.fixture(scope="session")
+def toolbus_server() -> Iterator[EmbeddedServer]:
+    """A real server for this session, on a free port; ``toolbus_server.url`` is where it is."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def toolbus_namespace() -> str:
+    """A namespace of the test's own."""
+    return f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def toolbus_bus(toolbus_namespace: str) -> Serving:
+    """Serves tools in the test's namespace: ``async with toolbus_bus(service, function) as bus``.
+
+    In process, unless ``url=toolbus_server.url`` says where. ``middleware`` goes around the handlers.
+    """
+
+    @asynccontextmanager
+    async def serving(
+        *services: object, url: str = "memory://", settings: Settings | None = None, middleware: Sequence[Middleware] = ()
+    ) -> AsyncIterator[ToolBus]:
+        base = Settings(grace=_GRACE) if settings is None else settings
+        chosen = Settings.load(base=base, url=url, namespace=toolbus_namespace)
+        # The bus is opened second, so that the registry it loads has the worker's tools.
+        async with Worker(list(services), settings=chosen, middleware=middleware), ToolBus(settings=chosen) as bus:
+            yield bus
+
+    return serving

@@ -1,0 +1,108 @@
+"""Where the frames of a handler under test go, and who answers its nested calls: stand-ins for the broker and the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack, cast
+
+from toolbus.broker.protocols import Beginning, Delivery, WorkerBroker
+from toolbus.broker.tallies import MemoryTallies
+from toolbus.client.assembly import Assembly
+from toolbus.client.events import Event, Finished
+from toolbus.envelope import decode_frames, join_frames
+from toolbus.middleware.chain import Middleware
+from toolbus.options import CallOptions, merged
+from toolbus.results import EnvelopeError, ErrorInfo, ToolError, ToolResult
+from toolbus.settings import Settings
+from toolbus.testing.outcome import NestedCall, Outcome
+from toolbus.worker.invocation import Caller
+from toolbus.worker.run import Run, result_of
+from toolbus.worker.threads import Threads
+
+INSTANCE = "testing"
+
+
+class Recorder:
+    """A worker and its broker, as far as one run needs them: frames are put together as a caller would."""
+
+    def __init__(self, settings: Settings, threads: Threads, middleware: tuple[Middleware, ...], answers: Mapping[str, object]) -> None:
+        self.settings = settings
+        self.threads = threads
+        self.middleware = middleware
+        self.most_gathered = settings.max_frame // 2
+        self.broker = cast("WorkerBroker", self)
+        self.instance = INSTANCE
+        self.tallies = MemoryTallies()
+        self.congested = False
+        self._answers = answers
+        self._assembly = Assembly()
+        self._events: list[Event] = []
+        self._calls: list[NestedCall] = []
+
+    def outcome(self) -> Outcome:
+        """What came of the run, once it has ended."""
+        for event in reversed(self._events):
+            if isinstance(event, Finished):
+                return Outcome(event.result, tuple(self._events), tuple(self._calls))
+        raise RuntimeError("the run ended without a result")
+
+    # -- the worker -------------------------------------------------------------------------------
+
+    def ended(self, run: Run) -> None:
+        """Free a run's slot: there are none here."""
+
+    def stopped(self, run: Run) -> None:
+        """Hear that a run was told to stop."""
+
+    def try_again(self, run: Run, error: ErrorInfo) -> bool:
+        """Every failure is the outcome; nothing is tried again."""
+        return False
+
+    async def caller(self) -> Caller:
+        """Whoever answers nested calls."""
+        return self
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Answer a nested call with its stand-in."""
+        given = dict(arguments or {})
+        self._calls.append(NestedCall(tool, given, merged({}, cast("Mapping[str, Any]", options))))
+        if tool not in self._answers:
+            return ToolResult.fail(ErrorInfo("not_found", message=f"no stand-in for the tool {tool!r}; add one with answer({tool!r}, …)"))
+        answer = self._answers[tool]
+        try:
+            value = answer(given) if callable(answer) else answer
+            return result_of(await value if inspect.isawaitable(value) else value)
+        except ToolError as error:
+            return ToolResult.fail(error.error)
+
+    # -- the broker -------------------------------------------------------------------------------
+
+    async def begin(self, delivery: Delivery) -> Beginning:
+        """A ``once`` handler may always begin."""
+        return "started"
+
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Frames leave at the next turn of the loop."""
+        asyncio.get_running_loop().call_soon(pack)
+
+    async def room(self) -> None:
+        """There is always room."""
+
+    def send(self, delivery: Delivery, frame: bytes) -> None:
+        """Take in a frame."""
+        frames, problems = decode_frames(join_frames([frame]), limit=sys.maxsize)
+        if problems:
+            raise EnvelopeError("; ".join(problems))
+        for each in frames:
+            self._events += self._assembly.feed(each)
+
+    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
+        """Take in the last frame."""
+        self.send(delivery, frame)
+
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
+        """Take in the last frame of a request that would be set aside."""
+        self.send(delivery, frame)
