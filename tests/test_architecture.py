@@ -10,13 +10,14 @@ import toolbus
 PACKAGE = Path(toolbus.__path__[0])
 # What each folder may not import, beside redis outside of broker.
 FORBIDDEN = {
-    "broker": ("middleware", "client", "worker", "cli", "compat", "demo", "sync"),
-    "middleware": ("client", "worker", "cli", "compat", "demo", "sync"),
-    "client": ("worker", "cli", "compat", "demo", "sync"),
-    "worker": ("client", "cli", "compat", "demo", "sync"),
-    "schema": ("broker", "middleware", "client", "worker", "cli", "compat", "demo", "sync"),
+    "broker": ("middleware", "client", "worker", "agent", "cli", "compat", "demo", "sync"),
+    "middleware": ("client", "worker", "agent", "cli", "compat", "demo", "sync"),
+    "client": ("worker", "agent", "cli", "compat", "demo", "sync"),
+    "worker": ("client", "agent", "cli", "compat", "demo", "sync"),
+    "schema": ("broker", "middleware", "client", "worker", "agent", "cli", "compat", "demo", "sync"),
     "cli": ("compat",),
-    "": ("cli", "compat", "demo"),
+    "agent": ("worker", "cli", "compat", "demo", "sync"),
+    "": ("agent", "cli", "compat", "demo"),
 }
 LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry")
 
