@@ -10,14 +10,15 @@ import toolbus
 PACKAGE = Path(toolbus.__path__[0])
 # What each folder may not import, beside redis outside of broker.
 FORBIDDEN = {
-    "broker": ("middleware", "client", "worker", "agent", "cli", "compat", "demo", "sync"),
-    "middleware": ("client", "worker", "agent", "cli", "compat", "demo", "sync"),
-    "client": ("worker", "agent", "cli", "compat", "demo", "sync"),
-    "worker": ("client", "agent", "cli", "compat", "demo", "sync"),
-    "schema": ("broker", "middleware", "client", "worker", "agent", "cli", "compat", "demo", "sync"),
+    "broker": ("middleware", "client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync"),
+    "middleware": ("client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync"),
+    "client": ("worker", "agent", "adapters", "cli", "compat", "demo", "sync"),
+    "worker": ("client", "agent", "adapters", "cli", "compat", "demo", "sync"),
+    "schema": ("broker", "middleware", "client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync"),
     "cli": ("compat",),
-    "agent": ("worker", "cli", "compat", "demo", "sync"),
-    "": ("agent", "cli", "compat", "demo"),
+    "agent": ("worker", "adapters", "cli", "compat", "demo", "sync"),
+    "adapters": ("worker", "agent", "cli", "compat", "demo", "sync"),
+    "": ("agent", "adapters", "cli", "compat", "demo"),
 }
 LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry")
 

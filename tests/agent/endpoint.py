@@ -53,8 +53,9 @@ def calls(*wanted: tuple[str, dict[str, Any] | str], words: str = "") -> Canned:
 class Endpoint:
     """The server, and the bodies and headers of the requests it got."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, path: str) -> None:
         self._script = script
+        self._path = path
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.url = ""
@@ -65,10 +66,9 @@ class Endpoint:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             request, *lines = head.strip().split("\r\n")
-            assert request == "POST /v1/chat/completions HTTP/1.1"
+            assert request == f"POST {self._path} HTTP/1.1"
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
             body = json.loads(await reader.readexactly(int(headers["content-length"])))
-            assert body["stream"] is True
             self.bodies.append(body)
             self.headers.append(headers)
             await self._answer(self._script(body), writer)
@@ -93,10 +93,10 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def endpoint(script: Script | list[Canned]) -> AsyncIterator[Endpoint]:
+async def endpoint(script: Script | list[Canned], path: str = "/v1/chat/completions") -> AsyncIterator[Endpoint]:
     """A running endpoint that answers with what the script makes of each body, or with these answers, one after the other."""
     answers = iter(script) if isinstance(script, list) else None
-    made = Endpoint(script if answers is None else lambda body: next(answers))  # type: ignore[arg-type]
+    made = Endpoint(script if answers is None else lambda body: next(answers), path)  # type: ignore[arg-type]
     tasks: set[asyncio.Task[None]] = set()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -78,7 +78,7 @@ async def test_words_come_as_they_are_said() -> None:
         assert (answer.text, answer.reason, answer.turns) == ("Hello", "answered", 1)
         assert given.heard == [Said("Hel"), Said("lo")]
         body = given.model.bodies[0]
-        assert (body["model"], body["messages"][-1]) == ("m", {"role": "user", "content": "hi"})
+        assert (body["stream"], body["model"], body["messages"][-1]) == (True, "m", {"role": "user", "content": "hi"})
         assert given.offered(0) == ["add", "broken", "recite"]
         assert given.model.headers[0]["authorization"] == "Bearer sk-secret"
 
