@@ -136,6 +136,34 @@ async def test_ctrl_c_ends_it_cleanly(valkey_server: str, namespace: str) -> Non
     assert (code, out, err) == (130, "\n", "")
 
 
+async def test_ctrl_c_cancels_the_tools(valkey_server: str, namespace: str) -> None:
+    """Ctrl-C while a tool runs cancels its call, and ends the process with 130 without a traceback."""
+    cancelled = asyncio.Event()
+
+    @tool(service="endless")
+    async def endless():
+        """Never end."""
+        try:
+            yield "begun"
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    script = [calls(("endless", {}))]
+    async with Worker([endless], url=valkey_server, namespace=namespace), endpoint(script) as model:
+        async with ToolBus(valkey_server, namespace=namespace) as bus:
+            await bus.wait_for_tool("endless")
+        process = await start(model.url, valkey_server, namespace, "?")
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            await process.stderr.readuntil(b"begun")
+        process.send_signal(signal.SIGINT)
+        code, out, err = await ended(process)
+        async with asyncio.timeout(20):
+            await cancelled.wait()
+    assert (code, out, err.strip()) == (130, "", "")
+
+
 @pytest.mark.parametrize(("words", "told"), [((), "forbidden"), (("--yes",), "launched")])
 async def test_permission_without_a_person(valkey_server: str, namespace: str, words: tuple[str, ...], told: str) -> None:
     """Where no person can be asked, a tool that wants permission runs only with --yes."""

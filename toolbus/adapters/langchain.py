@@ -32,7 +32,7 @@ class BusTool(StructuredTool):
         self.coroutine = self._arun  # without one it would be run in a thread
 
     # Without the parameters `config` and `run_manager` of the class above: tools have arguments of these names.
-    async def _arun(self, **arguments: Any) -> tuple[str, ToolResult]:
+    async def _arun(self, **arguments: Any) -> tuple[str, ToolResult]:  # type: ignore[override]
         content, result = await outcome(self._executor, self.name, arguments)
         if not result.success:
             raise ToolException(content)
