@@ -10,13 +10,15 @@ import toolbus
 PACKAGE = Path(toolbus.__path__[0])
 # What each folder may not import, beside redis outside of broker.
 FORBIDDEN = {
-    "broker": ("middleware", "client", "worker", "cli", "compat", "demo", "sync", "testing"),
-    "middleware": ("client", "worker", "cli", "compat", "demo", "sync", "testing"),
-    "client": ("worker", "cli", "compat", "demo", "sync", "testing"),
-    "worker": ("client", "cli", "compat", "demo", "sync", "testing"),
-    "schema": ("broker", "middleware", "client", "worker", "cli", "compat", "demo", "sync", "testing"),
+    "broker": ("middleware", "client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
+    "middleware": ("client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
+    "client": ("worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
+    "worker": ("client", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
+    "schema": ("broker", "middleware", "client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
     "cli": ("compat", "testing"),
-    "": ("cli", "compat", "demo", "testing"),
+    "agent": ("worker", "adapters", "cli", "compat", "demo", "sync", "testing"),
+    "adapters": ("worker", "agent", "cli", "compat", "demo", "sync", "testing"),
+    "": ("agent", "adapters", "cli", "compat", "demo", "testing"),
 }
 LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry")
 

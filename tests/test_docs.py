@@ -104,6 +104,14 @@ def test_the_example_for_models_runs(tmp_path: Path) -> None:
     compile(watching, "watching", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
+def test_the_agent_example_is_python() -> None:
+    """The example of the guide to the agent compiles, and everything it imports is there."""
+    (example,) = blocks("docs/guides/agent.md")
+    tree = compile(example, "agent", "exec", ast.PyCF_ONLY_AST)
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    exec(compile(ast.Module(imports, []), "agent", "exec"), {})
+
+
 def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
     """The service of the TrustGraph guide is launched as it stands there, and that project's descriptors make a tool of it."""
     (tmp_path / "joke.py").write_text(blocks("docs/guides/trustgraph.md")[0])

@@ -10,6 +10,7 @@ The exception tree::
     │   └── DescriptorError      a descriptor's field is wrong; carries its path
     ├── EnvelopeError            a message on a stream can't be read
     ├── RegistrationRefused      a name belongs to another owner
+    ├── EndpointError            a model's endpoint gave no whole answer
     └── BrokerError              the server said no
         ├── BrokerUnavailable    the server can't be reached
         └── UnsupportedServer    the server lacks a command that toolbus needs
@@ -219,6 +220,22 @@ class RegistrationRefused(ToolbusError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.__class__, (str(self), self.names)
+
+
+class EndpointError(ToolbusError):
+    """A model's endpoint gave no whole answer; the message is one line that says what to do.
+
+    Attributes:
+        status: the HTTP status that was no success; 0 when there was none.
+        retryable: whether the same request may succeed later.
+        retry_after: seconds to wait before that, when the endpoint says so.
+    """
+
+    def __init__(self, message: str, *, status: int = 0, retryable: bool = False, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retryable = retryable
+        self.retry_after = retry_after
 
 
 class BrokerError(ToolbusError):

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 _COMMANDS = {
+    "agent": "agent",
     "call": "calls",
     "dead": "dead",
     "demo": "demo",

@@ -1,0 +1,237 @@
+"""The adapters with the packages themselves; what is not installed is skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workers.calculator
+from tests.agent.endpoint import Canned, Endpoint, endpoint
+from toolbus import ToolBus, ToolResult, Worker, tool
+from toolbus.client.executor import ToolExecutor
+
+pytestmark = pytest.mark.anyio
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+async def say(config: str, callbacks: str = "") -> str:
+    """Take arguments whose names others use themselves."""
+    return f"{config}/{callbacks}"
+
+
+@tool
+async def broken() -> str:
+    """Always fail."""
+    raise RuntimeError("out of order")
+
+
+@asynccontextmanager
+async def executing() -> AsyncIterator[ToolExecutor]:
+    """An executor with the tools above."""
+    namespace = uuid.uuid4().hex
+    async with Worker([add, say, broken], url="memory://", namespace=namespace), ToolBus("memory://", namespace=namespace) as bus:
+        yield bus.executor(model="m")
+
+
+def whole(**document: Any) -> Canned:
+    """An answer in one piece."""
+    return Canned(json.dumps(document).encode(), kind="application/json")
+
+
+async def test_langchain_tools_answer_with_content_and_artifact() -> None:
+    """A StructuredTool's message has the observation as content and the result as artifact; a failure has the status error."""
+    pytest.importorskip("langchain_core")
+    from toolbus.adapters.langchain import structured_tools
+
+    async with executing() as executor:
+        tools = {each.name: each for each in structured_tools(executor)}
+        assert sorted(tools) == ["add", "broken", "say"]
+
+        async def call(name: str, **arguments: Any) -> Any:
+            return await tools[name].ainvoke({"type": "tool_call", "id": "c1", "name": name, "args": arguments})
+
+        message = await call("add", a=1, b="2")
+        assert (message.content, message.status, message.tool_call_id) == ("3", "success", "c1")
+        assert isinstance(message.artifact, ToolResult)
+        assert (await call("say", config="x", callbacks="y")).content == "x/y"
+        failed = await call("broken")
+        assert (failed.status, "Next:" in failed.content) == ("error", True)
+        assert (await call("add", a="one")).status == "error"
+
+
+async def test_langchain_says_the_schema_as_it_was_published() -> None:
+    """What LangChain tells a model of a tool is the published schema."""
+    pytest.importorskip("langchain_core")
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+
+    from toolbus.adapters.langchain import structured_tools
+
+    async with executing() as executor:
+        said = {each.name: convert_to_openai_tool(each)["function"] for each in structured_tools(executor)}
+        assert said["add"]["description"] == "Add two numbers."
+        assert said["add"]["parameters"]["required"] == ["a", "b"]
+
+
+async def test_pydantic_ai_runs_the_tools() -> None:
+    """An agent of Pydantic AI calls the tools of a bus, reads failures as observations, and keeps results as metadata."""
+    pytest.importorskip("pydantic_ai")
+    from pydantic_ai import Agent, ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+    from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+    from toolbus.adapters.pydantic_ai import BusToolset
+
+    offered: list[str] = []
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        offered[:] = [each.name for each in info.function_tools]
+        if len(messages) > 1:
+            return ModelResponse([TextPart("done")])
+        return ModelResponse([ToolCallPart("add", {"a": "1", "b": 2}, "c1"), ToolCallPart("broken", {}, "c2")])
+
+    async with executing() as executor:
+        done = await Agent(FunctionModel(model), toolsets=[BusToolset(executor)]).run("?")
+        parts = [part for message in done.all_messages() for part in message.parts if isinstance(part, ToolReturnPart)]
+    assert (done.output, offered) == ("done", ["add", "broken", "say"])
+    assert parts[0].content == "3"
+    assert isinstance(parts[0].metadata, ToolResult)
+    assert "Next:" in str(parts[1].content)
+
+
+async def test_openai_chat_goes_on_until_an_answer() -> None:
+    """The SDK's chat completions run with the tools, and the conversation holds every message."""
+    openai = pytest.importorskip("openai")
+    from toolbus.adapters.openai import chat
+
+    def completion(**message: Any) -> Canned:
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": None, **message}}
+        return whole(id="x", object="chat.completion", created=1, model="m", choices=[choice])
+
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    script = [completion(tool_calls=[call]), completion(content="three")]
+    async with executing() as executor, endpoint(script) as model, openai.AsyncOpenAI(base_url=model.url, api_key="k") as client:
+        messages: list[Any] = [{"role": "user", "content": "?"}]
+        done = await chat(client, executor, messages)
+    assert done.choices[0].message.content == "three"
+    assert [each["role"] for each in messages] == ["user", "assistant", "tool", "assistant"]
+    assert model.bodies[1]["messages"][-1]["content"] == "3"
+
+
+async def test_openai_responses_go_on_until_an_answer() -> None:
+    """The SDK's responses run with the tools, and the last turn may call none."""
+    openai = pytest.importorskip("openai")
+    from toolbus.adapters.openai import respond
+
+    def response(body: dict[str, Any]) -> Canned:
+        item: dict[str, Any] = {"type": "function_call", "id": "f", "call_id": "c1", "name": "add", "arguments": '{"a": 1, "b": 2}'}
+        if body.get("tool_choice") == "none":
+            words = {"type": "output_text", "text": "three", "annotations": []}
+            item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [words]}
+        fixed = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        return whole(id="r", object="response", created_at=1, model="m", output=[item], **fixed)
+
+    async with (
+        executing() as executor,
+        endpoint(response, "/v1/responses") as model,
+        openai.AsyncOpenAI(base_url=model.url, api_key="k") as client,
+    ):
+        items: list[Any] = [{"role": "user", "content": "?"}]
+        done = await respond(client, executor, items, max_turns=3)
+    assert done.output_text == "three"
+    assert model.bodies[1]["input"][-1] == {"type": "function_call_output", "call_id": "c1", "output": "3"}
+    assert len(model.bodies) == 3
+
+
+async def test_anthropic_goes_on_until_an_answer() -> None:
+    """The SDK's messages run with the tools, all results of a turn in one message."""
+    anthropic = pytest.importorskip("anthropic")
+    from toolbus.adapters.anthropic import converse
+
+    def message(*content: dict[str, Any]) -> Canned:
+        usage = {"input_tokens": 1, "output_tokens": 1}
+        return whole(id="m", type="message", role="assistant", model="m", content=content, stop_reason="end_turn", usage=usage)
+
+    uses = [{"type": "tool_use", "id": f"t{a}", "name": "add", "input": {"a": a, "b": 1}} for a in (1, 2)]
+    script = [message({"type": "text", "text": "Let me see."}, *uses), message({"type": "text", "text": "done"})]
+    async with (
+        executing() as executor,
+        endpoint(script, "/v1/messages") as model,
+        anthropic.AsyncAnthropic(base_url=model.url.removesuffix("/v1"), api_key="k") as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "?"}]
+        done = await converse(client, executor, messages)
+    assert done.content[0].text == "done"
+    assert [each["content"] for each in model.bodies[1]["messages"][-1]["content"]] == ["2", "3"]
+    assert [each["role"] for each in messages] == ["user", "assistant", "user", "assistant"]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "adapters.md"
+
+
+@pytest.mark.parametrize(
+    ("index", "package", "path"),
+    [
+        (0, "openai", "/v1/chat/completions"),
+        (1, "anthropic", "/v1/messages"),
+        (2, "langchain_core", "/"),
+        (3, "pydantic_ai", "/v1/chat/completions"),
+    ],
+)
+async def test_the_examples_run(index: int, package: str, path: str, valkey_server: str, namespace: str, tmp_path: Path) -> None:
+    """Each example of the guide prints the answer of a scripted endpoint that called the calculator."""
+    for needed in (package, "openai") if package == "pydantic_ai" else (package,):
+        pytest.importorskip(needed)
+    (tmp_path / "example.py").write_text(re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[index])
+
+    def answer(body: dict[str, Any]) -> Canned:
+        said = json.dumps(body["messages"][-1])
+        return _anthropic(said) if path == "/v1/messages" else _openai(said)
+
+    calculator = Worker([workers.calculator], url=valkey_server, namespace=namespace)
+    async with endpoint(answer, path) as model, calculator, ToolBus(valkey_server, namespace=namespace) as bus:
+        await bus.wait_for_tool("calculator")
+        out, err = await _run(tmp_path, model, valkey_server, namespace)
+    assert "18446744073709551616" in out, err
+
+
+def _openai(said: str) -> Canned:
+    found = re.search(r"\d{20}", said)
+    call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "2**64"}'}}
+    message = {"content": found[0]} if found else {"content": None, "tool_calls": [call]}
+    choice = {"index": 0, "finish_reason": "stop" if found else "tool_calls", "message": {"role": "assistant", **message}}
+    return whole(id="x", object="chat.completion", created=1, model="m", choices=[choice])
+
+
+def _anthropic(said: str) -> Canned:
+    found = re.search(r"\d{20}", said)
+    use = {"type": "tool_use", "id": "t1", "name": "calculator", "input": {"expression": "2**64"}}
+    block = {"type": "text", "text": found[0]} if found else use
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    return whole(id="m", type="message", role="assistant", model="m", content=[block], stop_reason="end_turn", usage=usage)
+
+
+async def _run(folder: Path, model: Endpoint, url: str, namespace: str) -> tuple[str, str]:
+    environment = {**os.environ, "TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "NO_PROXY": "127.0.0.1"}
+    environment |= {"OPENAI_BASE_URL": model.url, "OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}
+    environment["ANTHROPIC_BASE_URL"] = model.url.removesuffix("/v1")
+    command = [sys.executable, "example.py"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    return out.decode(), err.decode()

@@ -1,0 +1,291 @@
+"""The agent against a scripted endpoint, with real tools in process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.agent.endpoint import DONE, Canned, Endpoint, Script, calls, endpoint, event, says
+from toolbus import Text, ToolBus, Worker, tool
+from toolbus.agent import Agent, ChatEndpoint, EndpointError, Retrying, Said
+from toolbus.client.observers import ToolEvent
+from toolbus.results import ConfigurationError
+
+pytestmark = pytest.mark.anyio
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+async def recite(lines: int):
+    """Recite a poem."""
+    for number in range(lines):
+        yield f"line {number}\n"
+
+
+@tool
+async def broken() -> str:
+    """Always fail."""
+    raise RuntimeError("out of order")
+
+
+class Setting:
+    """An agent, its bus and its endpoint."""
+
+    def __init__(self, agent: Agent, bus: ToolBus, model: Endpoint, namespace: str) -> None:
+        self.agent = agent
+        self.bus = bus
+        self.model = model
+        self.namespace = namespace
+        self.heard: list[Any] = []
+
+    async def ask(self, question: str = "?") -> Any:
+        """Ask, and keep what is heard."""
+        return await self.agent.ask(question, self.heard.append)
+
+    def offered(self, turn: int) -> list[str]:
+        """The names of the tools that the model was offered in a turn."""
+        return [each["function"]["name"] for each in self.model.bodies[turn].get("tools", [])]
+
+
+@asynccontextmanager
+async def setting(script: Script | list[Canned], **options: Any) -> AsyncIterator[Setting]:
+    """An agent with the tools above."""
+    namespace = uuid.uuid4().hex
+    async with (
+        endpoint(script) as model,
+        Worker([add, recite, broken], url="memory://", namespace=namespace),
+        ToolBus("memory://", namespace=namespace) as bus,
+        ChatEndpoint(model.url, "sk-secret") as chat,
+    ):
+        yield Setting(Agent(chat, bus.executor(model="m"), **options), bus, model, namespace)
+
+
+async def test_words_come_as_they_are_said() -> None:
+    """An answer in words is heard piece by piece, and its request names the model, the key and the tools."""
+    async with setting([says("Hel", "lo")]) as given:
+        answer = await given.ask("hi")
+        assert (answer.text, answer.reason, answer.turns) == ("Hello", "answered", 1)
+        assert given.heard == [Said("Hel"), Said("lo")]
+        body = given.model.bodies[0]
+        assert (body["stream"], body["model"], body["messages"][-1]) == (True, "m", {"role": "user", "content": "hi"})
+        assert given.offered(0) == ["add", "broken", "recite"]
+        assert given.model.headers[0]["authorization"] == "Bearer sk-secret"
+
+
+async def test_parallel_calls_run_and_the_model_goes_on() -> None:
+    """Calls whose arguments come in parts, in turn, are run together, and the model reads their results in order."""
+    async with setting([calls(("add", {"a": 2, "b": 40}), ("recite", {"lines": 2}), words="Let me see."), says("done")]) as given:
+        answer = await given.ask()
+        assert (answer.text, answer.turns, answer.calls, answer.failed) == ("done", 2, 2, 0)
+        said, *results = given.model.bodies[1]["messages"][-3:]
+        assert (said["content"], [each["function"]["name"] for each in said["tool_calls"]]) == ("Let me see.", ["add", "recite"])
+        assert [(each["tool_call_id"], each["content"]) for each in results] == [
+            ("call_add_0", "42"),
+            ("call_recite_1", "line 0\nline 1\n"),
+        ]
+        chunks = [each.event.text for each in given.heard if isinstance(each, ToolEvent) and isinstance(each.event, Text)]
+        assert "".join(chunks) == "line 0\nline 1\n"
+
+
+async def test_a_tool_that_appears_is_offered_in_the_next_turn() -> None:
+    """A tool that comes while the agent runs is in the next turn's definitions, and can be called then."""
+
+    @tool(service="late")
+    async def late() -> str:
+        """Come late."""
+        return "here I am"
+
+    waiting, there = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait for the other tool."""
+        waiting.set()
+        await there.wait()
+        return "it is there"
+
+    async with setting([calls(("wait", {})), calls(("late", {})), says("ok")]) as given:
+        async with Worker([wait], url="memory://", namespace=given.namespace):
+            await given.bus.wait_for_tool("wait")
+            asking = asyncio.ensure_future(given.ask())
+            await waiting.wait()
+            async with Worker([late], url="memory://", namespace=given.namespace):
+                await given.bus.wait_for_tool("late")
+                there.set()
+                assert (await asking).failed == 0
+        assert "late" not in given.offered(0)
+        assert "late" in given.offered(1)
+        assert given.model.bodies[2]["messages"][-1]["content"] == "here I am"
+
+
+async def test_a_model_that_repeats_a_failing_call_is_stopped() -> None:
+    """A model that calls the same failing tool forever ends at the bound on turns, and the last turn runs nothing."""
+    async with setting(lambda body: calls(("broken", {})), max_turns=4) as given:
+        answer = await given.ask()
+        assert (answer.reason, answer.turns, answer.calls, answer.failed) == ("turns", 4, 3, 3)
+        assert [body["tool_choice"] for body in given.model.bodies] == ["auto", "auto", "auto", "none"]
+        assert "out of order" in given.model.bodies[1]["messages"][-1]["content"]
+
+
+async def test_the_time_is_bounded() -> None:
+    """An endpoint that says nothing more ends the question when its time is over, and the conversation stays whole."""
+    silent = Canned(event({"content": "I think"}))
+    silent.hang = True
+    async with setting([silent, says("yes")], max_seconds=0.3) as given:
+        answer = await given.ask()
+        assert (answer.reason, given.heard) == ("time", [Said("I think")])
+        assert (await given.agent.ask("again")).text == "yes"
+        assert [each["content"] for each in given.model.bodies[1]["messages"][1:]] == ["again"]
+
+
+async def test_a_conversation_goes_on() -> None:
+    """The next question comes after the answers before it."""
+    async with setting([says("one"), says("two")]) as given:
+        await given.ask("first")
+        await given.ask("second")
+        assert [each["content"] for each in given.model.bodies[1]["messages"][1:]] == ["first", "one", "second"]
+
+
+async def test_unreadable_calls_are_answered_and_sayable() -> None:
+    """Impossible names and broken arguments get an observation, and the conversation stays one that endpoints take."""
+    async with setting([calls(("no such tool!", "{"), ("add", '{"a": 1, "b": ')), says("sorry")]) as given:
+        answer = await given.ask()
+        assert (answer.calls, answer.failed) == (2, 2)
+        said, *results = given.model.bodies[1]["messages"][-3:]
+        assert [each["function"] for each in said["tool_calls"]] == [
+            {"name": "no_such_tool_", "arguments": "{}"},
+            {"name": "add", "arguments": "{}"},
+        ]
+        assert [each["name"] for each in results] == ["no_such_tool_", "add"]
+        assert all("Next:" in each["content"] for each in results)
+
+
+async def test_calls_without_index_or_with_one_index_are_told_apart() -> None:
+    """A new id is a new call, also where an endpoint counts none or all as the first; missing ids are given."""
+
+    def whole(ident: str, index: int | None, a: int) -> dict[str, Any]:
+        function = {"name": "add", "arguments": json.dumps({"a": a, "b": 0})}
+        return {"id": ident, "type": "function", "function": function} | ({} if index is None else {"index": index})
+
+    turns = [
+        Canned(event({"tool_calls": [whole("x", 0, 1)]}), event({"tool_calls": [whole("y", 0, 2)]}), event({}, "stop"), DONE),
+        Canned(event({"tool_calls": [whole("x", None, 3), whole("y", None, 4)]}, "tool_calls"), DONE),
+        Canned(event({"tool_calls": [whole("", 0, 5), whole("", 1, 6)]}, "tool_calls"), DONE),
+        says("ok"),
+    ]
+    async with setting(turns) as given:
+        assert (await given.ask()).calls == 6
+        results = [each for each in given.agent.messages if each["role"] == "tool"]
+        assert [each["content"] for each in results] == ["1", "2", "3", "4", "5", "6"]
+        assert len({each["tool_call_id"] for each in results[-2:]}) == 2
+
+
+async def test_an_endpoint_that_does_not_stream_is_understood() -> None:
+    """A whole answer in JSON counts as one piece."""
+    whole = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
+    async with setting([Canned(json.dumps(whole).encode(), kind="application/json")]) as given:
+        assert (await given.ask()).text == "hi"
+
+
+def refusal(status: int, message: str = "no", **headers: str) -> Canned:
+    """An error as OpenAI says it."""
+    body = json.dumps({"error": {"message": message, "type": "x", "code": None}}).encode()
+    return Canned(body, status=status, kind="application/json", **headers)
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (refusal(401, "Incorrect API key: sk-secret."), "refused the key (401): Incorrect API key: …; check OPENAI_API_KEY"),
+        (refusal(404, "no model m"), "knows no such address or model (404): no model m; check OPENAI_BASE_URL and the model"),
+        (refusal(429, "slow\n down", retry_after="60"), "is limiting requests (429): slow down; try again in 60 s"),
+        (refusal(500, "oops", retry_after="60"), "failed (500): oops; try again in 60 s"),
+        (refusal(400, "bad tools"), "refused the request (400): bad tools"),
+        (Canned(b"<html>", status=403, kind="text/html"), "refused the key (403); check OPENAI_API_KEY and what it may do"),
+        (Canned(event({"content": "Hal"}), cut=True), "cut its answer off: "),
+        (Canned(event({"content": "Hal"})), "cut its answer off before the end"),
+        (Canned(b"data: {]\n\n"), "gave an answer that can't be read: "),
+        (Canned(b'data: {"choices": 5}\n\n'), "gave an answer that can't be read: "),
+        (Canned(b"\x00\xff" * 50, kind="application/json"), "gave an answer that can't be read: "),
+        (Canned(b"<html>hello</html>", kind="text/html"), "answered with no events (text/html); check the base URL"),
+        (Canned(b'data: {"error": {"message": "overheated"}}\n\n'), "failed: overheated"),
+    ],
+    ids=range(13),
+)
+async def test_an_endpoints_errors_are_one_clear_line(answer: Canned, line: str) -> None:
+    """Each way in which an endpoint fails is one line that says what to do, and never shows the key."""
+    async with setting([answer]) as given:
+        with pytest.raises(EndpointError) as raised:
+            await given.ask()
+        message = str(raised.value)
+        assert line in message
+        assert message.isprintable()
+        assert "sk-secret" not in message
+        assert len(given.agent.messages) == 1
+
+
+async def test_what_passes_is_tried_again() -> None:
+    """A limit or a failure that passes soon is waited for, and the listener is told."""
+    async with setting([refusal(429, retry_after="0"), refusal(503, retry_after="0"), says("there")]) as given:
+        assert (await given.ask()).text == "there"
+        assert [type(each) for each in given.heard] == [Retrying, Retrying, Said]
+
+
+async def test_an_endpoint_that_is_not_there_is_one_line() -> None:
+    """A refused connection says the address, after it was tried again."""
+    async with setting([]) as given, ChatEndpoint("http://127.0.0.1:1/v1", "k") as nowhere:
+        with pytest.raises(EndpointError, match=r"^the endpoint 127\.0\.0\.1:1 can't be reached: "):
+            await nowhere.complete(given.agent._executor.build_request([]))
+
+
+async def test_silence_is_one_line() -> None:
+    """An endpoint that stops in the middle is given up after its time."""
+    silent = Canned(event({"content": "Hal"}))
+    silent.hang = True
+    async with endpoint([silent]) as model, ChatEndpoint(model.url, "k", silence=0.2) as chat:
+        with pytest.raises(EndpointError, match=r"said nothing for 0\.2 s"):
+            await chat.complete({})
+
+
+async def test_cancelling_cancels_the_calls() -> None:
+    """A cancelled question cancels the calls that run."""
+    ended = asyncio.Event()
+    running = asyncio.Event()
+
+    @tool
+    async def forever() -> str:
+        """Never end."""
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return ""
+
+    async with setting([calls(("forever", {}))]) as given, Worker([forever], url="memory://", namespace=given.namespace):
+        await given.bus.wait_for_tool("forever")
+        asking = asyncio.ensure_future(given.ask())
+        await running.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.wait_for(ended.wait(), 10)
+        assert len(given.agent.messages) == 1
+
+
+@pytest.mark.parametrize(("url", "key"), [("ftp://x", "k"), ("nothing", "k"), ("http://x:y", "k"), ("http://x", "a\nb"), ("http://x", "")])
+def test_an_impossible_endpoint_is_refused(url: str, key: str) -> None:
+    """An address or a key that can't be used is said before anything is sent."""
+    with pytest.raises(ConfigurationError):
+        ChatEndpoint(url, key)

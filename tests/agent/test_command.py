@@ -1,0 +1,193 @@
+"""``toolbus agent`` as a process: a real server, a real worker, a scripted endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.agent.endpoint import Canned, calls, endpoint, event, says
+from toolbus import ToolBus, Worker, tool
+
+pytestmark = pytest.mark.anyio
+
+
+@tool
+async def recite(lines: int):
+    """Recite a poem."""
+    for number in range(lines):
+        yield f"line {number}\x1b[2J\n"
+
+
+@tool(confirm=True, effect="once")
+async def launch() -> str:
+    """Launch it."""
+    return "launched"
+
+
+@tool
+async def broken() -> str:
+    """Always fail."""
+    raise RuntimeError("out of order")
+
+
+@asynccontextmanager
+async def tools(url: str, namespace: str) -> AsyncIterator[None]:
+    """A worker with the tools above, seen by a bus."""
+    async with Worker([recite, launch, broken], url=url, namespace=namespace), ToolBus(url, namespace=namespace) as bus:
+        await bus.wait_for_tool("recite")
+        yield
+
+
+async def start(base_url: str, url: str, namespace: str, *words: str, **variables: Any) -> asyncio.subprocess.Process:
+    """Start the command."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    environment |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "sk-secret", "OPENAI_MODEL": "m", "NO_PROXY": "127.0.0.1"}
+    environment |= {"TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, **{k: v for k, v in variables.items() if k.isupper()}}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "toolbus",
+        "agent",
+        *words,
+        env={name: value for name, value in environment.items() if value},
+        stdin=variables.get("stdin", asyncio.subprocess.DEVNULL),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    """The exit code, standard output and standard error."""
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_a_question_is_answered(valkey_server: str, namespace: str) -> None:
+    """The model's words are on standard output alone, what tools say is on standard error, and nothing commands the terminal."""
+    script = [calls(("recite", {"lines": 2}), words="Listen:"), says("That was", " it.\x07")]
+    async with tools(valkey_server, namespace), endpoint(script) as model:
+        code, out, err = await ended(await start(model.url, valkey_server, namespace, "a poem?"))
+    assert (code, out) == (0, "Listen:\nThat was it.\n"), err
+    assert err.splitlines()[:3] == ['→ recite {"lines":2}', "  recite: line 0[2J", "  recite: line 1[2J"]
+    assert err.splitlines()[3].startswith("✓ recite")
+
+
+async def test_json_is_for_programs(valkey_server: str, namespace: str) -> None:
+    """With --output json standard output is one document."""
+    async with tools(valkey_server, namespace), endpoint([says("hi")]) as model:
+        code, out, _ = await ended(await start(model.url, valkey_server, namespace, "?", "--output", "json"))
+    assert (code, json.loads(out)) == (0, {"text": "hi", "reason": "answered", "turns": 1, "calls": 0, "failed": 0})
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "line"),
+    [
+        ({"OPENAI_API_KEY": ""}, (), "set OPENAI_API_KEY"),
+        ({"OPENAI_MODEL": ""}, (), "pass --model or set OPENAI_MODEL"),
+        ({}, ("--base-url", "nowhere"), "OPENAI_BASE_URL"),
+    ],
+)
+async def test_what_is_not_set_is_said(variables: dict[str, str], words: tuple[str, ...], line: str) -> None:
+    """Without a key, a model or a usable address the command ends at once with one line and exit code 2."""
+    code, out, err = await ended(await start("http://127.0.0.1:1/v1", "memory://", "n", "?", *words, **variables))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert line in err
+
+
+async def test_a_refused_key_is_one_line() -> None:
+    """An error of the endpoint is one line without the key, and exit code 1."""
+    refused = Canned(b'{"error": {"message": "Incorrect key sk-secret"}}', status=401, kind="application/json")
+    async with endpoint([refused]) as model:
+        code, out, err = await ended(await start(model.url, "memory://", "n", "?"))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "refused the key (401): Incorrect key …; check OPENAI_API_KEY" in err
+
+
+async def test_the_bound_on_turns_is_said(valkey_server: str, namespace: str) -> None:
+    """A model that repeats a failing call is stopped, with exit code 1 and a line that counts."""
+    async with tools(valkey_server, namespace), endpoint(lambda body: calls(("broken", {}))) as model:
+        code, _, err = await ended(await start(model.url, valkey_server, namespace, "?", "--turns", "3"))
+    assert code == 1
+    assert err.splitlines()[-1] == "toolbus: stopped: no answer in 3 turns (2 calls, 2 failed); --turns allows more"
+
+
+async def test_ctrl_c_ends_it_cleanly(valkey_server: str, namespace: str) -> None:
+    """Ctrl-C in the middle of an answer ends the line and the process with 130, without a traceback."""
+    silent = Canned(event({"content": "I think"}))
+    silent.hang = True
+    async with tools(valkey_server, namespace), endpoint([silent]) as model:
+        process = await start(model.url, valkey_server, namespace, "?")
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            assert await process.stdout.readexactly(7) == b"I think"
+        process.send_signal(signal.SIGINT)
+        code, out, err = await ended(process)
+    assert (code, out, err) == (130, "\n", "")
+
+
+async def test_ctrl_c_cancels_the_tools(valkey_server: str, namespace: str) -> None:
+    """Ctrl-C while a tool runs cancels its call, and ends the process with 130 without a traceback."""
+    cancelled = asyncio.Event()
+
+    @tool(service="endless")
+    async def endless():
+        """Never end."""
+        try:
+            yield "begun"
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    script = [calls(("endless", {}))]
+    async with Worker([endless], url=valkey_server, namespace=namespace), endpoint(script) as model:
+        async with ToolBus(valkey_server, namespace=namespace) as bus:
+            await bus.wait_for_tool("endless")
+        process = await start(model.url, valkey_server, namespace, "?")
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            await process.stderr.readuntil(b"begun")
+        process.send_signal(signal.SIGINT)
+        code, out, err = await ended(process)
+        async with asyncio.timeout(20):
+            await cancelled.wait()
+    assert (code, out, err.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize(("words", "told"), [((), "forbidden"), (("--yes",), "launched")])
+async def test_permission_without_a_person(valkey_server: str, namespace: str, words: tuple[str, ...], told: str) -> None:
+    """Where no person can be asked, a tool that wants permission runs only with --yes."""
+    async with tools(valkey_server, namespace), endpoint([calls(("launch", {})), says("ok")]) as model:
+        code, _, err = await ended(await start(model.url, valkey_server, namespace, "?", *words))
+        assert code == 0, err
+        assert told in model.bodies[1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(("typed", "told"), [(b"y\n", "launched"), (b"no\n", "forbidden"), (b"\x04", "forbidden")])
+async def test_a_person_is_asked(valkey_server: str, namespace: str, typed: bytes, told: str) -> None:
+    """At a terminal the person reads what would run, and only a yes lets it."""
+    ours, theirs = pty.openpty()
+    try:
+        async with tools(valkey_server, namespace), endpoint([calls(("launch", {})), says("ok")]) as model:
+            process = await start(model.url, valkey_server, namespace, "?", stdin=theirs)
+            assert process.stderr is not None
+            async with asyncio.timeout(60):
+                asked = await process.stderr.readuntil(b"[y/N] ")
+            os.write(ours, typed)
+            code, _, err = await ended(process)
+            assert code == 0, err
+            assert b"Allow launch?" in asked
+            assert told in model.bodies[1]["messages"][-1]["content"]
+    finally:
+        os.close(ours)
+        os.close(theirs)

@@ -1,0 +1,40 @@
+"""Anthropic's SDK: a conversation with tools, until the model answers (``toolbus[anthropic]``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toolbus.client.executor import ToolExecutor
+from toolbus.client.toolcalls import tool_calls
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from anthropic.types import Message
+
+MAX_TURNS = 12
+
+
+async def converse(
+    client: AsyncAnthropic,
+    executor: ToolExecutor,
+    messages: list[Any],
+    *,
+    max_tokens: int = 4096,
+    max_turns: int = MAX_TURNS,
+    **parameters: Any,
+) -> Message:
+    """Messages until one calls no tool; ``messages`` grows by what is said. The last turn may call none.
+
+    :raises ConfigurationError: an option of the executor is wrong.
+    """
+    for turn in range(1, max_turns + 1):
+        tools = executor.tools.definitions("anthropic")
+        body: dict[str, Any] = {"model": executor.model, "max_tokens": max_tokens, "messages": messages, "tools": tools, **parameters}
+        if turn == max_turns:
+            body["tool_choice"] = {"type": "none"}
+        message: Message = await client.messages.create(**body)
+        messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in message.content]})
+        if not tool_calls(message) or turn == max_turns:
+            break
+        messages += await executor.process_tool_calls(message)
+    return message

@@ -1,0 +1,55 @@
+"""OpenAI's SDK: a conversation with tools, until the model answers (``toolbus[openai]``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toolbus.client.executor import ToolExecutor
+from toolbus.client.toolcalls import tool_calls
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.types.chat import ChatCompletion
+    from openai.types.responses import Response
+
+MAX_TURNS = 12
+
+
+async def chat(
+    client: AsyncOpenAI, executor: ToolExecutor, messages: list[Any], *, max_turns: int = MAX_TURNS, **parameters: Any
+) -> ChatCompletion:
+    """Chat completions until one calls no tool; ``messages`` grows by what is said. The last turn may call none.
+
+    :raises ConfigurationError: there is no model, or an option of the executor is wrong.
+    """
+    for turn in range(1, max_turns + 1):
+        body = executor.build_request(messages, **parameters)
+        if turn == max_turns and "tools" in body:
+            body["tool_choice"] = "none"
+        completion: ChatCompletion = await client.chat.completions.create(**body)
+        message = completion.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not tool_calls(message) or turn == max_turns:
+            break
+        messages += await executor.process_tool_calls(message)
+    return completion
+
+
+async def respond(
+    client: AsyncOpenAI, executor: ToolExecutor, items: list[Any], *, max_turns: int = MAX_TURNS, **parameters: Any
+) -> Response:
+    """Responses until one calls no tool; ``items`` grows by what is said. The last turn may call none.
+
+    :raises ConfigurationError: an option of the executor is wrong.
+    """
+    for turn in range(1, max_turns + 1):
+        tools = executor.tools.definitions("responses", namespaces=False)
+        body: dict[str, Any] = {"model": executor.model, "input": items, "tools": tools, **parameters}
+        if turn == max_turns:
+            body["tool_choice"] = "none"
+        response: Response = await client.responses.create(**body)
+        items += [item.model_dump(exclude_none=True) for item in response.output]
+        if not tool_calls(response) or turn == max_turns:
+            break
+        items += await executor.process_tool_calls(response)
+    return response

@@ -1,0 +1,49 @@
+"""Pydantic AI: the tools of a bus as a toolset (``toolbus[pydantic-ai]``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_ai import RunContext, ToolDefinition, ToolReturn
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
+from pydantic_core import SchemaValidator, core_schema
+
+from toolbus.adapters.outcomes import outcome
+from toolbus.client.executor import ToolExecutor
+
+# The executor casts and validates, with observations that a model understands.
+_ANYTHING = SchemaValidator(core_schema.any_schema())
+
+
+class BusToolset(AbstractToolset[Any]):
+    """The tools that an executor may call, as they are at each step of a run.
+
+    The model reads the observation, of a failure too; the ``ToolResult`` is the tool return's ``metadata``.
+
+    :param id: tells it from other toolsets of one agent.
+    """
+
+    def __init__(self, executor: ToolExecutor, *, id: str = "toolbus") -> None:
+        self._executor = executor
+        self._id = id
+
+    @property
+    def id(self) -> str:
+        """What tells it from other toolsets."""
+        return self._id
+
+    async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
+        """The tools that are there now."""
+        functions = [definition["function"] for definition in self._executor.tools.definitions("openai")]
+        return {each["name"]: self._tool(each) for each in functions}
+
+    async def call_tool(self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]) -> ToolReturn:
+        """Run a call."""
+        content, result = await outcome(self._executor, name, tool_args, ctx.tool_call_id or "")
+        return ToolReturn(content, metadata=result)
+
+    def _tool(self, function: dict[str, Any]) -> ToolsetTool[Any]:
+        definition = ToolDefinition(
+            name=function["name"], description=function["description"], parameters_json_schema=function["parameters"]
+        )
+        return ToolsetTool(toolset=self, tool_def=definition, max_retries=1, args_validator=_ANYTHING)

@@ -1,0 +1,191 @@
+"""``ChatEndpoint``: streamed chat completions of whoever speaks like OpenAI."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, cast
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from toolbus.agent.reply import Chunk, Reply
+from toolbus.agent.sse import EventReader
+from toolbus.results import ConfigurationError, EndpointError
+from toolbus.schema.refusal import shorten
+
+OPENAI = "https://api.openai.com/v1"
+
+_MOST_BODY = 4_194_304
+_MOST_SHOWN = 300
+_CONNECT = 15.0
+_SILENCE = 120.0
+_DONE = "[DONE]"
+
+
+class ChatEndpoint:
+    """An OpenAI-compatible endpoint; ``async with`` keeps its connections.
+
+    :param base_url: what ``/chat/completions`` is appended to.
+    :param api_key: sent as a bearer token, and never shown.
+    :param silence: most seconds without a byte of an answer.
+    :raises ConfigurationError: the address or the key can't be used.
+    """
+
+    def __init__(self, base_url: str, api_key: str, *, silence: float = _SILENCE) -> None:
+        if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+            raise ConfigurationError("the API key must be printable ASCII without spaces")
+        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self._name = _host(base_url)
+        self._key = api_key
+        self._silence = silence
+        self._client = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {api_key}", "accept": "text/event-stream"}, timeout=httpx.Timeout(silence, connect=_CONNECT)
+        )
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._name}>"
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._client.__aexit__(kind, error, trace)
+
+    async def complete(self, body: Mapping[str, Any], heard: Callable[[str], object] = lambda text: None) -> Reply:
+        """One chat completion; ``heard`` gets the model's words as they come.
+
+        :raises EndpointError: there is no whole answer; the message is one line.
+        """
+        reply = Reply()
+        try:
+            async with self._client.stream("POST", self._url, json={**body, "stream": True}) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise self._refused(response, await _text(response))
+                if "json" in response.headers.get("content-type", ""):
+                    self._take((await _text(response)).decode("utf-8", "replace"), reply, heard)
+                else:
+                    await self._listen(response, reply, heard)
+        except httpx.TimeoutException as error:
+            what = "can't be reached in time" if isinstance(error, httpx.ConnectTimeout) else f"said nothing for {self._silence:g} s"
+            raise self._error(what, retryable=not reply.text) from None
+        except httpx.ConnectError as error:
+            raise self._error(f"can't be reached: {error or 'no connection'}", retryable=True) from None
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._error(f"cut its answer off: {error or type(error).__name__}", retryable=not reply.text) from None
+        except ValueError as error:
+            raise self._error(f"gave an answer that can't be read: {error}") from None
+        if not reply.finish_reason:
+            raise self._error("cut its answer off before the end", retryable=not reply.text)
+        return reply
+
+    async def _listen(self, response: httpx.Response, reply: Reply, heard: Callable[[str], object]) -> None:
+        reader = EventReader()
+        events = 0
+        async with aclosing(_bytes(response)) as chunks:
+            async for chunk in chunks:
+                for data in reader.feed(chunk):
+                    events += 1
+                    if data.strip() == _DONE:
+                        reply.finish_reason = reply.finish_reason or "stop"
+                        return
+                    self._take(data, reply, heard)
+        for data in reader.end():
+            events += 1
+            if data.strip() != _DONE:
+                self._take(data, reply, heard)
+        if not events:
+            kind = response.headers.get("content-type", "no content type")
+            raise self._error(f"answered with no events ({shorten(kind, 80)}); check the base URL")
+
+    def _take(self, data: str, reply: Reply, heard: Callable[[str], object]) -> None:
+        try:
+            chunk = msgspec.json.decode(data, type=Chunk)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"{error} in {shorten(data, 80)!r}") from None
+        if chunk.error:
+            raise self._error(f"failed: {self._said(chunk.error)}")
+        words = reply.add(chunk)
+        if words:
+            heard(words)
+
+    def _refused(self, response: httpx.Response, body: bytes) -> EndpointError:
+        status = response.status_code
+        try:
+            said = self._said(msgspec.json.decode(body))
+        except (msgspec.DecodeError, RecursionError):
+            said = ""
+        after = _retry_after(response.headers)
+        again = "try again later" if after is None else f"try again in {math.ceil(after)} s"
+        what, advice = {
+            401: ("refused the key", "check OPENAI_API_KEY"),
+            403: ("refused the key", "check OPENAI_API_KEY and what it may do"),
+            404: ("knows no such address or model", "check OPENAI_BASE_URL and the model"),
+            429: ("is limiting requests", again),
+        }.get(status, ("failed", again) if status >= 500 else ("refused the request", ""))
+        line = f"{what} ({status}){f': {said}' if said else ''}{f'; {advice}' if advice else ''}"
+        return self._error(line, status=status, retryable=status == 429 or status >= 500, retry_after=after)
+
+    def _said(self, error: Any) -> str:
+        """What an endpoint says of an error, in one line and without the key."""
+        while isinstance(error, (dict, list)) and error:
+            if isinstance(error, list):
+                error = error[0]
+            else:
+                error = next((error[key] for key in ("error", "message", "detail") if key in error), str(error))
+        text = " ".join(str(error).split()).replace(self._key, "…")
+        return shorten("".join(filter(str.isprintable, text)), _MOST_SHOWN).rstrip(".")
+
+    def _error(self, line: str, *, status: int = 0, retryable: bool = False, retry_after: float | None = None) -> EndpointError:
+        text = "".join(filter(str.isprintable, f"the endpoint {self._name} {line}"))
+        return EndpointError(text.replace(self._key, "…"), status=status, retryable=retryable, retry_after=retry_after)
+
+
+def _bytes(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """The answer's bytes as they come; httpx says less of this than it is."""
+    return cast("AsyncGenerator[bytes, None]", response.aiter_bytes())
+
+
+async def _text(response: httpx.Response) -> bytes:
+    found = bytearray()
+    async with aclosing(_bytes(response)) as chunks:
+        async for chunk in chunks:
+            found += chunk
+            if len(found) > _MOST_BODY:
+                raise ValueError(f"more than {_MOST_BODY} bytes at once")
+    return bytes(found)
+
+
+def _host(base_url: str) -> str:
+    """The endpoint's name for people, without credentials and query."""
+    try:
+        parts = urlsplit(base_url)
+        port = parts.port
+        httpx.URL(base_url)
+    except (ValueError, httpx.InvalidURL):
+        parts, port = urlsplit(""), None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigurationError("the base URL must be like https://api.openai.com/v1 (OPENAI_BASE_URL)")
+    return parts.hostname if port is None else f"{parts.hostname}:{port}"
+
+
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """Seconds to wait, as the endpoint says them: a number or a date."""
+    value = headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            moment = email.utils.parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=datetime.UTC)
+        seconds = (moment - datetime.datetime.now(datetime.UTC)).total_seconds()
+    return max(0.0, seconds) if math.isfinite(seconds) else None

@@ -1,0 +1,171 @@
+"""``Agent``: a model and tools, turn by turn, until the model answers or a bound is reached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from toolbus.agent.endpoint import ChatEndpoint
+from toolbus.agent.reply import Reply, sayable
+from toolbus.client.events import Finished
+from toolbus.client.executor import ToolExecutor
+from toolbus.client.observers import ToolEvent
+from toolbus.results import ConfigurationError, EndpointError
+
+SYSTEM = (
+    "Answer the user's question, with the tools that you are given where they help. Tools may come and go between turns. "
+    "When a tool fails, do what its answer says; do not repeat a call that failed."
+)
+
+MAX_TURNS = 12
+MAX_SECONDS = 300.0
+
+_ATTEMPTS = 3
+_LONGEST_PAUSE = 5.0
+
+
+class Said(msgspec.Struct, frozen=True):
+    """Words of the model, as they come."""
+
+    text: str
+
+
+class Retrying(msgspec.Struct, frozen=True):
+    """The endpoint failed in a way that passes; it is asked again after ``seconds``."""
+
+    error: EndpointError
+    seconds: float
+
+
+AgentEvent = Said | Retrying | ToolEvent
+
+Reason = Literal["answered", "length", "turns", "time"]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How it ended.
+
+    Attributes:
+        text: what the model said last.
+        reason: ``answered``; ``length`` when the endpoint cut the model short; ``turns`` or ``time`` when a bound was reached.
+        turns: how often the model was asked.
+        calls, failed: tool calls that ended, and how many of those failed.
+    """
+
+    text: str
+    reason: Reason
+    turns: int
+    calls: int
+    failed: int
+
+
+class Agent:
+    """Asks a model, runs the tools it calls, and asks again.
+
+    Each turn offers the tools that are there by then. In the last turn the model may call none, so that it answers with what
+    it has. A conversation goes on with the next ``ask``.
+
+    Attributes:
+        messages: the conversation.
+
+    :param executor: made by ``bus.executor(model=…)``; its options hold for every call.
+    :param max_turns: how often the model is asked for one question.
+    :param max_seconds: time for one question, models, tools and people together.
+    :param parameters: added to each request (``temperature=0``).
+    :raises ConfigurationError: a bound is wrong, or the executor has no model.
+    """
+
+    def __init__(
+        self,
+        endpoint: ChatEndpoint,
+        executor: ToolExecutor,
+        *,
+        system: str = SYSTEM,
+        max_turns: int = MAX_TURNS,
+        max_seconds: float = MAX_SECONDS,
+        **parameters: Any,
+    ) -> None:
+        if max_turns < 1 or not 0 < max_seconds < float("inf"):
+            raise ConfigurationError("max_turns must be at least 1 and max_seconds a number of seconds above 0")
+        if not executor.model:
+            raise ConfigurationError("which model? pass bus.executor(model=…)")
+        self._endpoint = endpoint
+        self._executor = executor
+        self._max_turns = max_turns
+        self._max_seconds = max_seconds
+        self._parameters = parameters
+        self._listener: Callable[[AgentEvent], object] = _ignore
+        self._turns = self._calls = self._failed = 0
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+
+    async def ask(self, question: str, listener: Callable[[AgentEvent], object] | None = None) -> Answer:
+        """The model's answer. ``listener`` hears its words, and what happens to each call, as they come; it must return at once.
+
+        :raises EndpointError: the endpoint does not answer.
+        :raises ConfigurationError: an option of the executor is wrong, or the bus is not open.
+        """
+        self._listener = listener or _ignore
+        self._turns = self._calls = self._failed = 0
+        whole = len(self.messages)
+        self.messages.append({"role": "user", "content": question})
+        deadline = asyncio.timeout(self._max_seconds)
+        try:
+            async with deadline:
+                while self._turns < self._max_turns:
+                    self._turns += 1
+                    reply = await self._complete()
+                    called = bool(reply.calls())
+                    if called and self._turns == self._max_turns:
+                        break
+                    self.messages.append(reply.message())
+                    if called:
+                        self.messages += await self._run(reply)
+                    whole = len(self.messages)
+                    if not called:
+                        return self._answer(reply.text, "length" if reply.finish_reason == "length" else "answered")
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return self._answer("", "time")
+        finally:
+            # Endpoints refuse conversations in which a call has no answer.
+            del self.messages[whole:]
+        return self._answer("", "turns")
+
+    async def _complete(self) -> Reply:
+        body = self._executor.build_request(self.messages, **self._parameters)
+        if self._turns == self._max_turns and "tools" in body:
+            body["tool_choice"] = "none"
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return await self._endpoint.complete(body, self._hear)
+            except EndpointError as error:
+                pause = 0.5 * attempt if error.retry_after is None else error.retry_after
+                if not error.retryable or pause > _LONGEST_PAUSE:
+                    raise
+                self._listener(Retrying(error, pause))
+                await asyncio.sleep(pause)
+        return await self._endpoint.complete(body, self._hear)
+
+    async def _run(self, reply: Reply) -> list[dict[str, Any]]:
+        calls = reply.calls()
+        async with self._executor.stream_tool_calls(calls) as turn:
+            async for event in turn:
+                if isinstance(event.event, Finished):
+                    self._calls += 1
+                    self._failed += not event.event.result.success
+                self._listener(event)
+            return [{**message, "name": sayable(message["name"])} for message in await turn.messages()]
+
+    def _hear(self, text: str) -> None:
+        self._listener(Said(text))
+
+    def _answer(self, text: str, reason: Reason) -> Answer:
+        return Answer(text, reason, self._turns, self._calls, self._failed)
+
+
+def _ignore(event: AgentEvent) -> None:
+    """Nobody listens."""

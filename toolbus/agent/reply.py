@@ -1,0 +1,169 @@
+"""What a model said in one turn, put together from the chunks of a chat completion."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from toolbus.client.toolcalls import ToolCall
+
+_MOST_CALLS = 128
+_MOST_CHARACTERS = 4_194_304
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Said(msgspec.Struct):
+    content: str | list[Any] | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Said | None = None
+    message: _Said | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event of the stream, or a whole answer of an endpoint that does not stream."""
+
+    choices: list[_Choice] | None = None
+    error: Any = None
+
+
+class _Making:
+    """A call whose arguments are still coming."""
+
+    __slots__ = ("arguments", "id", "index", "name")
+
+    def __init__(self, index: int | None) -> None:
+        self.index = index
+        self.id = self.name = ""
+        self.arguments: list[str] = []
+
+
+class Reply:
+    """One turn of the model while it comes in.
+
+    Attributes:
+        finish_reason: why the model stopped; empty until it says so.
+    """
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._calls: list[_Making] = []
+        self._size = 0
+        self.finish_reason = ""
+
+    @property
+    def text(self) -> str:
+        """What the model said in words."""
+        return "".join(self._text)
+
+    def add(self, chunk: Chunk) -> str:
+        """Take a chunk in, and return its words.
+
+        :raises ValueError: the model says too much.
+        """
+        choice = next((each for each in chunk.choices or () if each.index == 0), None)
+        if choice is None:
+            return ""
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        said = choice.delta or choice.message
+        if said is None:
+            return ""
+        words = _words(said.content) + (said.refusal or "")
+        if words:
+            self._text.append(words)
+            self._count(words)
+        for part in said.tool_calls or ():
+            self._add(part)
+        return words
+
+    def calls(self) -> list[ToolCall]:
+        """The calls, in order, each with an id of its own."""
+        made: list[ToolCall] = []
+        seen: set[str] = set()
+        for number, call in enumerate(self._calls):
+            ident = call.id if call.id and call.id not in seen else f"call_{number}_{len(call.id)}"
+            seen.add(ident)
+            problem = "" if call.name else "the call names no tool"
+            made.append(ToolCall(ident, call.name, "".join(call.arguments) or "{}", problem=problem))
+        return made
+
+    def message(self) -> dict[str, Any]:
+        """The model's message for the conversation.
+
+        Endpoints refuse conversations whose calls have other names than tools can have, or arguments that are no JSON. The
+        observations say what was wrong with those.
+        """
+        message: dict[str, Any] = {"role": "assistant", "content": self.text or None}
+        calls = self.calls()
+        if calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": sayable(call.name), "arguments": _object(call.arguments)}}
+                for call in calls
+            ]
+        return message
+
+    def _add(self, part: _Call) -> None:
+        call = self._of(part)
+        call.id = call.id or (part.id or "")[:256]
+        if part.function is None:
+            return
+        call.name = call.name or part.function.name or ""
+        arguments = part.function.arguments or ""
+        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        call.arguments.append(text)
+        self._count(text)
+
+    def _of(self, part: _Call) -> _Making:
+        """The call that a part belongs to. Some endpoints give no index, or all calls the same one: a new id is a new call."""
+        known = next((call for call in reversed(self._calls) if call.index == part.index), None)
+        if part.index is None and not part.id and self._calls:
+            known = self._calls[-1]
+        if known is not None and not (part.id and known.id and part.id != known.id):
+            return known
+        if len(self._calls) >= _MOST_CALLS:
+            raise ValueError(f"more than {_MOST_CALLS} tool calls at once")
+        made = _Making(part.index)
+        self._calls.append(made)
+        return made
+
+    def _count(self, text: str) -> None:
+        self._size += len(text)
+        if self._size > _MOST_CHARACTERS:
+            raise ValueError(f"more than {_MOST_CHARACTERS} characters at once")
+
+
+def sayable(name: str) -> str:
+    """A name that endpoints accept in a conversation."""
+    return _UNNAMEABLE.sub("_", name)[:64] or "unnamed"
+
+
+def _words(content: str | list[Any] | None) -> str:
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return content or ""
+
+
+def _object(arguments: str) -> str:
+    try:
+        msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return "{}"
+    return arguments

@@ -1,0 +1,64 @@
+"""Server-sent events, as far as models' endpoints use them: the data of each event."""
+
+from __future__ import annotations
+
+import re
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_MOST = 4_194_304
+
+
+class EventReader:
+    """Takes the bytes of a stream as they come, cut anywhere, and gives the data of the events that are complete.
+
+    :param limit: most bytes of one event.
+    """
+
+    def __init__(self, limit: int = _MOST) -> None:
+        self._limit = limit
+        self._pieces: list[bytes] = []
+        self._data: list[str] = []
+        self._size = 0
+        self._first = True
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The data of the events that end in this chunk.
+
+        :raises ValueError: an event is too long.
+        """
+        self._size += len(chunk)
+        self._pieces.append(chunk)
+        found: list[str] = []
+        if b"\n" in chunk or b"\r" in chunk:
+            found = self._split(b"".join(self._pieces))
+        if self._size > self._limit:
+            raise ValueError(f"an event of more than {self._limit} bytes")
+        return found
+
+    def end(self) -> list[str]:
+        """The data of an event that the stream's end completes: some endpoints leave the last empty line out."""
+        return self.feed(b"\n\n")
+
+    def _split(self, text: bytes) -> list[str]:
+        # A CR at the very end may be half of a CRLF: it stays for the next chunk.
+        held = b"\r" if text.endswith(b"\r") else b""
+        *lines, rest = _LINE_END.split(text[: len(text) - len(held)])
+        self._pieces = [rest + held]
+        found: list[str] = []
+        for line in lines:
+            data = self._line(line)
+            if data is not None:
+                found.append(data)
+        self._size = len(rest) + sum(map(len, self._data))
+        return found
+
+    def _line(self, line: bytes) -> str | None:
+        if self._first:
+            line, self._first = line.removeprefix(b"\xef\xbb\xbf"), False
+        if not line:
+            data, self._data = self._data, []
+            return "\n".join(data) if data else None
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
+        return None

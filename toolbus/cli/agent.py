@@ -1,0 +1,221 @@
+"""``agent``: a model answers a question with the tools of the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolbus.cli.common import Failure, fail, output_option, print_json, run, settings_of
+
+if TYPE_CHECKING:
+    from toolbus.agent import AgentEvent, Answer, ChatEndpoint
+    from toolbus.client.confirmation import Confirmation
+    from toolbus.settings import Settings
+
+_MOST_SHOWN = 200
+
+
+class _Unset(Failure):
+    """Something must be set first: exit code 2."""
+
+    exit_code = 2
+
+
+@click.command("agent")
+@click.argument("question")
+@click.option("--model", help="The model's name (OPENAI_MODEL).")
+@click.option("--base-url", help="The endpoint (OPENAI_BASE_URL; OpenAI's own).")
+@click.option("--system", help="Instructions for the model, in place of ours.")
+@click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
+@click.option("--category", "categories", multiple=True, help="Only tools of this category (may be repeated).")
+@click.option("--tool", "names", multiple=True, help="Only this tool (may be repeated).")
+@click.option("--user", default="", help="The tenant on whose behalf tools run.")
+@click.option("--session", default="", help="The agent's session.")
+@click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="How often the model is asked at most.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True, max=1e9), default=300.0, show_default=True, help="Seconds for all.")
+@click.option("--yes", is_flag=True, help="Allow tools that want a person's permission; otherwise they are asked for on a terminal.")
+@output_option
+@click.pass_context
+def agent_command(ctx: click.Context, /, question: str, output: str, **options: Any) -> None:
+    """Let a model answer QUESTION (- reads it from standard input) with the tools that are there.
+
+    Takes any endpoint that speaks like OpenAI's chat completions; OPENAI_API_KEY is its key. The
+    model's words go to standard output and what tools do to standard error, both as they come. The
+    exit code is 0 for an answer, 1 when there is none, 2 when something is not set.
+
+    \b
+    Examples:
+      toolbus agent "what is 2**64, and is it prime?" --model gpt-5-mini
+      OPENAI_BASE_URL=http://localhost:11434/v1 OPENAI_API_KEY=none toolbus agent "tell a pun" --model qwen3
+    """
+    settings = settings_of(ctx)
+    text = sys.stdin.read() if question == "-" else question
+    screen = _Screen(quiet=output == "json")
+    endpoint, model = _endpoint(options)
+    answer = run(_ask(settings, endpoint, model, text, screen, options))
+    screen.end()
+    if output == "json":
+        print_json(answer)
+    if answer.reason == "turns":
+        fail(f"stopped: no answer in {answer.turns} turns ({answer.calls} calls, {answer.failed} failed); --turns allows more")
+    if answer.reason == "time":
+        fail(f"stopped: no answer in {options['timeout']:g} s ({answer.calls} calls, {answer.failed} failed); --timeout allows more")
+    if answer.reason == "length":
+        fail("the answer is cut off: the endpoint's limit on its length was reached")
+    if not answer.text.strip():
+        fail("the model said nothing")
+
+
+def _endpoint(options: dict[str, Any]) -> tuple[ChatEndpoint, str]:
+    from toolbus.results import ConfigurationError
+
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    model = (options["model"] or os.environ.get("OPENAI_MODEL", "")).strip()
+    if not key:
+        raise _Unset(
+            "set OPENAI_API_KEY to your endpoint's key (any word for one that needs none), and OPENAI_BASE_URL unless it is OpenAI"
+        )
+    if not model:
+        raise _Unset("which model? pass --model or set OPENAI_MODEL")
+    try:
+        from toolbus.agent import OPENAI, ChatEndpoint
+    except ImportError:
+        raise _Unset("the agent needs httpx: pip install 'toolbus[agent]'") from None
+    try:
+        return ChatEndpoint(options["base_url"] or os.environ.get("OPENAI_BASE_URL") or OPENAI, key), model
+    except ConfigurationError as error:
+        raise _Unset(str(error)) from None
+
+
+async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question: str, screen: _Screen, options: dict[str, Any]) -> Answer:
+    from toolbus import ToolBus
+    from toolbus.agent import SYSTEM, Agent
+
+    system = SYSTEM if options["system"] is None else options["system"]
+    selection = {kind: options[kind] for kind in ("groups", "categories", "names") if options[kind]}
+    try:
+        async with endpoint, ToolBus(settings=settings) as bus:
+            executor = bus.executor(
+                tools=bus.tools.filter(**selection) if selection else None,
+                user=options["user"],
+                session=options["session"],
+                model=model,
+                confirmer=(lambda request: True) if options["yes"] else _Person(screen).ask,
+            )
+            agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"])
+            return await agent.ask(question, screen.show)
+    except BaseException:
+        screen.end()
+        raise
+
+
+class _Screen:
+    """The model's words on standard output; on standard error what tools do, each line under its tool's name."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._open = ""  # whose line is not ended: "model", or a call's id
+
+    def show(self, event: AgentEvent) -> None:
+        """Show an event."""
+        from toolbus.agent import Retrying, Said
+
+        if isinstance(event, Said):
+            if not self._quiet:
+                self._print("model", event.text)
+        elif isinstance(event, Retrying):
+            self._line(f"{event.error}; trying again in {event.seconds:g} s")
+        else:
+            self._call(event)
+
+    def end(self) -> None:
+        """End the line that is open."""
+        if self._open:
+            click.echo(err=self._open != "model")
+        self._open = ""
+
+    def ask(self, text: str) -> None:
+        """Put a question to the person."""
+        self.end()
+        click.echo(f"{text}\n[y/N] ", nl=False, err=True)
+
+    def _call(self, told: Any) -> None:
+        from toolbus import Finished, Progress, Reset, Text
+        from toolbus.client.observers import Requested
+
+        event = told.event
+        if isinstance(event, Requested):
+            import msgspec
+
+            arguments = msgspec.json.encode(event.arguments, enc_hook=str).decode()
+            self._line(f"→ {told.tool} {_short(arguments)}")
+        elif isinstance(event, Text):
+            self._print(f"{told.index} {told.tool}", event.text)
+        elif isinstance(event, Progress):
+            total = f"/{event.total:g}" if event.total else ""
+            self._line(f"  {told.tool} [{event.done:g}{total}] {event.message}")
+        elif isinstance(event, Reset):
+            self._line(f"  {told.tool}: attempt {event.attempt} starts anew")
+        elif isinstance(event, Finished) and event.result.error is not None:
+            self._line(f"✗ {told.tool} {_short(str(event.result.error))}")
+        elif isinstance(event, Finished):
+            self._line(f"✓ {told.tool} {_short(event.result.observation)}")
+
+    def _print(self, whose: str, text: str) -> None:
+        if self._open != whose:
+            self.end()
+            if whose != "model":
+                click.secho(f"  {_visible(whose.partition(' ')[2])}: ", dim=True, nl=False, err=True)
+        shown = _visible(text)
+        if whose == "model":
+            click.echo(shown, nl=False)
+        else:
+            click.secho(shown, dim=True, nl=False, err=True)
+        if shown:
+            self._open = "" if shown.endswith("\n") else whose
+
+    def _line(self, text: str) -> None:
+        self.end()
+        click.secho(_visible(text).replace("\n", " "), dim=True, err=True)
+
+
+class _Person:
+    """Asks the person at the terminal, one question at a time; where there is none, the answer is no."""
+
+    def __init__(self, screen: _Screen) -> None:
+        self._screen = screen
+        self._one = asyncio.Lock()
+
+    async def ask(self, request: Confirmation) -> bool:
+        """Whether the person allows a call."""
+        if not sys.stdin.isatty():
+            return False
+        async with self._one:
+            self._screen.ask(str(request))
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[str] = loop.create_future()
+
+            def read() -> None:
+                if not answer.done():
+                    answer.set_result(sys.stdin.readline())
+
+            # Not in a thread: one that waits for a line can't be cancelled.
+            loop.add_reader(sys.stdin, read)
+            try:
+                return (await answer).strip().lower() in {"y", "yes"}
+            finally:
+                loop.remove_reader(sys.stdin)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 1]}…"
+
+
+def _visible(text: str) -> str:
+    """The text without what could command a terminal."""
+    return "".join(character for character in text if character in "\n\t" or not (character < " " or "\x7f" <= character <= "\x9f"))
