@@ -170,7 +170,17 @@ def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> 
     orphaning = shell.start("worker", "loud.py", "--processes", "2", "--lease", "1")
     eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
     orphaning.kill()
-    eventually_sync(lambda: shell.json("services") == [])
+    eventually_sync(lambda: not any(each["live"] for each in shell.json("services")))
+
+
+def test_a_service_whose_workers_were_killed_is_listed_as_down(shell: Shell) -> None:
+    """What a killed worker left in the registry isn't told as live, although no process is there to sweep it out."""
+    killed, stopped = (shell.start("worker", "loud.py", "--lease", "1") for _ in range(2))
+    eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
+    killed.kill()
+    stopped.terminate()
+    assert stopped.wait(20) == 0
+    eventually_sync(lambda: [(each["live"], each["workers"]) for each in shell.json("services")] in ([], [(False, 0)]))
 
 
 def test_reload_serves_what_the_file_says_now(shell: Shell) -> None:

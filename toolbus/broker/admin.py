@@ -24,7 +24,7 @@ _PAGE = 256
 
 
 class ServiceOverview(NamedTuple):
-    """One service as an operator sees it."""
+    """One service as an operator sees it; without ``workers`` that beat it is not ``live``."""
 
     publication: Publication
     live: bool
@@ -161,9 +161,10 @@ class Admin:
 
     async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
         service, queue = publication.service.id, publication.service.queue
-        keys = (self._keys.queue(queue), self._keys.dead_letters(queue), self._keys.paused, self._keys.instances(service))
+        table = self._keys
+        keys = (table.queue(queue), table.dead_letters(queue), table.paused, table.instances(service), table.live)
         queued, running, dead, paused, workers = await self._link.execute_script(scripts.OVERVIEW, keys, (service,))
-        return ServiceOverview(publication, live, int(workers), int(queued), int(running), int(dead), bool(paused))
+        return ServiceOverview(publication, live and int(workers) > 0, int(workers), int(queued), int(running), int(dead), bool(paused))
 
     async def queue(self, service: str) -> str:
         """The name of a service's queue; its id when it is not in the registry any more."""
