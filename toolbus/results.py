@@ -7,7 +7,8 @@ The exception tree::
     ├── StreamReset              plain iteration met an attempt that diverged
     ├── CallCancelled            raised inside a handler by ``check_cancelled()``
     ├── ConfigurationError       settings, URL or usage are wrong; says what to change
-    │   └── DescriptorError      a descriptor's field is wrong; carries its path
+    │   ├── DescriptorError      a descriptor's field is wrong; carries its path
+    │   └── ToolkitError         an edge, a score or a chain of a toolkit graph is impossible; a ValueError, too
     ├── EnvelopeError            a message on a stream can't be read
     ├── RegistrationRefused      a name belongs to another owner
     ├── EndpointError            a model's endpoint gave no whole answer
@@ -205,6 +206,10 @@ class DescriptorError(ConfigurationError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(self.__class__, path=self.path), (self._message,)
+
+
+class ToolkitError(ConfigurationError, ValueError):
+    """A vertex, an edge, a score or a chain of a toolkit graph is impossible; the message names it."""
 
 
 class EnvelopeError(ToolbusError):

@@ -1,0 +1,110 @@
+"""Chains: a graph written as the sequence that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Self, TypeAlias
+
+from toolbus.results import ToolkitError
+from toolbus.toolkit.graph import Toolkit
+from toolbus.toolkit.items import Action, Tool, ToolGroup
+from toolbus.toolkit.service import ToolkitService
+
+Link: TypeAlias = Action | Tool | ToolGroup | tuple["Link", ...]
+"""A part of a chain: an action, what it calls, several of those in a tuple, or a tuple that starts with an action and is a chain itself."""
+
+_Step: TypeAlias = tuple[Action, tuple[Tool | ToolGroup, ...]]
+
+
+class ToolkitWrapper:
+    """Builds a graph from chains.
+
+    Args:
+        toolkit: the graph to add to; a new one when left out.
+    """
+
+    def __init__(self, toolkit: Toolkit | None = None) -> None:
+        self._service = ToolkitService(toolkit)
+
+    @property
+    def toolkit(self) -> Toolkit:
+        """The graph."""
+        return self._service.get_toolkit()
+
+    @property
+    def service(self) -> ToolkitService:
+        """What adds to the graph, and recommends from it."""
+        return self._service
+
+    def chain(self, *items: Link) -> Self:
+        """Add a chain, see ``add_chain``; returns itself, so that another one can follow."""
+        add_chain(self._service, *items)
+        return self
+
+
+def add_chain(service: ToolkitService, *items: Link) -> None:
+    """Add actions, each following the one before it, and after an action the tools and groups that it calls, with scores of 1.0.
+
+    ``action, tool, action, (tool, group), action``: a tuple of tools and groups is called by the action before it; a tuple that
+    starts with an action is a part of the chain. What follows a tool, a group or a tuple of them is an action. Edges that
+    are there keep their scores.
+
+    :raises ToolkitError: the chain does not say that (it is a ValueError); nothing was changed.
+    """
+    toolkit = service.get_toolkit()
+    before: Action | None = None
+    for action, called in _steps(_flat(items)):
+        previous = [] if before is None else [(before, toolkit.get_score(before.id, action.id))]
+        service.add_action(action, next_actions=[], prev_actions=previous)
+        for each in called:
+            caller = [(action, toolkit.get_score(action.id, each.id))]
+            if isinstance(each, Tool):
+                service.add_tool(each, connected_actions=caller)
+            else:
+                service.add_tool_group(each, connected_actions=caller)
+        before = action
+
+
+def _flat(items: Iterable[Link]) -> Iterator[Link]:
+    """The chain with its sequences unpacked."""
+    for item in items:
+        if isinstance(item, tuple) and item and isinstance(item[0], Action):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+def _steps(items: Iterable[Link]) -> list[_Step]:
+    steps: list[_Step] = []
+    last: Link | None = None
+    for item in items:
+        if isinstance(item, Action):
+            steps.append((item, ()))
+        elif not steps:
+            raise ToolkitError(f"Chain must start with an Action; this one starts with {_named(item)}")
+        elif not isinstance(last, Action):
+            raise ToolkitError(f"{_named(last)} can only be followed by an Action, not by {_named(item)}")
+        else:
+            steps[-1] = (steps[-1][0], _called(item))
+        last = item
+    return steps
+
+
+def _called(item: Link) -> tuple[Tool | ToolGroup, ...]:
+    """What an action calls by this part of the chain."""
+    several = item if isinstance(item, tuple) else (item,)
+    if not several:
+        raise ToolkitError("A parallel tuple is empty; put Tools or ToolGroups into it, or leave it out")
+    for each in several:
+        if isinstance(each, Tool | ToolGroup):
+            continue
+        if isinstance(item, tuple):
+            raise ToolkitError(f"Parallel connection tuples can only contain Tools or ToolGroups, not {_named(each)}")
+        raise ToolkitError(f"A chain is made of Actions, Tools, ToolGroups and tuples of them, not of {_named(each)}")
+    return tuple(each for each in several if isinstance(each, Tool | ToolGroup))
+
+
+def _named(item: object) -> str:
+    if isinstance(item, tuple):
+        return "a parallel tuple"
+    return f"the {type(item).__name__} {item.id!r}" if isinstance(item, Action | Tool | ToolGroup) else f"a {type(item).__name__}"

@@ -1,0 +1,235 @@
+"""``Toolkit``: a directed graph of actions, tools and groups whose edges have scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import networkx as nx
+
+from toolbus.results import ToolkitError
+from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
+
+Edge = tuple[str, str]
+
+UNSET = 1.0
+"""The score of an edge that was given none."""
+
+# Which vertices an edge may lead to.
+_LEADS_TO = {"action": ("action", "tool", "group"), "group": ("tool",), "tool": ()}
+
+
+class Toolkit:
+    """Actions, the actions that may follow them, and the tools they may call.
+
+    ::
+
+        Action ──Next──▶ Action        Action ──Call──▶ Tool
+        Action ──Call──▶ ToolGroup     ToolGroup ─────▶ Tool
+
+    Vertices are told apart by their ids alone, so names may be equal. What stands at a vertex is the attribute ``data`` of the
+    networkx graph's node, and an edge's score its attribute ``score``, so both go when the node or the edge does, whoever removes it.
+    Not for use by several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._graph: nx.DiGraph[str] = nx.DiGraph()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def get_graph(self) -> nx.DiGraph[str]:
+        """The networkx graph itself, not a copy."""
+        return self._graph
+
+    def vertices(self) -> list[str]:
+        """Every vertex's id, in the order they were added."""
+        return list(self._graph)
+
+    def edges(self) -> list[Edge]:
+        """Every edge, in the order of the vertices they leave and then of being added."""
+        return list(self._graph.edges)
+
+    def vertices_data(self) -> list[tuple[str, dict[str, Item]]]:
+        """Every vertex with ``{"data": …}``: copies, and groups as they are."""
+        return [(vertex, {"data": handed_out(item)}) for vertex, item in self.items()]
+
+    def items(self) -> Iterator[tuple[str, Item]]:
+        """Every vertex's id and what stands there, not a copy."""
+        return ((vertex, item) for vertex, item in self._graph.nodes.data("data") if item is not None)
+
+    def predecessors(self, id: str) -> list[str]:
+        """The vertices with an edge to this one.
+
+        :raises ToolkitError: there is no such vertex.
+        """
+        self._present(id)
+        return list(self._graph.predecessors(id))
+
+    def successors(self, id: str) -> list[str]:
+        """The vertices that this one has an edge to.
+
+        :raises ToolkitError: there is no such vertex.
+        """
+        self._present(id)
+        return list(self._graph.successors(id))
+
+    def has_vertex(self, id: str) -> bool:
+        """Whether there is such a vertex."""
+        return id in self._graph
+
+    def has_edge(self, u: str, v: str) -> bool:
+        """Whether there is an edge from ``u`` to ``v``."""
+        return u in self._graph and v in self._graph.adj[u]
+
+    def get_action(self, id: str) -> Action | None:
+        """A copy of the action at a vertex; None when there is none, or something else."""
+        item = self.item(id)
+        return item.copy() if isinstance(item, Action) else None
+
+    def get_tool(self, id: str) -> Tool | None:
+        """A copy of the tool at a vertex; None when there is none, or something else."""
+        item = self.item(id)
+        return item.copy() if isinstance(item, Tool) else None
+
+    def get_tool_group(self, id: str) -> ToolGroup | None:
+        """The group at a vertex itself; None when there is none, or something else."""
+        item = self.item(id)
+        return item if isinstance(item, ToolGroup) else None
+
+    def item(self, id: str) -> Item | None:
+        """What stands at a vertex, not a copy; None when there is no such vertex."""
+        about = self._graph._node.get(id)
+        found: Item | None = None if about is None else about.get("data")
+        return found
+
+    def get_score(self, u: str, v: str) -> float:
+        """An edge's score; 1.0 when it was given none, or there is no such edge."""
+        found: float = self._graph.edges[u, v].get("score", UNSET) if self._graph.has_edge(u, v) else UNSET
+        return found
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def add_vertex(self, id: str, *, data: Item) -> None:
+        """Add a vertex, or put ``data`` in the place of what stands there.
+
+        :raises ToolkitError: the data is no action, tool or group, or of another kind than what stands there.
+        """
+        kind, there = kind_of(data), kind_of(self.item(id))
+        if not kind:
+            raise ToolkitError(f"vertex {id!r} can't hold a {type(data).__name__}: give it an Action, a Tool or a ToolGroup")
+        if there and there != kind:
+            raise ToolkitError(f"vertex {id!r} is {a(there)} already; give the {kind} another id, or remove the {there} first")
+        self._graph.add_node(id, data=data)
+
+    def add_edge(self, u: str, v: str, score: float | None = None) -> None:
+        """Add an edge, which keeps the score it has when it is there already and ``score`` is None.
+
+        :raises ToolkitError: a vertex is missing, edges do not lead that way, or the score is not within 0 and 1.
+        """
+        source, target = (kind_of(self.item(self._present(vertex))) for vertex in (u, v))
+        if target not in _LEADS_TO[source]:
+            able = " or ".join(a(kind) for kind in _LEADS_TO[source]) or "nothing"
+            why = f"{a(source)} leads to {able}"
+            raise ToolkitError(f"no edge can lead from the {source} {u!r} to the {target} {v!r}: {why}")
+        if score is not None:
+            check_score(score, f"the score of the edge {u!r} → {v!r}")
+        self._graph.add_edge(u, v)
+        if score is not None:
+            self.set_score(u, v, score)
+
+    def set_score(self, u: str, v: str, score: float) -> None:
+        """Give an edge a score from 0 to 1.
+
+        :raises ToolkitError: there is no such edge, or the score is not within 0 and 1.
+        """
+        check_score(score, f"the score of the edge {u!r} → {v!r}")
+        if not self._graph.has_edge(u, v):
+            raise ToolkitError(f"there is no edge {u!r} → {v!r} to score: add it first")
+        self._graph.edges[u, v]["score"] = float(score)
+
+    def remove_edge(self, u: str, v: str) -> None:
+        """Remove an edge, and its score with it; no vertex goes with it.
+
+        :raises ToolkitError: there is no such edge.
+        """
+        if not self._graph.has_edge(u, v):
+            raise ToolkitError(f"there is no edge {u!r} → {v!r} to remove")
+        self._graph.remove_edge(u, v)
+
+    def remove_vertex(self, id: str) -> None:
+        """Remove a vertex, its edges, and what makes no sense without it; nothing happens when there is no such vertex.
+
+        With an action go the tools that nothing else leads to, with a group go its tools, and with a group's last tool goes the
+        group. A group stays when the last action that called it goes: what it stands for is still there.
+        """
+        waiting = [id]
+        while waiting:
+            gone = waiting.pop()
+            if gone in self._graph:
+                waiting += self._falls_with(gone)
+                self._graph.remove_node(gone)
+
+    def update(self, other: Toolkit) -> None:
+        """Add another graph's vertices and edges; what is here keeps its data, and its edges their scores.
+
+        :raises ToolkitError: a vertex is of one kind here and of another there; nothing was changed.
+        """
+        for vertex, item in other.items():
+            here = kind_of(self.item(vertex))
+            if here and here != kind_of(item):
+                raise ToolkitError(f"vertex {vertex!r} is {a(here)} here and {a(kind_of(item))} in the other graph; rename one of them")
+        mine = self._graph
+        mine.add_nodes_from([(vertex, {"data": item}) for vertex, item in other.items() if self.item(vertex) is None])
+        mine.add_edges_from([(u, v, dict(about)) for u, v, about in other.get_graph().edges(data=True) if not mine.has_edge(u, v)])
+
+    def subgraph(self, ids: Iterable[str]) -> Self:
+        """A new graph of some vertices and the edges between them; ids that are not there are left out."""
+        kept, edges = dict.fromkeys(vertex for vertex in ids if vertex in self._graph), self.tables()[1]
+        return self.part(kept, ((u, v, about) for u in kept for v, about in edges[u].items()))
+
+    def part(self, ids: Collection[str], edges: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Self:
+        """A new graph of vertices of this one, and those of the edges that are between them."""
+        made = type(self)()
+        nodes = self.tables()[0]
+        made._graph.add_nodes_from((vertex, nodes[vertex]) for vertex in ids)
+        made._graph.add_edges_from(edge for edge in edges if edge[1] in ids)
+        return made
+
+    def tables(self) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Mapping[str, Any]]]]:
+        """What is known of each vertex, and of each edge by the vertex it leaves and the one it leads to: the graph's own, to be read only.
+
+        networkx's views make an object for each look, which is most of the time that a recommendation takes.
+        """
+        return self._graph._node, self._graph._adj
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _present(self, id: str) -> str:
+        if id not in self._graph:
+            raise ToolkitError(f"there is no vertex {id!r} in the toolkit graph")
+        return id
+
+    def _falls_with(self, id: str) -> list[str]:
+        """What goes at once when this vertex goes."""
+        item = self.item(id)
+        if isinstance(item, Action):
+            return [each for each in self._graph.successors(id) if isinstance(self.item(each), Tool) and self._graph.in_degree(each) == 1]
+        if isinstance(item, ToolGroup):
+            return list(self._graph.successors(id))
+        holders = self._graph.predecessors(id)
+        return [each for each in holders if isinstance(self.item(each), ToolGroup) and self._graph.out_degree(each) == 1]
+
+
+def handed_out(item: Item) -> Item:
+    """What a graph hands out: a copy, or a group itself."""
+    return item if isinstance(item, ToolGroup) else item.copy()
+
+
+def check_score(score: float, what: str) -> None:
+    """Check that a score or threshold is a number from 0 to 1.
+
+    :raises ToolkitError: it is not; the message begins with ``what``.
+    """
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score) or not 0.0 <= score <= 1.0:
+        raise ToolkitError(f"{what} is {score!r}, which is not a number from 0 to 1")

@@ -1,0 +1,213 @@
+"""What stands at the vertices of a toolkit graph: actions, tools, and groups of tools."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+from toolbus.schema import Derived, derive
+
+
+class Tool:
+    """Something an action can call: a function of this process, or a tool of the bus.
+
+    Two tools are equal when they are the same object, or of one class with the same id, name, description, parameters and target.
+
+    Args:
+        id: of its vertex; unique in a graph.
+        name: what the model calls it; need not be unique.
+        description: what the model reads; the function's docstring when left out.
+        parameters: JSON Schema of the arguments; derived from the function when left out, else any object.
+        function: a coroutine function or a plain one; None for a tool of the bus.
+        bus_name: the bus tool's name; ``name`` when left out, and empty when there is a function.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        name: str,
+        description: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        function: Callable[..., Any] | None = None,
+        bus_name: str = "",
+    ) -> None:
+        self._id = id
+        self._name = name
+        self._description = description
+        self._parameters = parameters
+        self._function = function
+        self._bus_name = bus_name or ("" if function is not None else name)
+        self._derived: Derived | None = None
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], *, id: str | None = None, name: str | None = None) -> Self:
+        """A tool of a function; its name is the function's, and its id is its name, unless they are given."""
+        named = name or getattr(function, "__name__", None) or type(function).__name__
+        return cls(id or named, named, function=function)
+
+    @property
+    def id(self) -> str:
+        """Of its vertex."""
+        return self._id
+
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        return self._name
+
+    @property
+    def description(self) -> str:
+        """What the model reads."""
+        if self._description or self._function is None:
+            return self._description
+        return self.derived.description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON Schema of the arguments.
+
+        :raises DescriptorError: the function can't be called with named arguments.
+        """
+        if self._parameters is not None:
+            return dict(self._parameters)
+        return {"type": "object"} if self._function is None else self.derived.parameters
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """What runs in this process; None for a tool of the bus."""
+        return self._function
+
+    @property
+    def bus_name(self) -> str:
+        """The bus tool's name; empty when a function of this process runs."""
+        return self._bus_name
+
+    @property
+    def derived(self) -> Derived:
+        """What the function says about itself; worked out when it is first asked for.
+
+        :raises DescriptorError: there is no function, or it can't be called with named arguments.
+        """
+        if self._derived is None:
+            self._derived = derive(self._function, parameters=self._parameters)  # type: ignore[arg-type] # derive refuses None by itself
+        return self._derived
+
+    def definition(self) -> dict[str, Any]:
+        """The bare function definition: ``{name, description, parameters}``."""
+        return {"name": self.name, "description": self.description, "parameters": self.parameters}
+
+    def copy(self) -> Self:
+        """What a graph hands out in place of the tool itself; a subclass may make it in its own way."""
+        return copy.copy(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is type(self) and isinstance(other, Tool) and self._identity() == other._identity())
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._id!r}, {self._name!r})"
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self._id, self._name, self._description, self._parameters, self._function, self._bus_name)
+
+
+class Action:
+    """A step of a task: what an agent may be doing, what it may do next, and what it may call.
+
+    Attributes:
+        id: of its vertex; unique in a graph.
+        name: need not be unique.
+        description: what the model reads.
+        next_action_ids: actions that may follow; ``ToolkitService.add_action`` makes edges of them.
+        tools: what the action may call; ``ToolkitService.add_action`` makes edges of them, too.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        name: str,
+        description: str = "",
+        next_action_ids: Iterable[str] | None = None,
+        tools: Iterable[Tool] | None = None,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.description = description
+        self.next_action_ids = list(next_action_ids or ())
+        self.tools = list(tools or ())
+
+    def copy(self) -> Self:
+        """What a graph hands out in place of the action itself, with lists of its own; a subclass may make it in its own way."""
+        made = copy.copy(self)
+        made.next_action_ids = list(self.next_action_ids)
+        made.tools = list(self.tools)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r}, {self.name!r})"
+
+
+class ToolGroup:
+    """Tools that come and go together: everything of one service, registry group, module or MCP server.
+
+    Args:
+        id: of its vertex; unique in a graph.
+        name, description: for people and models.
+        tools: all of them.
+    """
+
+    def __init__(self, id: str, name: str, description: str = "", tools: Iterable[Tool] = ()) -> None:
+        self._id = id
+        self._name = name
+        self._description = description
+        self._tools = list(tools)
+
+    @property
+    def id(self) -> str:
+        """Of its vertex."""
+        return self._id
+
+    @property
+    def name(self) -> str:
+        """For people and models."""
+        return self._name
+
+    @property
+    def description(self) -> str:
+        """For people and models."""
+        return self._description
+
+    @property
+    def tools(self) -> list[Tool]:
+        """All of them; the list is the caller's own."""
+        return list(self._tools)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._id!r}, {self._name!r}, {len(self._tools)} tools)"
+
+
+Item = Action | Tool | ToolGroup
+"""What a vertex can be."""
+
+
+def kind_of(item: object) -> str:
+    """``action``, ``tool`` or ``group``; empty for anything else."""
+    if isinstance(item, Action):
+        return "action"
+    if isinstance(item, Tool):
+        return "tool"
+    return "group" if isinstance(item, ToolGroup) else ""
+
+
+def a(kind: str) -> str:
+    """A kind with its article."""
+    return f"an {kind}" if kind == "action" else f"a {kind}"

@@ -1,0 +1,88 @@
+"""Which actions and tools make sense now: a bounded walk from the actions at hand along edges with a high score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from toolbus.results import ToolkitError
+from toolbus.toolkit.graph import UNSET, Toolkit, check_score
+from toolbus.toolkit.items import Action, Tool, ToolGroup
+
+Graph = TypeVar("Graph", bound=Toolkit)
+
+
+def recommend_subgraph(toolkit: Graph, actions: Iterable[Action | str], threshold: float = 0.5, hops: int = 0) -> Graph:
+    """The part of a graph that makes sense when one of these actions is at hand.
+
+    These actions, and those that at most ``hops`` Next edges lead to from them; then the tools and groups they call, and the tools
+    of those groups. Only edges whose score is at least ``threshold`` are followed, and kept. Vertices are in the order in
+    which they were met. Looks at nothing else than what it meets.
+
+    :param actions: actions or their ids; those that are not in the graph count for nothing.
+    :raises ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
+    """
+    check_score(threshold, "the threshold")
+    if isinstance(hops, bool) or not isinstance(hops, int) or hops < 0:
+        raise ToolkitError(f"hops is {hops!r}, which is not a whole number from 0")
+    walk = _Walk(toolkit, threshold)
+    walk.follow(actions, hops)
+    return toolkit.part(walk.met, ((u, v, about) for u, targets in walk.passed.items() for v, about in targets))
+
+
+def recommend_tools_actions(
+    toolkit: Toolkit, actions: Iterable[Action | str], threshold: float = 0.5, hops: int = 0
+) -> tuple[list[Tool], list[Action]]:
+    """Copies of the tools and of the actions of ``recommend_subgraph``, in the order in which they were met."""
+    part = recommend_subgraph(toolkit, actions, threshold, hops)
+    items = [item for _, item in part.items()]
+    tools = [item.copy() for item in items if isinstance(item, Tool)]
+    return tools, [item.copy() for item in items if isinstance(item, Action)]
+
+
+class _Walk:
+    """Looks once at each edge that leaves a vertex it meets.
+
+    Attributes:
+        met: the vertices, in order.
+        passed: of each of them the edges whose score is high enough, with where they lead and what is known of them.
+    """
+
+    def __init__(self, toolkit: Toolkit, threshold: float) -> None:
+        self._nodes, self._edges = toolkit.tables()
+        self._threshold = threshold
+        self.met: dict[str, None] = {}
+        self.passed: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+
+    def follow(self, starts: Iterable[Action | str], hops: int) -> None:
+        """Meet the actions within ``hops`` of these, then what they call, then the tools of the groups among that."""
+        ids = (start if isinstance(start, str) else start.id for start in starts)
+        front = {vertex: None for vertex in ids if isinstance(self._item(vertex), Action)}
+        called: dict[str, None] = {}
+        for left in range(hops, -1, -1):
+            self.met.update(front)
+            front = self._beyond(front, called)
+            if not front or not left:
+                break
+        self.met.update(called)
+        groups = [vertex for vertex in called if isinstance(self._item(vertex), ToolGroup)]
+        self._beyond(groups, self.met)
+
+    def _beyond(self, ids: Iterable[str], called: dict[str, None]) -> dict[str, None]:
+        """The actions that follow these and were not met; what these call goes to ``called``."""
+        actions: dict[str, None] = {}
+        threshold, nodes = self._threshold, self._nodes
+        for vertex in ids:
+            passed = [edge for edge in self._edges[vertex].items() if edge[1].get("score", UNSET) >= threshold]
+            self.passed[vertex] = passed
+            for target, _ in passed:
+                item = nodes[target].get("data")
+                if isinstance(item, Action):
+                    if target not in self.met:
+                        actions[target] = None
+                elif item is not None:
+                    called[target] = None
+        return actions
+
+    def _item(self, vertex: str) -> object:
+        return self._nodes[vertex].get("data") if vertex in self._nodes else None

@@ -1,0 +1,180 @@
+"""``ToolkitService``: builds one toolkit graph, and recommends from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from toolbus import telemetry
+from toolbus.results import ToolkitError
+from toolbus.toolkit.graph import Toolkit, check_score
+from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
+from toolbus.toolkit.recommend import recommend_subgraph, recommend_tools_actions
+
+Scored = tuple[Action, float]
+"""An action, and the score of an edge from or to it."""
+
+
+class ToolkitService:
+    """Adds and removes actions, tools and groups with their edges, and recommends.
+
+    Args:
+        toolkit: the graph to work on; a new one when left out.
+    """
+
+    def __init__(self, toolkit: Toolkit | None = None) -> None:
+        self._toolkit = Toolkit() if toolkit is None else toolkit
+        # Actions that named one as their next before it was there.
+        self._awaited: dict[str, list[str]] = {}
+
+    def get_toolkit(self) -> Toolkit:
+        """The graph itself."""
+        return self._toolkit
+
+    # -- adding -----------------------------------------------------------------------------------
+
+    def add_action(self, action: Action, next_actions: Sequence[Scored] = (), prev_actions: Sequence[Scored] = ()) -> None:
+        """Add an action, unless it is there, and its Next edges; a score given for an edge that is there is its new one.
+
+        The actions of ``next_action_ids`` follow it with the score 1.0, those that are not there yet as soon as they come. Its
+        ``tools`` are added with that score, too. Scored actions that are not in the graph are left out with a warning.
+
+        :raises ToolkitError: a score is not within 0 and 1, or the id is a tool's or group's; nothing was changed.
+        """
+        self._check([*next_actions, *prev_actions], action, *action.tools)
+        self._put(action.id, action)
+        for following, score in self._known(next_actions, action.id):
+            self._toolkit.add_edge(action.id, following, score)
+        for before, score in self._known(prev_actions, action.id):
+            self._toolkit.add_edge(before, action.id, score)
+        self._follow_ids(action)
+        for tool in action.tools:
+            self.add_tool(tool, connected_actions=[(action, self._toolkit.get_score(action.id, tool.id))])
+
+    def add_tool(self, tool: Tool, connected_actions: Sequence[Scored] = ()) -> None:
+        """Add a tool, unless it is there, and Call edges to it with these scores.
+
+        An action that is not in the graph is left out with a warning, and a tool that nothing leads to is taken out with another.
+
+        :raises ToolkitError: a score is not within 0 and 1, or the id is an action's or group's; nothing was changed.
+        """
+        self._check(connected_actions, tool)
+        self._put(tool.id, tool)
+        for action, score in self._known(connected_actions, tool.id):
+            self._toolkit.add_edge(action, tool.id, score)
+        if not self._toolkit.predecessors(tool.id):
+            telemetry.log.warning("toolkit.tool_unreachable", tool=tool.id)
+            self._toolkit.remove_vertex(tool.id)
+
+    def add_tool_group(self, tool_group: ToolGroup, connected_actions: Sequence[Scored] = ()) -> None:
+        """Add a group with its tools, and Call edges to the group with these scores.
+
+        A group of that id that is there is replaced: tools that stay keep their edges and scores, and tools that are not
+        in it any more go, unless an action or another group leads to them. Actions that are not in the graph are left out with a warning.
+
+        :raises ToolkitError: a score is not within 0 and 1, or an id is something else's; nothing was changed.
+        """
+        self._check(connected_actions, tool_group, *tool_group.tools)
+        self._toolkit.add_vertex(tool_group.id, data=tool_group)
+        for action, score in self._known(connected_actions, tool_group.id):
+            self._toolkit.add_edge(action, tool_group.id, score)
+        self._fill(tool_group)
+        if not self._toolkit.predecessors(tool_group.id):
+            telemetry.log.warning("toolkit.group_unreachable", group=tool_group.id)
+
+    # -- reading and removing ---------------------------------------------------------------------
+
+    def get_action(self, action_id: str) -> Action:
+        """A copy of an action.
+
+        :raises ToolkitError: there is no such action (it is a ValueError).
+        """
+        action = self._toolkit.get_action(action_id)
+        if action is None:
+            raise ToolkitError(f"there is no action {action_id!r} in the toolkit graph")
+        return action
+
+    def remove_tool(self, tool_id: str) -> None:
+        """Remove a tool, and the group whose last one it was; nothing happens when it is not there.
+
+        :raises ToolkitError: the id is an action's or a group's.
+        """
+        self._remove(tool_id, "tool")
+
+    def remove_action(self, action_id: str) -> None:
+        """Remove an action, and the tools that nothing else leads to; nothing happens when it is not there.
+
+        :raises ToolkitError: the id is a tool's or a group's.
+        """
+        self._remove(action_id, "action")
+
+    def remove_tool_group(self, group_id: str) -> None:
+        """Remove a group and its tools; nothing happens when it is not there.
+
+        :raises ToolkitError: the id is an action's or a tool's.
+        """
+        self._remove(group_id, "group")
+
+    # -- recommending -----------------------------------------------------------------------------
+
+    def recommend_subgraph(self, actions: Iterable[Action | str], threshold: float = 0.5, hops: int = 0) -> Toolkit:
+        """The part of the graph that makes sense now; see ``toolbus.toolkit.recommend_subgraph``."""
+        return recommend_subgraph(self._toolkit, actions, threshold, hops)
+
+    def recommend_tools_actions(
+        self, actions: Iterable[Action | str], threshold: float = 0.5, hops: int = 0
+    ) -> tuple[list[Tool], list[Action]]:
+        """The tools and the actions that make sense now; see ``toolbus.toolkit.recommend_tools_actions``."""
+        return recommend_tools_actions(self._toolkit, actions, threshold, hops)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _check(self, scored: Iterable[Scored], *items: Item) -> None:
+        """Look at everything that could be refused before anything is changed."""
+        for action, score in scored:
+            check_score(score, f"the score between {items[0].id!r} and the action {action.id!r}")
+        for item in items:
+            there = kind_of(self._toolkit.item(item.id))
+            if there and there != kind_of(item):
+                raise ToolkitError(f"vertex {item.id!r} is {a(there)} already; give the {kind_of(item)} another id")
+
+    def _known(self, scored: Iterable[Scored], vertex: str) -> list[tuple[str, float]]:
+        """The ids of the actions that are in the graph, with their scores; a warning for each other one."""
+        known: list[tuple[str, float]] = []
+        for action, score in scored:
+            if isinstance(self._toolkit.item(action.id), Action):
+                known.append((action.id, score))
+            else:
+                telemetry.log.warning("toolkit.action_unknown", action=action.id, vertex=vertex)
+        return known
+
+    def _put(self, id: str, item: Item) -> None:
+        if self._toolkit.item(id) is None:
+            self._toolkit.add_vertex(id, data=item)
+
+    def _follow_ids(self, action: Action) -> None:
+        for following in action.next_action_ids:
+            if isinstance(self._toolkit.item(following), Action):
+                self._toolkit.add_edge(action.id, following)
+            else:
+                self._awaited.setdefault(following, []).append(action.id)
+        for waiting in self._awaited.pop(action.id, ()):
+            before = self._toolkit.item(waiting)
+            if isinstance(before, Action) and action.id in before.next_action_ids:
+                self._toolkit.add_edge(waiting, action.id)
+
+    def _fill(self, group: ToolGroup) -> None:
+        toolkit, wanted = self._toolkit, {tool.id: tool for tool in group.tools}
+        for member in toolkit.successors(group.id):
+            if member not in wanted:
+                toolkit.remove_edge(group.id, member)
+                if not toolkit.predecessors(member):
+                    toolkit.remove_vertex(member)
+        for member, tool in wanted.items():
+            toolkit.add_vertex(member, data=tool)
+            toolkit.add_edge(group.id, member)
+
+    def _remove(self, id: str, kind: str) -> None:
+        there = kind_of(self._toolkit.item(id))
+        if there and there != kind:
+            raise ToolkitError(f"{id!r} is {a(there)}, not {a(kind)}")
+        self._toolkit.remove_vertex(id)
