@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import backlog, hotplug, idle, latency, limits, memory, report, runner, snapshot
+from benchmarks import backlog, hotplug, idle, latency, limits, memory, report, runner, snapshot, toolkit
 from benchmarks.peers import HERE, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.report import Outcome
 from benchmarks.runner import Plan
@@ -44,6 +44,7 @@ examples:
   python -m benchmarks recovery --lease 2                workers killed in mid-stream
   python -m benchmarks cancel                            cancelled calls, stopped workers
   python -m benchmarks memory                            10,000 calls that wait, 10,000 services in the registry
+  python -m benchmarks toolkit                           recommendations from 10,000 actions and 50,000 tools: seconds
 
 The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
 benchmarks/results. The exit code is 0 when everything that belongs to the quick set, or was
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="run | list | backlog | recovery | cancel | memory")
+    commands = parser.add_subparsers(required=True, metavar="run | list | backlog | recovery | cancel | memory | toolkit")
     run = commands.add_parser("run", help="measure and report", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.set_defaults(function=_run)
     mode = run.add_mutually_exclusive_group()
@@ -126,7 +127,18 @@ def _parser() -> argparse.ArgumentParser:
     idle_calls.add_argument("--services", type=_positive(int), default=10_000, metavar="N", help="services of two tools (%(default)s)")
     idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="of each measurement (%(default)s)")
     _json_option(idle_calls)
+    _add_toolkit(commands)
     return parser
+
+
+def _add_toolkit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    graph = commands.add_parser("toolkit", help="recommendations from a large graph of actions and tools")
+    graph.set_defaults(function=_toolkit)
+    graph.add_argument("--actions", type=_positive(int), default=10_000, metavar="N", help="how many (%(default)s)")
+    graph.add_argument("--tools", type=_positive(int), default=50_000, metavar="N", help="how many (%(default)s)")
+    graph.add_argument("--recommendations", type=_positive(int), default=2_000, metavar="N", help="at each number of hops (%(default)s)")
+    graph.add_argument("--seed", type=int, default=1, help="of the graph (%(default)s)")
+    _json_option(graph)
 
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
@@ -223,6 +235,11 @@ def _memory(options: argparse.Namespace) -> int:
     found, figures = memory.measure(options.calls, options.runs)
     more, registry = snapshot.measure(options.services, options.runs)
     return limits.report([*found, *more], {"calls": figures, "registry": registry}, options.json)
+
+
+def _toolkit(options: argparse.Namespace) -> int:
+    found, figures = toolkit.measure(options.actions, options.tools, options.recommendations, options.seed)
+    return limits.report(found, figures, options.json)
 
 
 def _install(wanted: list[PeerSpec]) -> dict[str, str]:
