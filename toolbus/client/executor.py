@@ -90,7 +90,7 @@ class ToolExecutor:
 
         :raises ConfigurationError: ``message`` is nothing of the kind, an option is wrong, or the bus is not open.
         """
-        async with self._turn(message, concurrent=concurrent, streaming=False) as turn:
+        async with self.turn(message, concurrent=concurrent) as turn:
             return await turn.messages()
 
     def stream_tool_calls(self, message: object, *, concurrent: bool = True) -> Turn:
@@ -98,11 +98,18 @@ class ToolExecutor:
 
         :raises ConfigurationError: ``message`` is nothing of the kind.
         """
-        return self._turn(message, concurrent=concurrent, streaming=True)
+        return self.turn(message, concurrent=concurrent, streaming=True)
+
+    def turn(self, message: object, *, concurrent: bool = True, streaming: bool = False) -> Turn:
+        """A turn's calls as an ``async with`` of which the messages and the results may be had; ``streaming`` when its events are read.
+
+        :raises ConfigurationError: ``message`` is nothing of the kind.
+        """
+        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming)
 
     async def execute(self, name: str, arguments: object = None) -> ToolResult:
         """Run one call as a model's would be, and return its result: repaired, cast, validated, confirmed, observed and logged."""
-        async with self._turn([ToolCall(new_id(), name, arguments)], concurrent=True, streaming=False) as turn:
+        async with self.turn([ToolCall(new_id(), name, arguments)]) as turn:
             return (await turn.results())[0]
 
     def build_request(self, messages: list[Any], **parameters: Any) -> dict[str, Any]:
@@ -137,6 +144,3 @@ class ToolExecutor:
         if key := options.get("idempotency_key"):
             options["idempotency_key"] = f"{key}/{call}"
         return self._bus.stream(name, arguments, **options)
-
-    def _turn(self, message: object, *, concurrent: bool, streaming: bool) -> Turn:
-        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming)
