@@ -66,6 +66,7 @@ class Catalogue:
         self.version = 0
         self._queues = Queues()
         self._names: list[str] | None = None
+        self._restricted = (0, False)
         self._subscriptions: list[Subscription] = []
         self._changed = asyncio.Event()
 
@@ -76,6 +77,12 @@ class Catalogue:
         if self._names is None:
             self._names = sorted(self.tools)
         return self._names
+
+    def restricted(self) -> bool:
+        """Whether any tool is for some tenants alone."""
+        if self._restricted[0] != self.version:
+            self._restricted = (self.version, any(tool.descriptor.tenants for tool in self.tools.values()))
+        return self._restricted[1]
 
     def near(self, name: str) -> list[str]:
         """Names that look like a wrong one."""

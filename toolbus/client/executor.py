@@ -62,6 +62,7 @@ class ToolExecutor:
             raise ConfigurationError("output_limit must be at least 1 and confirm_timeout a number of seconds above 0")
         self._bus = bus
         self._tools = tools
+        self._seen: tuple[ToolView, ToolView] | None = None
         self._options = options or {}
         self._sequential = frozenset(sequential)
         self.output_limit = output_limit
@@ -79,7 +80,10 @@ class ToolExecutor:
     @property
     def tools(self) -> ToolView:
         """The tools that may be called."""
-        return self._bus.tools if self._tools is None else self._tools
+        given = self._bus.tools if self._tools is None else self._tools
+        if self._seen is None or self._seen[0] is not given:
+            self._seen = (given, given.filter(user=self.user))
+        return self._seen[1]
 
     async def process_tool_calls(self, message: object, *, concurrent: bool = True) -> list[dict[str, Any]]:
         """Run a turn's calls and return the messages that answer them, in order, ready to be added to the conversation.

@@ -40,16 +40,20 @@ class Handler:
         threaded: the function is plain, so calling it belongs in a thread.
         effect: the declared effect, or empty.
         retry: when a failed run is tried again, or None.
+        tenants: the only users whose calls run; empty for everybody's.
     """
 
-    __slots__ = ("coroutine", "effect", "retry", "start", "threaded")
+    __slots__ = ("coroutine", "effect", "retry", "start", "tenants", "threaded")
 
-    def __init__(self, function: Callable[..., Any], start: Start, effect: Effect, retry: Retry | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], start: Start, effect: Effect, retry: Retry | None, tenants: Iterable[str] = ()
+    ) -> None:
         self.start = start
         self.coroutine = inspect.iscoroutinefunction(function)
         self.threaded = not self.coroutine and not inspect.isasyncgenfunction(function)
         self.effect = effect
         self.retry = None if effect == "once" else retry
+        self.tenants = frozenset(tenants)
 
 
 class Served:
@@ -74,6 +78,8 @@ class Served:
         :raises ToolError: there is none.
         """
         found = self._handlers.get(request.tool) or self._untyped
+        if found is not None and found.tenants and request.user not in found.tenants:
+            raise ToolError(f"the tool {request.tool!r} is for other tenants", type="forbidden")
         if found is None:
             known = ", ".join(sorted(self._handlers)) or "none"
             raise ToolError(f"service {self.id!r} has no tool {request.tool!r} (it has: {known})", type="not_found")
@@ -213,7 +219,7 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, ser
             return invoke(request.config, request.arguments)
         return invoke(request.user, request.config, request.arguments)
 
-    return Handler(invoke, start, service.effect if tool is None else tool.effect, service.retry)
+    return Handler(invoke, start, service.effect if tool is None else tool.effect, service.retry, () if tool is None else tool.tenants)
 
 
 def _arity(invoke: Callable[..., Any], cls: type) -> int:
@@ -259,6 +265,7 @@ def _function_handler(
             effect=made.effect or effect,
             output_limit=made.output_limit,
             confirm=made.confirm,
+            tenants=made.tenants,
         )
     )
     bind = derived.bind
@@ -266,7 +273,7 @@ def _function_handler(
     def start(request: Request) -> Any:
         return bound(**bind(request.arguments))
 
-    return tool, Handler(bound, start, tool.effect, made.retry or retry)
+    return tool, Handler(bound, start, tool.effect, made.retry or retry, made.tenants)
 
 
 def _add(tools: dict[str, ToolDescriptor], tool: ToolDescriptor) -> None:
