@@ -15,6 +15,7 @@ from toolbus.client.queues import Queues
 from toolbus.client.tool import ChangeKind, Tool, ToolChange
 from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
+from toolbus.schema import mended_document
 
 
 class Subscription:
@@ -173,8 +174,11 @@ class Catalogue:
             if kind == "tool-service":
                 self.static_services[name] = parse_service({**decoded, "id": decoded.get("id", name)})
             elif kind == "tool" and is_tool_document(decoded):
-                parse_tool(decoded, None)
-                self._static_tools[name] = decoded
+                proper, changes = mended_document(decoded)
+                parse_tool(proper, None)
+                self._static_tools[name] = proper
+                if changes:
+                    telemetry.log.warning("descriptor.mended", tool=name, service=proper.get("service"), changes=changes)
         except (DescriptorError, msgspec.DecodeError, RecursionError, UnicodeDecodeError, AttributeError, TypeError) as error:
             telemetry.log.warning("descriptor.invalid", key=key, error=str(error))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+from toolbus import telemetry
 from toolbus.descriptors import (
     Effect,
     Publication,
@@ -21,7 +22,7 @@ from toolbus.descriptors import (
 )
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError, ErrorInfo, ToolError
-from toolbus.schema import check_for, derive
+from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_module, tools_of_service
@@ -191,7 +192,9 @@ def _served_service(name: str, service: ToolService, settings: Settings) -> Serv
         if invoke is None:
             raise ConfigurationError(f"{cls.__name__} lists tools but does not override invoke()")
         try:
-            tool = parse_tool({"effect": service.effect, **document}, descriptor)
+            proper, changes = mended_document(document)
+            _tell(document.get("name"), name, changes)
+            tool = parse_tool({"effect": service.effect, **proper}, descriptor)
         except DescriptorError as error:
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
         _add(tools, tool)
@@ -252,7 +255,11 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
 def _function_handler(
     made: FunctionTool, service: str, bound: Callable[..., Any], effect: Effect, retry: Retry | None
 ) -> tuple[ToolDescriptor, Handler]:
-    derived = derive(bound, parameters=made.parameters)
+    parameters = made.parameters
+    if parameters is not None:
+        parameters, changes = mended(parameters)
+        _tell(made.name, service, changes)
+    derived = derive(bound, parameters=parameters)
     tool = check_tool(
         ToolDescriptor(
             name=made.name,
@@ -274,6 +281,11 @@ def _function_handler(
         return bound(**bind(request.arguments))
 
     return tool, Handler(bound, start, tool.effect, made.retry or retry, made.tenants)
+
+
+def _tell(tool: object, service: str, changes: list[str]) -> None:
+    if changes:
+        telemetry.log.warning("descriptor.mended", tool=tool, service=service, changes=changes)
 
 
 def _add(tools: dict[str, ToolDescriptor], tool: ToolDescriptor) -> None:
