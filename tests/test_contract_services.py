@@ -10,7 +10,9 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import ConfigurationError, DescriptorError, RegistrationRefused, ToolBus, ToolService, Worker, tool
+from toolbus import ConfigurationError, DescriptorError, RegistrationRefused, ToolBus, ToolError, ToolService, Worker, tool
+from toolbus.envelope import Request
+from toolbus.worker.handlers import collect
 
 pytestmark = pytest.mark.anyio
 
@@ -53,6 +55,40 @@ class TwoArguments(ToolService):
 async def plugged() -> str:
     """Be there."""
     return "here"
+
+
+@tool(service="ledgers", effect="read", tenants=["alice"])
+async def ledger() -> str:
+    """Read a ledger."""
+    return "in the black"
+
+
+@tool(service="ledgers", effect="read")
+async def notice() -> str:
+    """Read a notice."""
+    return "open on Sundays"
+
+
+async def test_a_tool_for_some_tenants_does_not_exist_for_others(place: Place) -> None:
+    """Lists, definitions and calls of other users know nothing of it; a worker refuses a call whose agent was not careful."""
+    async with place.serving([ledger, notice]) as bus:
+        await bus.wait_for_tool("ledger")
+        alice, bob = bus.bind(user="alice"), bus.bind(user="bob")
+        assert (list(bus.tools), list(alice.tools), list(bob.tools)) == (["ledger", "notice"], ["ledger", "notice"], ["notice"])
+        assert [each["name"] for each in bob.executor().tools.definitions()] == ["notice"]
+        assert [each["name"] for each in alice.executor(tools=bus.tools).tools.definitions()] == ["ledger", "notice"]
+        assert (await alice.call("ledger")).output == "in the black"
+        for careless in (bob.call("ledger"), bus.call("ledger"), bob.executor().execute("ledger")):
+            error = (await careless).error
+            assert error is not None
+            assert error.type == "not_found"
+        bob_lists = bob.executor(tools=bus.tools.filter(names=["ledger", "notice"])).tools
+        assert len(bob_lists) == 1
+    (served,) = collect([ledger, notice], place.settings)
+    assert served.handler(Request("c", "a", "ledgers", "ledger", user="alice"))
+    with pytest.raises(ToolError, match="other tenants") as refused:
+        served.handler(Request("c", "a", "ledgers", "ledger", user="bob"))
+    assert refused.value.error.type == "forbidden"
 
 
 async def test_many_tools_share_a_service_with_different_config(place: Place) -> None:

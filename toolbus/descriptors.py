@@ -25,11 +25,11 @@ TOOL_SERVICE = "tool-service"
 RESERVED_KEYS = frozenset(
     {
         "type", "name", "description", "service", "arguments", "parameters", "groups", "category",
-        "timeout", "effect", "output_limit", "confirm", "external", "x-toolbus",
+        "timeout", "effect", "output_limit", "confirm", "external", "tenants", "x-toolbus",
     }
 )  # fmt: skip
 
-_OPTIONAL_KEYS = ("groups", "category", "timeout", "effect", "output_limit", "confirm", "external")
+_OPTIONAL_KEYS = ("groups", "category", "timeout", "effect", "output_limit", "confirm", "external", "tenants")
 
 _SERVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 # Queue names come from elsewhere (`non-persistent://tg/request/joke`); as the last part of a key they collide with nothing.
@@ -105,6 +105,7 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
         output_limit: characters of an observation, 0 for the default.
         confirm: a person approves each call before it runs.
         external: runs outside the operator's control.
+        tenants: the only users who may see and call it; empty for everybody.
         extensions: the ``x-toolbus`` object, passed through.
     """
 
@@ -121,6 +122,7 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
     output_limit: int = 0
     confirm: bool = False
     external: bool = False
+    tenants: tuple[str, ...] = ()
     extensions: dict[str, Any] = {}
 
     @property

@@ -45,6 +45,7 @@ EVENTS: Mapping[str, str] = {
     "cancelled.unread": "the set of cancelled calls could not be read; it is read again",
     "definition.name_refused": "two tools have one name for models; the first keeps it, the other is left out of definitions",
     "definition.set_aside": "a tool's schema can't be carried by a format; the tool is left out of its definitions",
+    "descriptor.mended": "the parameters of a tool were no JSON Schema; what was meant is published, as the changes say",
     "descriptor.invalid": "a descriptor in the registry is invalid and is left out; the error names its field",
     "confirmation.failed": "asking a person about a call raised, so the call was not allowed; the traceback follows",
     "execution.bug": "a bug: making a call for a model raised; the traceback follows",

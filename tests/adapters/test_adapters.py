@@ -18,7 +18,8 @@ import pytest
 
 import workers.calculator
 from tests.agent.endpoint import Canned, Endpoint, endpoint
-from toolbus import ToolBus, ToolResult, Worker, tool
+from tests.servers import eventually
+from toolbus import Progress, ToolBus, ToolResult, Worker, tool
 from toolbus.client.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +37,15 @@ async def say(config: str, callbacks: str = "") -> str:
     return f"{config}/{callbacks}"
 
 
+@tool(service="reciting")
+async def recite(lines: int) -> AsyncIterator[str | Progress]:
+    """Say lines, one after the other."""
+    for line in range(lines):
+        yield f"line {line}\n"
+        if line == 0:
+            yield Progress(1, lines, "half")
+
+
 @tool
 async def broken() -> str:
     """Always fail."""
@@ -43,9 +53,9 @@ async def broken() -> str:
 
 
 @asynccontextmanager
-async def executing() -> AsyncIterator[ToolExecutor]:
+async def executing(namespace: str = "") -> AsyncIterator[ToolExecutor]:
     """An executor with the tools above."""
-    namespace = uuid.uuid4().hex
+    namespace = namespace or uuid.uuid4().hex
     async with Worker([add, say, broken], url="memory://", namespace=namespace), ToolBus("memory://", namespace=namespace) as bus:
         yield bus.executor(model="m")
 
@@ -74,6 +84,79 @@ async def test_langchain_tools_answer_with_content_and_artifact() -> None:
         failed = await call("broken")
         assert (failed.status, "Next:" in failed.content) == ("error", True)
         assert (await call("add", a="one")).status == "error"
+
+
+async def test_langgraph_streams_what_a_tool_says() -> None:
+    """A ToolNode runs the calls of a message together, and a reader of its tools gets text and progress as deltas, call by call."""
+    pytest.importorskip("langgraph")
+    from langchain_core.messages import AIMessage
+    from langgraph.graph import END, START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode
+
+    from toolbus.adapters.langchain import structured_tools
+
+    namespace = uuid.uuid4().hex
+    async with executing(namespace) as executor, Worker([recite], url="memory://", namespace=namespace):
+        await eventually(lambda: "recite" in executor.tools)
+        graph = StateGraph(MessagesState).add_node("tools", ToolNode(structured_tools(executor)))
+        program = graph.add_edge(START, "tools").add_edge("tools", END).compile()
+        wanted = [
+            {"type": "tool_call", "id": "c1", "name": "recite", "args": {"lines": 2}},
+            {"type": "tool_call", "id": "c2", "name": "broken", "args": {}},
+        ]
+        deltas: list[Any] = []
+        state: dict[str, Any] = {}
+        given = {"messages": [AIMessage("", tool_calls=wanted)]}
+        async for mode, part in program.astream(given, stream_mode=["tools", "values"]):
+            if mode == "values":
+                state = part
+            elif part["event"] == "tool-output-delta":
+                deltas.append((part["tool_call_id"], part["delta"]))
+        assert deltas == [("c1", "line 0\n"), ("c1", {"done": 1, "total": 2, "message": "half"}), ("c1", "line 1\n")]
+        recited, failed = state["messages"][1:]
+        assert (recited.content, recited.status) == ("line 0\nline 1\n", "success")
+        assert isinstance(recited.artifact, ToolResult)
+        assert (failed.status, failed.tool_call_id) == ("error", "c2")
+        silent = await program.ainvoke({"messages": [AIMessage("", tool_calls=wanted[:1])]})
+        assert silent["messages"][1].content == recited.content
+
+
+async def test_openai_agents_run_the_tools() -> None:
+    """An agent of the Agents SDK calls the tools of a bus, casts as the executor does, reads failures, and sees who has gone."""
+    pytest.importorskip("agents")
+    from agents import Agent, OpenAIResponsesModel, RunConfig, Runner
+    from openai import AsyncOpenAI
+
+    from toolbus.adapters.openai_agents import function_tools
+
+    def response(body: dict[str, Any]) -> Canned:
+        output: list[dict[str, Any]] = [
+            {"type": "function_call", "id": f"f{index}", "call_id": f"c{index}", "name": name, "arguments": arguments}
+            for index, (name, arguments) in enumerate([("add", '{"a": "1", "b": 2}'), ("broken", "{}")])
+        ]
+        if len(body["input"]) > 1:
+            words = {"type": "output_text", "text": "three", "annotations": []}
+            output = [{"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [words]}]
+        fixed = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        return whole(id="r", object="response", created_at=1, model="m", output=output, **fixed)
+
+    namespace = uuid.uuid4().hex
+    leaving = Worker([recite], url="memory://", namespace=namespace)
+    async with executing(namespace) as executor, endpoint(response, "/v1/responses") as model:
+        async with leaving:
+            await eventually(lambda: "recite" in executor.tools)
+            tools = function_tools(executor, strict=True)
+        client = AsyncOpenAI(base_url=model.url, api_key="k")
+        agent = Agent("a", tools=tools, model=OpenAIResponsesModel("m", client))
+        done = await Runner.run(agent, "?", run_config=RunConfig(tracing_disabled=True))
+        await client.close()
+    assert done.final_output == "three"
+    offered = {each["name"]: each for each in model.bodies[0]["tools"]}
+    assert sorted(offered) == ["add", "broken", "say"]
+    assert (offered["add"]["strict"], offered["say"]["parameters"]["required"]) == (True, ["config", "callbacks"])
+    added, failed = (each["output"] for each in model.bodies[1]["input"] if each.get("type") == "function_call_output")
+    assert added == "3"
+    assert "Next:" in failed
 
 
 async def test_langchain_says_the_schema_as_it_was_published() -> None:
@@ -190,7 +273,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "guides" / "adapters.md"
         (0, "openai", "/v1/chat/completions"),
         (1, "anthropic", "/v1/messages"),
         (2, "langchain_core", "/"),
-        (3, "pydantic_ai", "/v1/chat/completions"),
+        (3, "langgraph", "/"),
+        (4, "agents", "/v1/responses"),
+        (5, "pydantic_ai", "/v1/chat/completions"),
     ],
 )
 async def test_the_examples_run(index: int, package: str, path: str, valkey_server: str, namespace: str, tmp_path: Path) -> None:
@@ -200,8 +285,8 @@ async def test_the_examples_run(index: int, package: str, path: str, valkey_serv
     (tmp_path / "example.py").write_text(re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[index])
 
     def answer(body: dict[str, Any]) -> Canned:
-        said = json.dumps(body["messages"][-1])
-        return _anthropic(said) if path == "/v1/messages" else _openai(said)
+        said = json.dumps((body.get("messages") or body["input"])[-1])
+        return {"/v1/messages": _anthropic, "/v1/responses": _response}.get(path, _openai)(said)
 
     calculator = Worker([workers.calculator], url=valkey_server, namespace=namespace)
     async with endpoint(answer, path) as model, calculator, ToolBus(valkey_server, namespace=namespace) as bus:
@@ -226,9 +311,20 @@ def _anthropic(said: str) -> Canned:
     return whole(id="m", type="message", role="assistant", model="m", content=[block], stop_reason="end_turn", usage=usage)
 
 
+def _response(said: str) -> Canned:
+    found = re.search(r"\d{20}", said)
+    item = {"type": "function_call", "id": "f", "call_id": "c1", "name": "calculator", "arguments": '{"expression": "2**64"}'}
+    if found:
+        words = {"type": "output_text", "text": found[0], "annotations": []}
+        item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [words]}
+    fixed = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    return whole(id="r", object="response", created_at=1, model="m", output=[item], **fixed)
+
+
 async def _run(folder: Path, model: Endpoint, url: str, namespace: str) -> tuple[str, str]:
     environment = {**os.environ, "TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "NO_PROXY": "127.0.0.1"}
     environment |= {"OPENAI_BASE_URL": model.url, "OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}
+    environment["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
     environment["ANTHROPIC_BASE_URL"] = model.url.removesuffix("/v1")
     command = [sys.executable, "example.py"]
     process = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,21 +1,33 @@
-"""LangChain: the tools of a bus as ``StructuredTool`` (``toolbus[langchain]``)."""
+"""LangChain and LangGraph: the tools of a bus as ``StructuredTool`` (``toolbus[langchain]``, ``toolbus[langgraph]``)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from langchain_core.tools import StructuredTool, ToolException
 from pydantic import PrivateAttr
 
 from toolbus.adapters.outcomes import outcome
+from toolbus.client.events import Text
 from toolbus.client.executor import ToolExecutor
-from toolbus.results import ToolResult
+from toolbus.client.observers import ToolEvent
+from toolbus.results import Progress, ToolResult
+
+try:
+    from langgraph.prebuilt import ToolRuntime
+except ImportError:
+    _emit: Callable[[object], None] | None = None
+else:
+    # Its writer is the running call's own, wherever this object comes from; without a reader of deltas it does nothing.
+    _emit = ToolRuntime(state=None, context=None, config={}, stream_writer=lambda _: None, tool_call_id=None, store=None).emit_output_delta
 
 
 class BusTool(StructuredTool):
     """One tool of a bus: its content is the observation, its artifact the ``ToolResult``.
 
-    A failure is a message with the status ``error`` that tells the model what to do next.
+    A failure is a message with the status ``error`` that tells the model what to do next. In LangGraph, text and progress are
+    deltas of ``stream_mode="tools"`` as they come.
     """
 
     _executor: ToolExecutor = PrivateAttr()
@@ -33,7 +45,7 @@ class BusTool(StructuredTool):
 
     # Without the parameters `config` and `run_manager` of the class above: tools have arguments of these names.
     async def _arun(self, **arguments: Any) -> tuple[str, ToolResult]:  # type: ignore[override]
-        content, result = await outcome(self._executor, self.name, arguments)
+        content, result = await outcome(self._executor, self.name, arguments, told=None if _emit is None else _delta)
         if not result.success:
             raise ToolException(content)
         return content, result
@@ -42,3 +54,12 @@ class BusTool(StructuredTool):
 def structured_tools(executor: ToolExecutor) -> list[BusTool]:
     """The tools that an executor may call now, for ``model.bind_tools`` and LangGraph's ``ToolNode``; they are to be awaited."""
     return [BusTool(executor, definition["function"]) for definition in executor.tools.definitions("openai")]
+
+
+def _delta(told: ToolEvent) -> None:
+    if _emit is None:
+        return
+    if isinstance(told.event, Text):
+        _emit(told.event.text)
+    elif isinstance(told.event, Progress):
+        _emit({"done": told.event.done, "total": told.event.total, "message": told.event.message})

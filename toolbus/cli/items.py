@@ -109,6 +109,7 @@ def rm_command(ctx: click.Context, key: str, force: bool) -> None:
 def _read(key: str, file: str) -> bytes:
     from toolbus.descriptors import parse_service, parse_tool
     from toolbus.results import DescriptorError
+    from toolbus.schema import mended_document
 
     kind, _, name = key.partition("/")
     if kind not in {"tool", "tool-service"} or not name:
@@ -117,6 +118,9 @@ def _read(key: str, file: str) -> bytes:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         document = msgspec.json.decode(data, type=dict[str, Any])
         if kind == "tool":
+            document, changes = mended_document(document)
+            for change in changes:
+                click.echo(f"parameters mended: {change}", err=True)
             tool = parse_tool(document, None)
             found = tool.name
         else:

@@ -305,7 +305,7 @@ class ToolBus(BusView):
                 return ErrorInfo("not_found", message=f"there is no service {service!r}")
             return Resolution(descriptor.id, descriptor, config) if available else _unavailable(f"service {service!r}", service)
         tool = catalogue.tools.get(name)
-        if tool is None:
+        if tool is None or (tool.descriptor.tenants and not tool.is_for(call.options.get("user", ""))):
             return _unknown_tool(name, catalogue.near(name))
         if not tool.available:
             return _unavailable(f"tool {name!r}", tool.service)

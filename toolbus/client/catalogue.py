@@ -15,6 +15,7 @@ from toolbus.client.queues import Queues
 from toolbus.client.tool import ChangeKind, Tool, ToolChange
 from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
+from toolbus.schema import mended_document
 
 
 class Subscription:
@@ -66,6 +67,7 @@ class Catalogue:
         self.version = 0
         self._queues = Queues()
         self._names: list[str] | None = None
+        self._restricted = (0, False)
         self._subscriptions: list[Subscription] = []
         self._changed = asyncio.Event()
 
@@ -76,6 +78,12 @@ class Catalogue:
         if self._names is None:
             self._names = sorted(self.tools)
         return self._names
+
+    def restricted(self) -> bool:
+        """Whether any tool is for some tenants alone."""
+        if self._restricted[0] != self.version:
+            self._restricted = (self.version, any(tool.descriptor.tenants for tool in self.tools.values()))
+        return self._restricted[1]
 
     def near(self, name: str) -> list[str]:
         """Names that look like a wrong one."""
@@ -166,8 +174,11 @@ class Catalogue:
             if kind == "tool-service":
                 self.static_services[name] = parse_service({**decoded, "id": decoded.get("id", name)})
             elif kind == "tool" and is_tool_document(decoded):
-                parse_tool(decoded, None)
-                self._static_tools[name] = decoded
+                proper, changes = mended_document(decoded)
+                parse_tool(proper, None)
+                self._static_tools[name] = proper
+                if changes:
+                    telemetry.log.warning("descriptor.mended", tool=name, service=proper.get("service"), changes=changes)
         except (DescriptorError, msgspec.DecodeError, RecursionError, UnicodeDecodeError, AttributeError, TypeError) as error:
             telemetry.log.warning("descriptor.invalid", key=key, error=str(error))
 

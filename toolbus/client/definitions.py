@@ -14,7 +14,7 @@ from toolbus.client.tool import Tool
 from toolbus.client.wire import replaced_names, wire_name
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object
-from toolbus.schema.strict import ANTHROPIC, OPENAI, Dialect, strict
+from toolbus.schema.strict import ANTHROPIC, OPENAI, Dialect, flat, strict
 
 Format = Literal["bare", "openai", "responses", "anthropic", "mcp"]
 
@@ -189,9 +189,14 @@ def _made(tool: Tool, format: Format, enforce: bool) -> Definition | None:
 
 def _schema(tool: Tool, dialect: Dialect | None) -> tuple[dict[str, Any], bool]:
     """The schema for a provider, and whether the provider can enforce it."""
-    schema = tool.parameters
-    check_possible(schema)
-    enforceable = None if dialect is None else strict(schema, dialect)
+    schema = tool.descriptor.schema or {"type": "object"}
+    if dialect is None:
+        check_possible(schema)
+        return plain_object(schema), False
+    enforceable = flat(schema)
+    if enforceable is None:
+        check_possible(schema)
+        enforceable = strict(schema, dialect)
     return (plain_object(schema), False) if enforceable is None else (enforceable, True)
 
 

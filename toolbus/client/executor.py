@@ -62,6 +62,7 @@ class ToolExecutor:
             raise ConfigurationError("output_limit must be at least 1 and confirm_timeout a number of seconds above 0")
         self._bus = bus
         self._tools = tools
+        self._seen: tuple[ToolView, ToolView] | None = None
         self._options = options or {}
         self._sequential = frozenset(sequential)
         self.output_limit = output_limit
@@ -79,7 +80,10 @@ class ToolExecutor:
     @property
     def tools(self) -> ToolView:
         """The tools that may be called."""
-        return self._bus.tools if self._tools is None else self._tools
+        given = self._bus.tools if self._tools is None else self._tools
+        if self._seen is None or self._seen[0] is not given:
+            self._seen = (given, given.filter(user=self.user))
+        return self._seen[1]
 
     async def process_tool_calls(self, message: object, *, concurrent: bool = True) -> list[dict[str, Any]]:
         """Run a turn's calls and return the messages that answer them, in order, ready to be added to the conversation.
@@ -90,7 +94,7 @@ class ToolExecutor:
 
         :raises ConfigurationError: ``message`` is nothing of the kind, an option is wrong, or the bus is not open.
         """
-        async with self._turn(message, concurrent=concurrent, streaming=False) as turn:
+        async with self.turn(message, concurrent=concurrent) as turn:
             return await turn.messages()
 
     def stream_tool_calls(self, message: object, *, concurrent: bool = True) -> Turn:
@@ -98,11 +102,18 @@ class ToolExecutor:
 
         :raises ConfigurationError: ``message`` is nothing of the kind.
         """
-        return self._turn(message, concurrent=concurrent, streaming=True)
+        return self.turn(message, concurrent=concurrent, streaming=True)
+
+    def turn(self, message: object, *, concurrent: bool = True, streaming: bool = False) -> Turn:
+        """A turn's calls as an ``async with`` of which the messages and the results may be had; ``streaming`` when its events are read.
+
+        :raises ConfigurationError: ``message`` is nothing of the kind.
+        """
+        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming)
 
     async def execute(self, name: str, arguments: object = None) -> ToolResult:
         """Run one call as a model's would be, and return its result: repaired, cast, validated, confirmed, observed and logged."""
-        async with self._turn([ToolCall(new_id(), name, arguments)], concurrent=True, streaming=False) as turn:
+        async with self.turn([ToolCall(new_id(), name, arguments)]) as turn:
             return (await turn.results())[0]
 
     def build_request(self, messages: list[Any], **parameters: Any) -> dict[str, Any]:
@@ -137,6 +148,3 @@ class ToolExecutor:
         if key := options.get("idempotency_key"):
             options["idempotency_key"] = f"{key}/{call}"
         return self._bus.stream(name, arguments, **options)
-
-    def _turn(self, message: object, *, concurrent: bool, streaming: bool) -> Turn:
-        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming)

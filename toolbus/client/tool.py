@@ -86,6 +86,11 @@ class Tool:
         """Its category."""
         return self.descriptor.category
 
+    def is_for(self, user: str) -> bool:
+        """Whether a user may see and call it."""
+        tenants = self.descriptor.tenants
+        return not tenants or user in tenants
+
     def definition(self) -> dict[str, Any]:
         """The bare function definition: ``{name, description, parameters}``."""
         return {"name": self.name, "description": self.description, "parameters": self.parameters}

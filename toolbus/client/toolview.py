@@ -32,9 +32,16 @@ class Selection(msgspec.Struct, frozen=True):
 class ToolView(Mapping[str, Tool]):
     """A live mapping from name to tool, sorted by name; ``filter`` narrows it and stays live."""
 
-    def __init__(self, catalogue: Catalogue, selections: tuple[Selection, ...] = (), definitions: Definitions | None = None) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        selections: tuple[Selection, ...] = (),
+        definitions: Definitions | None = None,
+        user: str | None = None,
+    ) -> None:
         self._catalogue = catalogue
         self._selections = selections
+        self._user = user
         self._definitions = Definitions(catalogue) if definitions is None else definitions
 
     def __getitem__(self, name: str) -> Tool:
@@ -45,10 +52,11 @@ class ToolView(Mapping[str, Tool]):
 
     def __iter__(self) -> Iterator[str]:
         tools = self._catalogue.tools
-        return (name for name in self._catalogue.names() if not self._selections or self._accepts(tools[name]))
+        narrow = self._narrows
+        return (name for name in self._catalogue.names() if not narrow or self._accepts(tools[name]))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self) if self._selections else len(self._catalogue.tools)
+        return sum(1 for _ in self) if self._narrows else len(self._catalogue.tools)
 
     def __repr__(self) -> str:
         return f"<tools: {', '.join(self)}>"
@@ -59,10 +67,16 @@ class ToolView(Mapping[str, Tool]):
         groups: Collection[str] | None = None,
         categories: Collection[str] | None = None,
         names: Collection[str] | None = None,
+        user: str | None = None,
     ) -> ToolView:
-        """A live view of the tools in any of these groups, of any of these categories, with any of these names."""
-        selection = Selection(_frozen(groups), _frozen(categories), _frozen(names))
-        return ToolView(self._catalogue, (*self._selections, selection), self._definitions)
+        """A live view of the tools in any of these groups, of any of these categories, with any of these names.
+
+        :param user: leave out tools that are for other tenants.
+        """
+        selections, selection = self._selections, Selection(_frozen(groups), _frozen(categories), _frozen(names))
+        if selection != Selection():
+            selections = (*selections, selection)
+        return ToolView(self._catalogue, selections, self._definitions, self._user if user is None else user)
 
     def definitions(self, format: Format = "bare", *, strict: bool = False, namespaces: bool = True) -> list[dict[str, Any]]:
         """Definitions of the available tools for a model, sorted by name; asking again costs nothing until a tool changes.
@@ -75,7 +89,8 @@ class ToolView(Mapping[str, Tool]):
         :param namespaces: gather the tools of a group in a namespace (``responses`` alone).
         :raises ConfigurationError: there is no such format.
         """
-        key = (format, strict, namespaces, self._selections)
+        # Users who see the same share what was made for one of them.
+        key = (format, strict, namespaces, (self._selections, self._user if self._catalogue.restricted() else None))
         kept = self._definitions.kept(key)
         if kept is None:
             tools = [tool for tool in map(self._catalogue.tools.__getitem__, self) if tool.available]
@@ -99,7 +114,13 @@ class ToolView(Mapping[str, Tool]):
                 if self._accepts(change.tool):
                     yield change
 
+    @property
+    def _narrows(self) -> bool:
+        return bool(self._selections) or (self._user is not None and self._catalogue.restricted())
+
     def _accepts(self, tool: Tool) -> bool:
+        if self._user is not None and not tool.is_for(self._user):
+            return False
         return all(selection.accepts(tool) for selection in self._selections) if self._selections else True
 
 

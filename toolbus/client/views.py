@@ -30,8 +30,9 @@ class BusView:
 
     @property
     def tools(self) -> ToolView:
-        """The live tools, by name."""
-        return self._bus.tools
+        """The live tools, by name; those that the bound user may call, if there is one."""
+        user = self._defaults.get("user")
+        return self._bus.tools if user is None else self._bus.tools.filter(user=user)
 
     def bind(self, **options: Unpack[CallOptions]) -> BusView:
         """A cheap view with these options as defaults, on top of this one's."""

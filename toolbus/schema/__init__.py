@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from toolbus.schema.derive import Derived, derive
+from toolbus.schema.mend import mended, mended_document
 from toolbus.schema.portable import check_possible, plain_object
 from toolbus.schema.strict import strict
 from toolbus.schema.validate import Checker, Validator, check_for, required_only
 
-__all__ = ["Checker", "Derived", "Validator", "check_for", "check_possible", "derive", "plain_object", "required_only", "strict"]
+__all__ = [
+    "Checker",
+    "Derived",
+    "Validator",
+    "check_for",
+    "check_possible",
+    "derive",
+    "mended",
+    "mended_document",
+    "plain_object",
+    "required_only",
+    "strict",
+]

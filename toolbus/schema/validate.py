@@ -51,7 +51,7 @@ class Validator:
             raise DescriptorError(f"a JSON Schema must be an object, not {type(schema).__name__}", path=path)
         self._schema = dict(schema)
         try:
-            self._compiled = jsonschema_rs.validator_for(self._schema, offline=True, pattern_options=_PATTERNS, mask=_MASK)
+            self._compiled = _compiled(self._schema)
             self._forks = bounds.forks(self._schema)
             self._levels = (_MOST_FORKED_LEVELS if self._forks else _MOST_LEVELS) if bounds.refers(self._schema) else 0
         except ValidationError as error:
@@ -107,6 +107,21 @@ class Validator:
                 return refusal.violation(what, path) + refusal.hint(schema)
         # The schema of the arguments as a whole is no short hint.
         return refusal.violation(error.message[:1].upper() + error.message[1:], path) + (refusal.hint(schema) if path else "")
+
+
+def flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
+    """Where a schema is impossible, as far as the compiler says, and why; None when it is possible."""
+    try:
+        _compiled(schema)
+    except ValidationError as error:
+        return tuple(error.instance_path) or _broken_reference(schema, error.message), refusal.shorten(error.message, 100)
+    except (ValueError, RecursionError) as error:
+        return (), refusal.shorten(str(error), 100)
+    return None
+
+
+def _compiled(schema: dict[str, Any]) -> Any:
+    return jsonschema_rs.validator_for(schema, offline=True, pattern_options=_PATTERNS, mask=_MASK)
 
 
 class _RequiredOnly:

@@ -27,7 +27,7 @@ class FunctionTool:
 
     __slots__ = (
         "category", "confirm", "description", "effect", "function", "groups", "name", "origin", "output_limit", "parameters",
-        "retry", "service", "timeout",
+        "retry", "service", "tenants", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +44,7 @@ class FunctionTool:
         timeout: float,
         output_limit: int,
         confirm: bool,
+        tenants: Iterable[str],
         retry: Retry | None,
     ) -> None:
         if retry is not None and effect == "once":
@@ -58,6 +59,7 @@ class FunctionTool:
         self.timeout = timeout
         self.output_limit = output_limit
         self.confirm = confirm
+        self.tenants = (tenants,) if isinstance(tenants, str) else tuple(tenants)
         self.retry = retry
         self.origin = f"{function.__module__}.{function.__qualname__}"
         self.service = "" if _is_method(function) else service or service_name(function.__module__)
@@ -82,6 +84,7 @@ def tool(
     timeout: float = 0.0,
     output_limit: int = 0,
     confirm: bool = False,
+    tenants: Iterable[str] = (),
     retry: Retry | None = None,
     replace: bool = False,
 ) -> Callable[[F], F]: ...
@@ -97,6 +100,7 @@ def tool(
     timeout: float = 0.0,
     output_limit: int = 0,
     confirm: bool = False,
+    tenants: Iterable[str] = (),
     retry: Retry | None = None,
     replace: bool = False,
 ) -> Any:
@@ -116,6 +120,7 @@ def tool(
         timeout: seconds a call may take unless the caller says otherwise.
         output_limit: characters of an observation.
         confirm: a person approves each call before it runs.
+        tenants: the only users who may see and call it; everybody when left out.
         retry: run failed calls again, see ``Retry``; not for ``once``.
         replace: take the place of another function's tool of that name in this process.
 
@@ -135,6 +140,7 @@ def tool(
             timeout=timeout,
             output_limit=output_limit,
             confirm=confirm,
+            tenants=tenants,
             retry=retry,
         )
         _register(made, replace=replace)

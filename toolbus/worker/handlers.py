@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+from toolbus import telemetry
 from toolbus.descriptors import (
     Effect,
     Publication,
@@ -21,7 +22,7 @@ from toolbus.descriptors import (
 )
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError, ErrorInfo, ToolError
-from toolbus.schema import check_for, derive
+from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_module, tools_of_service
@@ -40,16 +41,20 @@ class Handler:
         threaded: the function is plain, so calling it belongs in a thread.
         effect: the declared effect, or empty.
         retry: when a failed run is tried again, or None.
+        tenants: the only users whose calls run; empty for everybody's.
     """
 
-    __slots__ = ("coroutine", "effect", "retry", "start", "threaded")
+    __slots__ = ("coroutine", "effect", "retry", "start", "tenants", "threaded")
 
-    def __init__(self, function: Callable[..., Any], start: Start, effect: Effect, retry: Retry | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], start: Start, effect: Effect, retry: Retry | None, tenants: Iterable[str] = ()
+    ) -> None:
         self.start = start
         self.coroutine = inspect.iscoroutinefunction(function)
         self.threaded = not self.coroutine and not inspect.isasyncgenfunction(function)
         self.effect = effect
         self.retry = None if effect == "once" else retry
+        self.tenants = frozenset(tenants)
 
 
 class Served:
@@ -74,6 +79,8 @@ class Served:
         :raises ToolError: there is none.
         """
         found = self._handlers.get(request.tool) or self._untyped
+        if found is not None and found.tenants and request.user not in found.tenants:
+            raise ToolError(f"the tool {request.tool!r} is for other tenants", type="forbidden")
         if found is None:
             known = ", ".join(sorted(self._handlers)) or "none"
             raise ToolError(f"service {self.id!r} has no tool {request.tool!r} (it has: {known})", type="not_found")
@@ -185,7 +192,9 @@ def _served_service(name: str, service: ToolService, settings: Settings) -> Serv
         if invoke is None:
             raise ConfigurationError(f"{cls.__name__} lists tools but does not override invoke()")
         try:
-            tool = parse_tool({"effect": service.effect, **document}, descriptor)
+            proper, changes = mended_document(document)
+            _tell(document.get("name"), name, changes)
+            tool = parse_tool({"effect": service.effect, **proper}, descriptor)
         except DescriptorError as error:
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
         _add(tools, tool)
@@ -213,7 +222,7 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, ser
             return invoke(request.config, request.arguments)
         return invoke(request.user, request.config, request.arguments)
 
-    return Handler(invoke, start, service.effect if tool is None else tool.effect, service.retry)
+    return Handler(invoke, start, service.effect if tool is None else tool.effect, service.retry, () if tool is None else tool.tenants)
 
 
 def _arity(invoke: Callable[..., Any], cls: type) -> int:
@@ -246,7 +255,11 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
 def _function_handler(
     made: FunctionTool, service: str, bound: Callable[..., Any], effect: Effect, retry: Retry | None
 ) -> tuple[ToolDescriptor, Handler]:
-    derived = derive(bound, parameters=made.parameters)
+    parameters = made.parameters
+    if parameters is not None:
+        parameters, changes = mended(parameters)
+        _tell(made.name, service, changes)
+    derived = derive(bound, parameters=parameters)
     tool = check_tool(
         ToolDescriptor(
             name=made.name,
@@ -259,6 +272,7 @@ def _function_handler(
             effect=made.effect or effect,
             output_limit=made.output_limit,
             confirm=made.confirm,
+            tenants=made.tenants,
         )
     )
     bind = derived.bind
@@ -266,7 +280,12 @@ def _function_handler(
     def start(request: Request) -> Any:
         return bound(**bind(request.arguments))
 
-    return tool, Handler(bound, start, tool.effect, made.retry or retry)
+    return tool, Handler(bound, start, tool.effect, made.retry or retry, made.tenants)
+
+
+def _tell(tool: object, service: str, changes: list[str]) -> None:
+    if changes:
+        telemetry.log.warning("descriptor.mended", tool=tool, service=service, changes=changes)
 
 
 def _add(tools: dict[str, ToolDescriptor], tool: ToolDescriptor) -> None:
