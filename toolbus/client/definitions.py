@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from toolbus import telemetry
 from toolbus.client.catalogue import Catalogue
 from toolbus.client.tool import Tool
 from toolbus.client.wire import replaced_names, wire_name
+from toolbus.collecting import without_collection
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object
 from toolbus.schema.strict import ANTHROPIC, OPENAI, Dialect, flat, strict
@@ -137,7 +136,7 @@ class Definitions:
         self._name()
         refused = frozenset[str]() if wanted == "bare" else self._refused
         made: list[tuple[Tool, Definition]] = []
-        with _without_collection(len(tools)):
+        with without_collection(len(tools) > _MANY):
             for tool in tools:
                 name = tool.descriptor.name
                 known = of_tools.get(name)
@@ -164,19 +163,6 @@ class Definitions:
         for name in refused.keys() - self._refused:
             telemetry.log.warning("definition.name_refused", tool=name, holder=refused[name])
         self._refused, self._named = frozenset(refused), version
-
-
-@contextmanager
-def _without_collection(count: int) -> Iterator[None]:
-    """Keep the garbage collector from running while many objects are made that all stay: half of the time went into it."""
-    if count < _MANY or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _made(tool: Tool, format: Format, enforce: bool) -> Definition | None:

@@ -1,0 +1,94 @@
+"""A preset's text: what it says, and on which line it says it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import ryaml
+import yaml
+
+from toolbus.results import ToolkitError
+
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+# PyYAML makes a node of each value, some 10 µs: where lines are wanted of more than this, the first ones must do.
+_MOST_LOCATED = 2 * 1024 * 1024
+
+
+class Source:
+    """Text as YAML, of which JSON is a part, or as JSON.
+
+    It is read by ``ryaml``, which takes a tenth of PyYAML's time and bounds how deep text nests and how often an alias repeats it;
+    PyYAML says where things stand, when that is asked.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self._data = data
+        self._name = name
+
+    def parse(self) -> Any:
+        """What it says.
+
+        :raises ToolkitError: it is neither YAML nor JSON; the message names the line.
+        """
+        try:
+            text = self._data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = self._data.count(b"\n", 0, error.start) + 1
+            raise ToolkitError(f"{self._name}:{line}: not UTF-8 text") from None
+        if text.lstrip()[:1] == "{":
+            try:
+                return msgspec.json.decode(text)
+            except (msgspec.DecodeError, RecursionError):
+                pass  # flow style, perhaps
+        try:
+            return ryaml.loads(text)
+        except ryaml.InvalidYamlError as error:
+            message = str(error)
+            found = re.search(r" at line (\d+) column \d+", message)
+            place = f":{found[1]}" if found else self._repeated(message)
+            raise ToolkitError(f"{self._name}{place}: not YAML: {re.sub(r' at line [0-9]+ column [0-9]+', '', message)}") from None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ToolkitError(f"{self._name}: not YAML that a preset can be: {error}") from None
+
+    def error(self, path: str, message: str) -> ToolkitError:
+        """An error at a place (``$.actions[3].next[0]``); begins with file and line."""
+        line = self._line(path)
+        return ToolkitError(f"{self._name}{f':{line}' if line else ''}: {path.removeprefix('$').removeprefix('.') or 'preset'}: {message}")
+
+    def _line(self, path: str) -> int | None:
+        """The line of a place, or of the nearest thing around it that can be found."""
+        try:
+            node = yaml.compose(self._data[:_MOST_LOCATED] if len(self._data) > _MOST_LOCATED else self._data, _LOADER)
+        except (yaml.YAMLError, RecursionError, UnicodeDecodeError):
+            return None
+        line: int | None = node.start_mark.line + 1 if node is not None else None
+        for name, index in _STEP.findall(path):
+            node, line = _below(node, name, index, line)
+            if node is None:
+                break
+        return line
+
+    def _repeated(self, message: str) -> str:
+        """The line of a key that is there twice; the reader names the key alone."""
+        found = re.search(r'duplicate entry with key "(.*)"', message)
+        if found is None:
+            return ""
+        lines = [number for number, line in enumerate(self._data.splitlines(), 1) if line.strip().startswith(found[1].encode() + b":")]
+        return f":{lines[-1]}" if len(lines) == 2 else ""
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _below(node: Any, name: str, index: str, line: int | None) -> tuple[Any, int | None]:
+    """What stands under a key or at an index, and its line."""
+    if isinstance(node, yaml.MappingNode) and name:
+        for key, value in node.value:
+            if key.value == name:
+                return value, key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode) and index and int(index) < len(node.value):
+        found = node.value[int(index)]
+        return found, found.start_mark.line + 1
+    return None, line
