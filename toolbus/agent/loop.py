@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -14,6 +14,9 @@ from toolbus.client.events import Finished
 from toolbus.client.executor import ToolExecutor
 from toolbus.client.observers import ToolEvent
 from toolbus.results import ConfigurationError, EndpointError
+
+if TYPE_CHECKING:
+    from toolbus.toolkit.walk import Walk
 
 SYSTEM = (
     "Answer the user's question, with the tools that you are given where they help. Tools may come and go between turns. "
@@ -74,6 +77,7 @@ class Agent:
     :param executor: made by ``bus.executor(model=…)``; its options hold for every call.
     :param max_turns: how often the model is asked for one question.
     :param max_seconds: time for one question, models, tools and people together.
+    :param walk: where it stands in a toolkit graph: each turn is offered what makes sense there, and moves it on.
     :param parameters: added to each request (``temperature=0``).
     :raises ConfigurationError: a bound is wrong, or the executor has no model.
     """
@@ -86,6 +90,7 @@ class Agent:
         system: str = SYSTEM,
         max_turns: int = MAX_TURNS,
         max_seconds: float = MAX_SECONDS,
+        walk: Walk | None = None,
         **parameters: Any,
     ) -> None:
         if max_turns < 1 or not 0 < max_seconds < float("inf"):
@@ -94,6 +99,7 @@ class Agent:
             raise ConfigurationError("which model? pass bus.executor(model=…)")
         self._endpoint = endpoint
         self._executor = executor
+        self._walk = walk
         self._max_turns = max_turns
         self._max_seconds = max_seconds
         self._parameters = parameters
@@ -136,7 +142,12 @@ class Agent:
         return self._answer("", "turns")
 
     async def _complete(self) -> Reply:
-        body = self._executor.build_request(self.messages, **self._parameters)
+        messages = self.messages
+        if self._walk is not None:
+            view = self._walk.view
+            self._executor = self._executor.narrowed(view)
+            messages = _told(messages, view.prompt())
+        body = self._executor.build_request(messages, **self._parameters)
         if self._turns == self._max_turns and "tools" in body:
             body["tool_choice"] = "none"
         for attempt in range(1, _ATTEMPTS):
@@ -158,13 +169,26 @@ class Agent:
                     self._calls += 1
                     self._failed += not event.event.result.success
                 self._listener(event)
-            return [{**message, "name": sayable(message["name"])} for message in await turn.messages()]
+            messages = [{**message, "name": sayable(message["name"])} for message in await turn.messages()]
+        if self._walk is not None:
+            found = (self._executor.find(call.name) for call in calls)
+            self._walk.after(tool.name for tool in found if tool is not None)
+        return messages
 
     def _hear(self, text: str) -> None:
         self._listener(Said(text))
 
     def _answer(self, text: str, reason: Reason) -> Answer:
         return Answer(text, reason, self._turns, self._calls, self._failed)
+
+
+def _told(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
+    """The conversation with more said to the model at its beginning."""
+    if not more:
+        return messages
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": more}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{more}"}, *messages[1:]]
 
 
 def _ignore(event: AgentEvent) -> None:

@@ -123,9 +123,9 @@ class Admin:
         value: bytes | None = await self._link.execute("HGET", self._keys.items, key)
         return value
 
-    async def put(self, key: str, document: bytes) -> None:
-        """Store a static descriptor; raises RegistrationRefused when a service publishes the name."""
-        await self._registry.put_item(key, document)
+    async def put(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document; raises RegistrationRefused when a service publishes the name, or it is somebody else's than ``owner``'s."""
+        await self._registry.put_item(key, document, owner)
 
     async def delete(self, key: str) -> bool:
         """Delete a static descriptor; False when there was none."""

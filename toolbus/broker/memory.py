@@ -78,6 +78,7 @@ class _Hub:
         self.queues: dict[str, _Queue] = {}
         self.instances: dict[str, list[_Instance]] = {}
         self.items: dict[str, bytes] = {}
+        self.owners: dict[str, str] = {}
         self.agents: dict[str, MemoryAgentBroker] = {}
         self.workers: set[MemoryWorkerBroker] = set()
         self.started: dict[str, str] = {}
@@ -87,6 +88,12 @@ class _Hub:
         self.tallies = MemoryTallies()
         self.arrived = asyncio.Event()
         self.entries = itertools.count(1)
+
+    def claim(self, key: str, owner: str) -> None:
+        """Refuse a document that is somebody else's."""
+        holder = self.owners.get(key, owner)
+        if holder != owner:
+            raise RegistrationRefused(f"{key} belongs to {holder!r}", {key: holder})
 
     def record(self, service: str) -> ServiceRecord | None:
         instances = self.instances.get(service)
@@ -241,20 +248,26 @@ class MemoryAgentBroker:
             worker.listener.on_cancelled(call)
         return "signalled"
 
-    async def put_item(self, key: str, document: bytes) -> None:
-        """Store a static descriptor."""
+    async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document."""
         hub = self._joined()
+        if owner:
+            hub.claim(key, owner)
+            hub.owners[key] = owner
         kind, _, name = key.partition("/")
-        holder = hub.holder(name) if kind == "tool" else getattr(hub.record(name), "publication", None)
+        holder = hub.holder(name) if kind == "tool" else getattr(hub.record(name) if kind == "tool-service" else None, "publication", None)
         if holder is not None:
             raise RegistrationRefused(f"{key} is published by {holder.owner!r}", {key: holder.owner})
         hub.items[key] = document
         for agent in list(hub.agents.values()):
             agent.listener.on_item(key, document)
 
-    async def delete_item(self, key: str) -> bool:
-        """Delete a static descriptor; False when there was none."""
+    async def delete_item(self, key: str, owner: str = "") -> bool:
+        """Delete a document; False when there was none."""
         hub = self._joined()
+        if owner:
+            hub.claim(key, owner)
+        hub.owners.pop(key, None)
         if hub.items.pop(key, None) is None:
             return False
         for agent in list(hub.agents.values()):

@@ -143,14 +143,17 @@ class AgentBroker(Protocol):
     def forget(self, request: Request) -> None:
         """Nobody listens for this call any more."""
 
-    async def put_item(self, key: str, document: bytes) -> None:
-        """Store a static descriptor under ``tool/<name>`` or ``tool-service/<id>``.
+    async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document under ``tool/<name>``, ``tool-service/<id>`` or ``toolkit/<name>``; with an ``owner``, who alone may change it.
 
-        :raises RegistrationRefused: the name is published by a service.
+        :raises RegistrationRefused: the name is published by a service, or is somebody else's.
         """
 
-    async def delete_item(self, key: str) -> bool:
-        """Delete a static descriptor; False when there was none."""
+    async def delete_item(self, key: str, owner: str = "") -> bool:
+        """Delete a document; False when there was none. Without an ``owner`` it is an operator who deletes it, whosever it is.
+
+        :raises RegistrationRefused: it is somebody else's.
+        """
 
     def statistics(self) -> dict[str, int]:
         """Counts for people and metrics."""

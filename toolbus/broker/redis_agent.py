@@ -122,13 +122,13 @@ class RedisAgentBroker:
         if request.shared:
             self._shared.forget(request.id)
 
-    async def put_item(self, key: str, document: bytes) -> None:
-        """Store a static descriptor."""
-        await self._registry.put_item(key, document)
+    async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document."""
+        await self._registry.put_item(key, document, owner)
 
-    async def delete_item(self, key: str) -> bool:
-        """Delete a static descriptor; False when there was none."""
-        return await self._registry.delete_item(key)
+    async def delete_item(self, key: str, owner: str = "") -> bool:
+        """Delete a document; False when there was none."""
+        return await self._registry.delete_item(key, owner)
 
     # -- reading ----------------------------------------------------------------------------------
 

@@ -83,19 +83,23 @@ class Registry:
         if int(await self._run(scripts.SWEEP, _SWEEP_LIMIT, int(clock.server_ms()), int(self._settings.lease * 1000))) < 0:
             clock.hush()
 
-    async def put_item(self, key: str, document: bytes) -> None:
-        """Store a static descriptor.
+    async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a static descriptor; with an ``owner``, who alone may then change it.
 
-        :raises RegistrationRefused: a service publishes the name.
+        :raises RegistrationRefused: a service publishes the name, or it is somebody else's.
         """
-        reply = await self._run(scripts.ITEM, key, document)
+        reply = await self._run(scripts.ITEM, key, document, owner)
         if reply[0] == b"refused":
-            owner = reply[1].decode()
-            raise RegistrationRefused(f"{key} is published by {owner!r}; stop that service first, or choose another name", {key: owner})
+            raise refused(key, reply[1].decode(), owned=bool(owner))
 
-    async def delete_item(self, key: str) -> bool:
-        """Delete a static descriptor; False when there was none."""
-        reply = await self._run(scripts.ITEM, key, "")
+    async def delete_item(self, key: str, owner: str = "") -> bool:
+        """Delete a static descriptor; False when there was none.
+
+        :raises RegistrationRefused: it is somebody else's.
+        """
+        reply = await self._run(scripts.ITEM, key, "", owner)
+        if reply[0] == b"refused":
+            raise refused(key, reply[1].decode(), owned=True)
         return int(reply[1]) > 0
 
     async def transfer(self, key: str) -> bool:
@@ -111,6 +115,15 @@ class Registry:
             # Registering, sweeping and putting the same again changes nothing.
             repeatable=True,
         )
+
+
+def refused(key: str, owner: str, *, owned: bool) -> RegistrationRefused:
+    """What is raised when a key is somebody else's."""
+    if owned:
+        message = f"{key} belongs to {owner!r}; choose another name, or remove it with `toolbus rm {key}`"
+    else:
+        message = f"{key} is published by {owner!r}; stop that service first, or choose another name"
+    return RegistrationRefused(message, {key: owner})
 
 
 class RegistryFollower:

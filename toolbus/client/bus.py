@@ -168,18 +168,22 @@ class ToolBus(BusView):
         self._opened()
         return catalogue.tools[name]
 
-    async def put(self, key: str, document: bytes) -> None:
-        """Store a static descriptor (JSON) under ``tool/<name>`` or ``tool-service/<id>``.
+    async def put(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document (JSON): a static descriptor under ``tool/<name>`` or ``tool-service/<id>``, a preset under ``toolkit/<name>``.
 
-        :raises RegistrationRefused: a service publishes that name.
+        :param owner: who alone may change it from now on.
+        :raises RegistrationRefused: a service publishes that name, or it is somebody else's.
         """
         self._check()
-        await self._opened().put_item(key, document)
+        await self._opened().put_item(key, document, owner)
 
-    async def delete(self, key: str) -> bool:
-        """Delete a static descriptor; False when there was none."""
+    async def delete(self, key: str, owner: str = "") -> bool:
+        """Delete a document; False when there was none.
+
+        :raises RegistrationRefused: it is somebody else's than ``owner``'s, if one is given.
+        """
         self._check()
-        return await self._opened().delete_item(key)
+        return await self._opened().delete_item(key, owner)
 
     def statistics(self) -> dict[str, int]:
         """Counts: calls in flight, tools known, and the broker's own."""

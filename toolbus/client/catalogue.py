@@ -65,6 +65,9 @@ class Catalogue:
         self._tools_of: dict[str, dict[str, Tool]] = {}
         # Counts changes of tools, so that what was made of them can be kept until the next one.
         self.version = 0
+        # Published toolkit presets by name, which are read when somebody asks for the graph.
+        self.presets: dict[str, bytes] = {}
+        self.presets_version = 0
         self._queues = Queues()
         self._names: list[str] | None = None
         self._restricted = (0, False)
@@ -133,6 +136,8 @@ class Catalogue:
         self._queues = Queues(services)
         self.static_services = {}
         self._static_tools = {}
+        self.presets = {}
+        self.presets_version += 1
         for key, document in items.items():
             self._take_item(key, document)
         for service in before | set(services) | set(self.static_services) | self._services_of_items():
@@ -166,6 +171,13 @@ class Catalogue:
 
     def _take_item(self, key: str, document: bytes | None) -> None:
         kind, _, name = key.partition("/")
+        if kind == "toolkit":
+            self.presets_version += 1
+            if document is None:
+                self.presets.pop(name, None)
+            else:
+                self.presets[name] = document
+            return
         if document is None:
             (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +134,12 @@ class ToolExecutor:
         return body
 
     # -- for turns --------------------------------------------------------------------------------
+
+    def narrowed(self, tools: ToolView) -> ToolExecutor:
+        """The same executor for other tools, with the same observers and earlier results."""
+        made = copy.copy(self)
+        made._tools, made._seen, made.waits = tools, None, False
+        return made
 
     def find(self, name: str) -> Tool | None:
         """The tool that a model means, if it may call it."""

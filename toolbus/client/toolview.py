@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -11,6 +11,20 @@ from toolbus.client.catalogue import Catalogue, Subscription
 from toolbus.client.definitions import Definitions, Format
 from toolbus.client.tool import Tool, ToolChange
 from toolbus.client.wire import is_replaced
+from toolbus.results import ConfigurationError
+
+if TYPE_CHECKING:
+    from toolbus.toolkit.graph import Toolkit
+    from toolbus.toolkit.live import ActionView
+
+
+class Accepting(Protocol):
+    """Says which tools are selected; equal ones select the same."""
+
+    def accepts(self, tool: Tool) -> bool:
+        """Whether a tool is selected."""
+
+    def __hash__(self) -> int: ...
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -35,7 +49,7 @@ class ToolView(Mapping[str, Tool]):
     def __init__(
         self,
         catalogue: Catalogue,
-        selections: tuple[Selection, ...] = (),
+        selections: tuple[Accepting, ...] = (),
         definitions: Definitions | None = None,
         user: str | None = None,
     ) -> None:
@@ -77,6 +91,40 @@ class ToolView(Mapping[str, Tool]):
         if selection != Selection():
             selections = (*selections, selection)
         return ToolView(self._catalogue, selections, self._definitions, self._user if user is None else user)
+
+    def for_actions(
+        self,
+        actions: Iterable[str],
+        *,
+        threshold: float = 0.5,
+        hops: int = 0,
+        toolkit: Toolkit | None = None,
+        tell_missing: bool = False,
+    ) -> ActionView:
+        """The tools that make sense when one of these actions is at hand, by the toolkit graph that is published in the namespace.
+
+        :param actions: ids or names of actions; those that the graph does not have count for nothing.
+        :param threshold: the lowest score of an edge that is followed, from 0 to 1.
+        :param hops: how many edges to next actions are followed.
+        :param toolkit: another graph in place of the published one.
+        :param tell_missing: say in ``prompt()`` which recommended tools are not there now; they are left out otherwise.
+        :raises ConfigurationError: networkx is not installed.
+        :raises ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
+        """
+        try:
+            from toolbus.toolkit.live import ActionView  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise ConfigurationError(f"the toolkit graph needs {error.name}: pip install 'toolbus[toolkit]'") from None
+        return ActionView.of(self, actions, threshold=threshold, hops=hops, toolkit=toolkit, tell_missing=tell_missing)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """What the view is of."""
+        return self._catalogue
+
+    def within(self, selection: Accepting) -> tuple[Catalogue, tuple[Accepting, ...], Definitions, str | None]:
+        """What makes a view of another class that is narrower by a selection."""
+        return self._catalogue, (*self._selections, selection), self._definitions, self._user
 
     def definitions(self, format: Format = "bare", *, strict: bool = False, namespaces: bool = True) -> list[dict[str, Any]]:
         """Definitions of the available tools for a model, sorted by name; asking again costs nothing until a tool changes.

@@ -51,9 +51,9 @@ def target_of(link: str | Link) -> str:
 
 
 def _taken(preset: Preset, kinds: dict[str, str]) -> Iterator[Problem]:
-    every: Iterable[tuple[str, Sequence[ToolEntry | GroupEntry | ActionEntry]]]
-    every = (("tools", preset.tools), ("groups", preset.groups), ("actions", preset.actions))
-    for kind, entries in every:
+    every: dict[str, Sequence[ToolEntry | GroupEntry | ActionEntry]]
+    every = {"tools": preset.tools, "groups": preset.groups, "actions": preset.actions}
+    for kind, entries in every.items():
         for index, entry in enumerate(entries):
             if entry.id in kinds:
                 yield f"$.{kind}[{index}].id", f"the id {entry.id!r} is taken by another of the {kinds[entry.id]}"

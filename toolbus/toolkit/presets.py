@@ -74,11 +74,15 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "toolbus toolkit preset", **made}
 
 
-def toolkit_of(preset: Preset) -> Toolkit:
+def toolkit_of(preset: Preset, *, functions: bool = True) -> Toolkit:
     """The graph of a preset, made anew.
 
-    :raises ToolkitError: a function can't be imported.
+    :param functions: whether it may name functions, which are imported: only where its file is trusted as code is.
+    :raises ToolkitError: a function can't be imported, or may not be.
     """
+    named = next((tool for tool in preset.tools if tool.function), None)
+    if named is not None and not functions:
+        raise ToolkitError(f"the tool {named.id!r} is the function {named.function!r}, which a published preset can't have")
     with without_collection():
         return _built(preset)
 

@@ -1,0 +1,165 @@
+"""The published graph as agents see it, and the tools that it recommends and that are there now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Self
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.client.catalogue import Catalogue
+from toolbus.client.tool import Tool as BusTool
+from toolbus.client.toolview import ToolView
+from toolbus.results import ToolkitError
+from toolbus.toolkit.graph import Toolkit
+from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
+from toolbus.toolkit.presets import LiveGroup, read_preset, toolkit_of
+from toolbus.toolkit.recommend import recommend_subgraph
+
+_SHOWN = 2000
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """The tools of the bus that a part of a graph leads to: by name, or by their service or registry group."""
+
+    names: frozenset[str]
+    services: frozenset[str]
+    groups: frozenset[str]
+
+    def accepts(self, tool: BusTool) -> bool:
+        """Whether a tool is among them."""
+        return tool.name in self.names or tool.service in self.services or not self.groups.isdisjoint(tool.groups)
+
+
+class ActionView(ToolView):
+    """The live tools that make sense at some actions: a ``ToolView`` like any other, for definitions and executors.
+
+    Attributes:
+        toolkit: the recommended part of the graph.
+        starts: ids of the actions at hand.
+        actions: these and the recommended ones, in the order in which they were met.
+        missing: recommended tools of the bus that were not there when the view was made, by id.
+        local: recommended functions of this process, by id; an executor of the bus does not call them.
+    """
+
+    toolkit: Toolkit
+    starts: tuple[str, ...]
+    actions: list[Action]
+    missing: dict[str, Tool]
+    local: dict[str, Tool]
+    _tell_missing: bool
+
+    @classmethod
+    def of(
+        cls,
+        tools: ToolView,
+        actions: Iterable[str],
+        *,
+        threshold: float,
+        hops: int,
+        toolkit: Toolkit | None = None,
+        tell_missing: bool = False,
+    ) -> Self:
+        """See ``ToolView.for_actions``."""
+        graph = published(tools.catalogue) if toolkit is None else toolkit
+        starts = tuple(dict.fromkeys(found for each in actions for found in _resolved(graph, each)))
+        part = recommend_subgraph(graph, starts, threshold, hops)
+        items: list[Item] = [item for _, item in part.items()]
+        found = [item for item in items if isinstance(item, Tool)]
+        groups = [item for item in items if isinstance(item, LiveGroup)]
+        reach = Reach(
+            frozenset(tool.bus_name for tool in found if tool.bus_name),
+            frozenset(group.service for group in groups if group.service),
+            frozenset(group.group for group in groups if group.group),
+        )
+        view = cls(*tools.within(reach))
+        view.toolkit, view.starts, view._tell_missing = part, starts, tell_missing
+        view.actions = [item.copy() for item in items if isinstance(item, Action)]
+        view.local = {tool.id: tool for tool in found if tool.function is not None}
+        view.missing = {tool.id: tool for tool in found if tool.bus_name and not _is_there(view, tool.bus_name)}
+        return view
+
+    def prompt(self) -> str:
+        """The recommended actions for a model: what each is, the tools it may call, and what may follow; empty without any."""
+        if not self.actions:
+            return ""
+        lines = ["Actions that make sense now:"]
+        for action in self.actions:
+            here = " (at hand)" if action.id in self.starts else ""
+            lines.append(f"- {_named(action)}{here}: {action.description}" if action.description else f"- {_named(action)}{here}")
+            called, following = self._around(action)
+            if called:
+                lines.append(f"  tools: {', '.join(called)}")
+            if following:
+                lines.append(f"  next: {', '.join(following)}")
+        return "\n".join(line[:_SHOWN] for line in lines)
+
+    def _around(self, action: Action) -> tuple[list[str], list[str]]:
+        called: list[str] = []
+        following: list[str] = []
+        for vertex in self.toolkit.successors(action.id):
+            item = self.toolkit.item(vertex)
+            if isinstance(item, Action):
+                following.append(_named(item))
+            elif isinstance(item, LiveGroup):
+                called += [tool.name for tool in self.values() if tool.service == item.service or item.group in tool.groups]
+            if isinstance(item, ToolGroup):
+                called += self._told(tool for tool in map(self.toolkit.item, self.toolkit.successors(vertex)) if isinstance(tool, Tool))
+            elif isinstance(item, Tool):
+                called += self._told([item])
+        return list(dict.fromkeys(called)), following
+
+    def _told(self, tools: Iterable[Tool]) -> list[str]:
+        """Names of the tools that the model may call, and, where wanted, of those it may not call now."""
+        told: list[str] = []
+        for tool in tools:
+            if tool.bus_name and _is_there(self, tool.bus_name):
+                told.append(tool.bus_name)
+            elif tool.bus_name and self._tell_missing:
+                told.append(f"{tool.bus_name} (not available now)")
+        return told
+
+
+_graphs: WeakKeyDictionary[Catalogue, tuple[int, Toolkit]] = WeakKeyDictionary()
+
+
+def published(catalogue: Catalogue) -> Toolkit:
+    """The graph of all presets that are published, merged in the order of their names: what two define is the first's.
+
+    It is made when it is asked for after a change. A preset that can't be read is left out with a warning.
+    """
+    version, graph = _graphs.get(catalogue, (-1, Toolkit()))
+    if version != catalogue.presets_version:
+        graph = merged(catalogue.presets)
+        _graphs[catalogue] = (catalogue.presets_version, graph)
+    return graph
+
+
+def merged(documents: Mapping[str, bytes]) -> Toolkit:
+    """One graph of several presets, see ``published``."""
+    graph = Toolkit()
+    for name, document in sorted(documents.items()):
+        try:
+            graph.update(toolkit_of(read_preset(document, f"toolkit/{name}"), functions=False))
+        except ToolkitError as error:
+            telemetry.log.warning("toolkit.left_out", toolkit=name, error=str(error))
+    return graph
+
+
+def _resolved(graph: Toolkit, wanted: str) -> list[str]:
+    """The action of an id, or all actions of a name."""
+    if isinstance(graph.item(wanted), Action):
+        return [wanted]
+    name = wanted.strip().casefold()
+    return [vertex for vertex, item in graph.items() if isinstance(item, Action) and item.name.casefold() == name]
+
+
+def _is_there(tools: ToolView, name: str) -> bool:
+    tool = tools.get(name)
+    return tool is not None and tool.available
+
+
+def _named(action: Action) -> str:
+    return action.name if action.name == action.id else f"{action.name} [{action.id}]"

@@ -1,0 +1,68 @@
+"""Walking: an agent that moves from action to action as it calls their tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toolbus.client.toolview import ToolView
+from toolbus.toolkit.graph import Toolkit
+from toolbus.toolkit.items import Action
+from toolbus.toolkit.live import ActionView
+from toolbus.toolkit.presets import LiveGroup
+
+
+class Walk:
+    """Where an agent stands in the graph, and what it is shown there.
+
+    After a turn it stands at the actions whose tools it called; what follows them is shown as far as ``hops`` reach. A call
+    of a tool that no shown action calls moves it nowhere.
+
+    Attributes:
+        at: ids or names of the actions at hand.
+
+    :param tools: ``bus.tools``, or a part of it.
+    :param starts: ids or names of the first actions.
+    :param threshold: the lowest score of an edge that is followed, from 0 to 1.
+    :param hops: how many edges to next actions are followed; 1 shows what follows.
+    :param toolkit: another graph in place of the published one.
+    """
+
+    def __init__(
+        self, tools: ToolView, starts: Iterable[str], *, threshold: float = 0.5, hops: int = 1, toolkit: Toolkit | None = None
+    ) -> None:
+        self._tools = tools
+        self._threshold = threshold
+        self._hops = hops
+        self._toolkit = toolkit
+        self.at = tuple(starts)
+        self._view = self._look()
+
+    @property
+    def view(self) -> ActionView:
+        """The tools and actions that make sense here, by the graph and the tools of the moment."""
+        self._view = self._look()
+        return self._view
+
+    def after(self, called: Iterable[str]) -> None:
+        """Move on after calls of these tools of the bus."""
+        names = set(called)
+        moved = [action.id for action in self._view.actions if self._calls(action, names)]
+        if moved:
+            self.at = tuple(moved)
+
+    def _look(self) -> ActionView:
+        return self._tools.for_actions(self.at, threshold=self._threshold, hops=self._hops, toolkit=self._toolkit, tell_missing=True)
+
+    def _calls(self, action: Action, names: set[str]) -> bool:
+        part = self._view.toolkit
+        reached = part.successors(action.id)
+        reached += [tool for group in reached if not isinstance(part.item(group), Action) for tool in part.successors(group)]
+        for vertex in reached:
+            item = part.item(vertex)
+            if isinstance(item, LiveGroup):
+                live = (self._view.get(name) for name in names)
+                if any(tool is not None and (tool.service == item.service or item.group in tool.groups) for tool in live):
+                    return True
+            elif getattr(item, "bus_name", "") in names:
+                return True
+        return False
