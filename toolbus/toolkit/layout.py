@@ -37,7 +37,8 @@ def layout(toolkit: Toolkit, most: int) -> Layout:
     columns = _columns(toolkit)
     order = [vertex for column in columns for block in column for vertex in block.vertices()]
     left_out = max(0, len(order) - most)
-    if left_out:
+    # What has no data has no place, so its edges are not drawn, either.
+    if left_out or len(order) < len(toolkit.vertices()):
         toolkit = toolkit.subgraph(order[:most])
         columns = _columns(toolkit)
     return Layout(toolkit, _places(columns), left_out)
