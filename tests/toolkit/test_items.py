@@ -45,7 +45,9 @@ def test_a_tool_without_a_function_is_a_tool_of_the_bus() -> None:
 
 
 def test_a_function_that_can_not_be_a_tool_is_refused_when_it_is_asked_for_its_schema() -> None:
-    """The error names the function and what is wrong with it."""
+    """The error names the function and what is wrong with it; its other facts can be read."""
+    assert Tool("t", "say", function=print).description.startswith("Prints the values")
+    assert Tool("t", "type", function=type).description == ""
     with pytest.raises(DescriptorError, match="takes '\\*words'"):
         Tool("t", "say", function=lambda *words: words).parameters  # noqa: B018 - reading it is the test
 

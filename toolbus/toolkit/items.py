@@ -6,7 +6,9 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
+from toolbus.results import DescriptorError
 from toolbus.schema import Derived, derive
+from toolbus.schema.signature import read_signature
 
 
 class Tool:
@@ -61,7 +63,10 @@ class Tool:
         """What the model reads."""
         if self._description or self._function is None:
             return self._description
-        return self.derived.description
+        try:
+            return read_signature(self._function, injected=(), skip_self=False).description
+        except DescriptorError:
+            return ""
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from toolbus import telemetry
 from toolbus.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit, check_score
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
 from toolbus.toolkit.recommend import recommend_subgraph, recommend_tools_actions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Scored = tuple[Action, float]
 """An action, and the score of an edge from or to it."""
@@ -125,6 +129,12 @@ class ToolkitService:
     ) -> tuple[list[Tool], list[Action]]:
         """The tools and the actions that make sense now; see ``toolbus.toolkit.recommend_tools_actions``."""
         return recommend_tools_actions(self._toolkit, actions, threshold, hops)
+
+    def visualize(self, graph: Toolkit, title: str, show: bool = False) -> Figure:
+        """A picture of a graph; see ``toolbus.toolkit.draw.visualize``."""
+        from toolbus.toolkit.draw import visualize  # noqa: PLC0415 - drawing needs matplotlib, the rest does not
+
+        return visualize(graph, title, show=show)
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from toolbus import sync
+from toolbus.compat.awaiting import finished
 from toolbus.results import ToolResult as BusResult
 
 DEFAULT_MODEL = "glm-5"
@@ -182,14 +180,6 @@ def answer_of(name: str, result: BusResult) -> ToolResult:
     error = result.error
     message = f"Tool not found: {name}" if error.type == "not_found" else error.message or str(error)
     return ToolResult(False, data or None, message)
-
-
-def finished(value: Any) -> Any:
-    """What a handler returned, awaited when it is a coroutine: a loop of its own in a thread, since one may run here."""
-    if not inspect.iscoroutine(value):
-        return value
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, value).result()
 
 
 def _arguments(given: Any) -> dict[str, Any]:

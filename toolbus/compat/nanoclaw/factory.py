@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from toolbus import telemetry
 from toolbus.client.bus import ToolBus
-from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult, answer_of, finished, registry
+from toolbus.compat.awaiting import finished
+from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult, answer_of, registry
 from toolbus.compat.nanoclaw.files import file_tools
 from toolbus.results import ConfigurationError
 from toolbus.results import ToolResult as BusResult

@@ -1,0 +1,440 @@
+"""Chat2Graph's names: its users' code, and what its tests check, with only the imports changed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import networkx as nx
+import pytest
+
+from toolbus.compat import chat2graph
+from toolbus.compat.chat2graph.core.common.singleton import AbcSingleton, Singleton
+from toolbus.compat.chat2graph.core.common.type import McpTransportType, ToolGroupType, ToolResourceType, ToolType
+from toolbus.compat.chat2graph.core.sdk.wrapper.toolkit_wrapper import ToolkitWrapper
+from toolbus.compat.chat2graph.core.service.toolkit_service import ToolkitService
+from toolbus.compat.chat2graph.core.toolkit.action import Action
+from toolbus.compat.chat2graph.core.toolkit.mcp_service import McpService
+from toolbus.compat.chat2graph.core.toolkit.mcp_tool import McpTool
+from toolbus.compat.chat2graph.core.toolkit.tool import Tool
+from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig, ToolGroupConfig
+from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
+from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolPackage
+from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
+from toolbus.results import ToolkitError
+from toolbus.toolkit import group_of_definitions
+
+
+class ExampleQuery(Tool):
+    """A tool that is a class, as that project's tools are."""
+
+    def __init__(self) -> None:
+        super().__init__(name="query_tool", description="", function=self.query)
+
+    async def query(self, text: str) -> str:
+        """Query the documents.
+
+        Args:
+            text: what to look for
+        """
+        return f"found {text}"
+
+    def copy(self) -> ExampleQuery:
+        """Another one, with an id of its own."""
+        return ExampleQuery()
+
+
+@dataclass
+class Listed:
+    """A tool as an MCP client lists it."""
+
+    name: str
+    description: str | None
+    inputSchema: dict[str, Any]
+
+
+class Connection(ToolConnection):
+    """A connection to tools that say what they were called with."""
+
+    closed = 0
+
+    async def call(self, tool_name: str, **kwargs: Any) -> Any:
+        return tool_name, kwargs
+
+    async def list_tools(self) -> list[Any]:
+        return [Listed("connected", "d", {"type": "object"})]
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+
+class Listing(McpService):
+    """A server whose list of tools is given."""
+
+    def __init__(self, name: str, *tools: str) -> None:
+        super().__init__(McpConfig(ToolGroupType.MCP, name, McpTransportConfig(McpTransportType.STDIO)))
+        self._listed = [Listed(tool, f"about {tool}", {"type": "object", "properties": {"query": {"type": "string"}}}) for tool in tools]
+        self._id = f"group_{name}"
+
+    async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
+        return Connection()
+
+    async def list_tools(self) -> list[Any]:
+        return self._listed
+
+
+@pytest.fixture
+def service() -> ToolkitService:
+    """The service with an empty graph, set as that project's tests set it."""
+    made: ToolkitService = ToolkitService.instance or ToolkitService()
+    made._toolkit = Toolkit()
+    return made
+
+
+@pytest.fixture
+def actions() -> list[Action]:
+    """Four actions."""
+    return [Action(id=f"action {number}", name=f"Action {number}", description=f"Description {number}") for number in range(1, 5)]
+
+
+@pytest.fixture
+def tools() -> list[ExampleQuery]:
+    """Four tools, whose ids are set afterwards."""
+    made = [ExampleQuery() for _ in range(4)]
+    for number, tool in enumerate(made, 1):
+        tool._id = f"tool {number}"
+    return made
+
+
+@pytest.fixture
+def populated(service: ToolkitService, actions: list[Action], tools: list[ExampleQuery]) -> ToolkitService:
+    """The service with five Next edges, and a tool for each action."""
+    first, second, third, fourth = actions
+    service.add_action(action=first, next_actions=[(second, 0.8), (third, 0.6)], prev_actions=[])
+    service.add_action(action=second, next_actions=[(third, 0.7), (fourth, 0.9)], prev_actions=[(first, 0.8)])
+    service.add_action(action=third, next_actions=[(fourth, 0.7)], prev_actions=[(first, 0.6), (second, 0.7)])
+    service.add_action(action=fourth, next_actions=[], prev_actions=[(second, 0.9), (third, 0.7)])
+    for action, tool, score in zip(actions, tools, (0.9, 0.8, 0.9, 0.8), strict=True):
+        service.add_tool(tool=tool, connected_actions=[(action, score)])
+    return service
+
+
+# -- the graph ----------------------------------------------------------------------------------------
+
+
+def test_the_graph_of_four_actions(populated: ToolkitService, actions: list[Action]) -> None:
+    """Vertices, edges by kind, and scores are those that were given; adding an action again changes nothing."""
+    toolkit = populated.get_toolkit()
+    assert isinstance(toolkit.get_graph(), nx.DiGraph)
+    populated.add_action(action=actions[0], next_actions=[], prev_actions=[])
+    assert (len(toolkit.vertices()), len(toolkit.edges())) == (8, 9)
+    assert [len([id_ for id_ in toolkit.vertices() if get(id_)]) for get in (toolkit.get_action, toolkit.get_tool)] == [4, 4]
+    assert [len([v for _, v in toolkit.edges() if get(v)]) for get in (toolkit.get_action, toolkit.get_tool)] == [5, 4]
+    assert sorted(toolkit.get_score(u, v) for u, v in toolkit.edges()) == [0.6, 0.7, 0.7, 0.8, 0.8, 0.8, 0.9, 0.9, 0.9]
+    assert toolkit.get_action("action 1") == actions[0]
+    assert toolkit.get_action("action 1") is not actions[0]
+
+
+def test_tools_are_copied_by_themselves(populated: ToolkitService) -> None:
+    """A tool class that copies in its own way does so: the copy is of the class, and has the id that the class gives it."""
+    tool = populated.get_toolkit().get_tool("tool 1")
+    assert isinstance(tool, ExampleQuery)
+    assert tool.id != "tool 1"
+
+
+def test_what_users_reach_into(populated: ToolkitService, tools: list[ExampleQuery]) -> None:
+    """The private names of the graph are live: reading, popping and setting them is reading and changing the graph."""
+    toolkit = populated._toolkit
+    assert isinstance(toolkit, Toolkit)
+    assert [tool.id for tool in toolkit._tools.values()] == [f"tool {number}" for number in range(1, 5)]
+    assert toolkit._tools["tool 1"] is tools[0]
+    assert (len(toolkit._actions), len(toolkit._tool_groups), "tool 1" in toolkit._actions) == (4, 0, False)
+    assert toolkit._scores["action 1", "tool 1"] == 0.9
+    toolkit._scores["action 1", "tool 1"] = 0.2
+    assert toolkit.get_score("action 1", "tool 1") == 0.2
+    del toolkit._scores["action 1", "tool 1"]
+    assert (toolkit.get_score("action 1", "tool 1"), len(toolkit._scores)) == (1.0, 8)
+    with pytest.raises(KeyError):
+        toolkit._scores["action 1", "nowhere"] = 0.5
+    toolkit._graph.remove_node("tool 1")
+    assert toolkit._tools.pop("tool 1", None) is None
+    toolkit._tools["tool 1"] = tools[0]
+    assert toolkit.get_tool("tool 1") is not None
+    assert toolkit._tools.pop("tool 2") is tools[1]
+    assert (toolkit.get_tool("tool 2"), toolkit.has_vertex("tool 2")) == (None, True)
+    toolkit.remove_vertices({"tool 1", "tool 2"})
+    assert (toolkit.vertices_count(), toolkit.out_degree("action 1")) == (6, 2)
+
+
+def test_vertices_without_data() -> None:
+    """Edges between ids alone make a graph, as JSON does; such vertices are neither recommended nor drawn."""
+    toolkit = Toolkit()
+    toolkit.add_edge("a", "b", 0.5)
+    toolkit.add_vertex("a", data=Action("a", "A", ""))
+    again = Toolkit.from_json_str(toolkit.to_json_str())
+    assert (again.vertices(), again.edges(), again.vertices_data()) == (["a", "b"], [("a", "b")], [])
+    assert [id_ for id_, _ in toolkit.vertices_data()] == ["a"]
+    service: ToolkitService = ToolkitService.instance or ToolkitService()
+    service._toolkit = toolkit
+    assert service.recommend_subgraph([Action("a", "A", "")], hops=1).vertices() == ["a"]
+    assert len(service.visualize(toolkit, "A").axes[0].patches) == 1
+    with pytest.raises(ToolkitError, match="not a number from 0 to 1"):
+        toolkit.add_edge("b", "a", 2)
+
+
+# -- the service --------------------------------------------------------------------------------------
+
+
+def test_there_is_one_service() -> None:
+    """Every call of the class is the same object, which ``instance`` names, whichever thread makes it first."""
+
+    class Thing(metaclass=Singleton):
+        def __init__(self, value: int = 0) -> None:
+            self.value = value
+
+    class Other(metaclass=AbcSingleton):
+        pass
+
+    assert (Thing.instance, Other.instance) == (None, None)
+    found: list[Thing] = []
+    threads = [threading.Thread(target=lambda number=number: found.append(Thing(number))) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {id(each) for each in found} == {id(Thing.instance)}
+    assert Other() is Other.instance
+    assert ToolkitService() is ToolkitService.instance
+
+
+def test_both_forms_of_each_call(populated: ToolkitService, actions: list[Action]) -> None:
+    """The id of the toolkit that earlier versions take first changes nothing."""
+    toolkit = populated.get_toolkit()
+    assert populated.get_action("action 1") == populated.get_action("any", "action 1") == actions[0]
+    populated.remove_tool("tool 1")
+    populated.remove_tool("any", "tool 2")
+    populated.remove_action("action 3")
+    populated.remove_action("any", "action 4")
+    assert toolkit.vertices() == ["action 1", "action 2"]
+    with pytest.raises(ValueError, match="action 4"):
+        populated.get_action("any", "action 4")
+    with pytest.raises(TypeError, match="3 arguments"):
+        populated.remove_tool("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("starts", "threshold", "hops", "vertices", "edges"),
+    [([1], 0.5, 0, [1], 1), ([1], 0.5, 1, [1, 2, 3], 6), ([1], 0.7, 2, [1, 2, 3, 4], 8), ([1, 3], 0.6, 1, [1, 2, 3, 4], 9)],
+)
+def test_recommendations(
+    populated: ToolkitService, actions: list[Action], starts: list[int], threshold: float, hops: int, vertices: list[int], edges: int
+) -> None:
+    """Actions within the hops and their tools, with every edge that is strong enough."""
+    given = [actions[number - 1] for number in starts]
+    part = populated.recommend_subgraph(actions=given, threshold=threshold, hops=hops)
+    assert set(part.vertices()) == {f"{kind} {number}" for kind in ("action", "tool") for number in vertices}
+    assert len(part.edges()) == edges
+    assert all(part.get_score(*edge) >= threshold for edge in part.edges())
+    assert isinstance(part, Toolkit)
+    found, following = populated.recommend_tools_actions(actions=given, threshold=threshold, hops=hops)
+    assert (len(found), {action.id for action in following}) == (len(vertices), {f"action {number}" for number in vertices})
+
+
+# -- tools and groups ---------------------------------------------------------------------------------
+
+
+def test_tools_of_functions() -> None:
+    """Coroutine functions and plain ones are tools with ids of their own, and say what their signature and docstring say."""
+
+    def shout(text: str) -> str:
+        """Say it loudly."""
+        return text.upper()
+
+    plain, query = Tool("shout", "", shout), ExampleQuery()
+    assert (plain.id != Tool("shout", "", shout).id, Tool("a", "b", shout, id="c").id) == (True, "c")
+    assert (plain.description, plain.tool_type, plain.function) == ("Say it loudly.", ToolType.LOCAL_TOOL, shout)
+    assert plain.parameters["required"] == query.parameters["required"] == ["text"]
+    assert plain.function is not None
+    assert query.function is not None
+    assert (plain.function("a"), asyncio.run(query.function("a"))) == ("A", "found a")
+    assert plain.copy().id == plain.id
+
+
+def test_a_group_is_asked_for_its_tools(populated: ToolkitService, actions: list[Action]) -> None:
+    """Each tool that a server lists is called by the action and held by the group, with its schema; calls go through a connection."""
+    group, toolkit = Listing("api", "Search", "Calculate"), populated.get_toolkit()
+    populated.add_tool_group(tool_group=group, connected_actions=[(actions[0], 0.95)])
+    assert (len(toolkit.vertices()), len(toolkit.edges())) == (8 + 1 + 2, 9 + 2 + 2)
+    assert toolkit.get_tool_group(group.get_id()) is group
+    held = [toolkit.get_tool(id_) for id_ in toolkit.successors(group.get_id())]
+    assert [(tool.name, tool.description, tool.tool_type) for tool in held if isinstance(tool, McpTool)] == [
+        ("Search", "about Search", ToolType.MCP_TOOL),
+        ("Calculate", "about Calculate", ToolType.MCP_TOOL),
+    ]
+    search = held[0]
+    assert isinstance(search, McpTool)
+    assert search.get_tool_group() is group
+    assert list(search.parameters["properties"]) == ["query"]
+    assert search.function is not None
+    assert asyncio.run(search.function(query="x")) == ("Search", {"query": "x"})
+    names = {tool.name for tool in populated.recommend_tools_actions([actions[0]])[0]}
+    assert names == {"query_tool", "Search", "Calculate"}
+
+
+@pytest.mark.anyio
+async def test_a_group_is_asked_from_within_an_event_loop(service: ToolkitService, actions: list[Action]) -> None:
+    """Adding a group is a plain call, also where a loop runs."""
+    service.add_action(actions[0], [], [])
+    service.add_tool_group(Listing("api", "Search"), [(actions[0], 1.0)])
+    assert [tool.name for tool in service.recommend_tools_actions(actions)[0]] == ["Search"]
+
+
+def test_a_group_that_is_added_again(service: ToolkitService, actions: list[Action]) -> None:
+    """Tools that it lists no more go, those that stay are the same for another action, and new ones come."""
+    first, second = actions[:2]
+    toolkit = service.get_toolkit()
+    for action in (first, second):
+        service.add_action(action, [], [])
+    service.add_tool_group(Listing("api", "Old", "Kept"), [(first, 0.9)])
+    old, kept = toolkit.successors("group_api")
+    service.add_tool_group(Listing("api", "Kept", "New"), [(second, 0.4)])
+    assert toolkit.get_tool(old) is None
+    assert [tool.name for tool in map(toolkit._tools.__getitem__, toolkit.successors("group_api"))] == ["Kept", "New"]
+    assert (toolkit.get_score(first.id, kept), toolkit.get_score(second.id, kept)) == (0.9, 0.4)
+    service.add_tool_group(Listing("api", "Last"), [(second, 0.4)])
+    assert [tool.name for tool in toolkit._tools.values()] == ["Last"]
+
+
+def test_a_group_and_its_tools_go_together(service: ToolkitService, actions: list[Action], caplog: pytest.LogCaptureFixture) -> None:
+    """Removing the group removes its tools; removing its last tool removes the group; a group without callers is warned of."""
+    service.add_action(actions[0], [], [])
+    toolkit = service.get_toolkit()
+    service.add_tool_group(Listing("api", "Search", "Calculate"), [(actions[0], 0.9)])
+    toolkit.remove_vertex("group_api")
+    assert (toolkit.get_tool_group("group_api"), len(toolkit._tools)) == (None, 0)
+    service.add_tool_group(Listing("solo", "Solo"), [(actions[0], 0.9)])
+    service.remove_tool(toolkit.successors("group_solo")[0])
+    assert toolkit.vertices() == ["action 1"]
+    service.add_tool_group(Listing("api", "Search"), [(actions[1], 0.9)])
+    warned = [record.getMessage().split()[0] for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == ["toolkit.action_unknown", "toolkit.group_unreachable"]
+
+
+def test_groups_over_connections_and_groups_of_toolbus(service: ToolkitService, actions: list[Action]) -> None:
+    """A server that only says how to connect is listed over a connection that is closed; toolbus's own groups are groups, too."""
+
+    class Connecting(McpService):
+        async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
+            return Connection()
+
+    config = McpConfig(ToolGroupType.MCP, "web", McpTransportConfig(McpTransportType.SSE))
+    service.add_action(actions[0], [], [])
+    Connection.closed = 0
+    service.add_tool_group(Connecting(config), [(actions[0], 1.0)])
+    service.add_tool_group(group_of_definitions("g", [{"name": "defined"}]), [(actions[0], 1.0)])
+    assert Connection.closed == 1
+    assert [tool.name for tool in service.recommend_tools_actions(actions)[0]] == ["connected", "defined"]
+    with pytest.raises(ToolkitError, match="MCP server 'web' by itself: override create_connection"):
+        service.add_tool_group(McpService(config), [(actions[0], 1.0)])
+
+
+@pytest.fixture
+def sums() -> Iterator[str]:
+    """The name of a module with a plain function and a coroutine function."""
+    module = types.ModuleType("chat2graph_sums")
+    exec("def add(a: int, b: int): return a + b\nasync def double(a: int): return 2 * a", vars(module))
+    sys.modules[module.__name__] = module
+    yield module.__name__
+    del sys.modules[module.__name__]
+
+
+def test_a_package_is_a_group_of_its_functions(service: ToolkitService, actions: list[Action], sums: str) -> None:
+    """The public functions of the module that the group is named after are its tools, and are called through its connection."""
+    package = ToolPackage(ToolGroupConfig(ToolGroupType.PACKAGE, sums))
+    service.add_action(actions[0], [], [])
+    service.add_tool_group(package, [(actions[0], 1.0)])
+    assert [tool.name for tool in service.recommend_tools_actions(actions)[0]] == ["add", "double"]
+
+    async def call() -> list[Any]:
+        connection = await package.create_connection()
+        return [await connection.call("add", a=1, b=2), await connection.call("double", a=4), len(await connection.list_tools())]
+
+    assert asyncio.run(call()) == [3, 8, 2]
+
+
+def test_transport_configurations_go_to_json_and_back() -> None:
+    """What ``to_dict`` makes, ``from_dict`` reads; what is missing has that project's defaults."""
+    config = McpTransportConfig(McpTransportType.STDIO, command="uvx", args=["x"], env={"A": "b"})
+    assert McpTransportConfig.from_dict(config.to_dict()) == config
+    assert config.to_dict()["transport_type"] == "STDIO"
+    assert McpTransportConfig.from_dict({"url": "u", "more": 1}) == McpTransportConfig(
+        McpTransportType.STDIO, ToolResourceType.STATELESS, url="u"
+    )
+
+
+# -- chains -------------------------------------------------------------------------------------------
+
+
+def calls_of(chain: tuple[Any, ...]) -> tuple[list[Any], list[Any], list[Any]]:
+    """How a chain calls the service: ``add_action``, ``add_tool`` and ``add_tool_group``."""
+    names = ("add_action", "add_tool", "add_tool_group")
+    with mock.patch.multiple(ToolkitService, **dict.fromkeys(names, mock.DEFAULT)) as made:
+        ToolkitWrapper().chain(*chain)
+        found = [made[name].mock_calls for name in names]
+    return found[0], found[1], found[2]
+
+
+def test_a_chain_calls_the_service_as_its_users_expect(service: ToolkitService, actions: list[Action], tools: list[ExampleQuery]) -> None:
+    """Each action with the one before it, each tool and group with its action, all with 1.0."""
+    first, second = actions[:2]
+    package = ToolPackage(ToolGroupConfig(ToolGroupType.PACKAGE, "p"))
+    added, with_tools, with_groups = calls_of(((first, (tools[0], package)), second, tools[1]))
+    assert added == [
+        mock.call(first, next_actions=[], prev_actions=[]),
+        mock.call(second, next_actions=[], prev_actions=[(first, 1.0)]),
+    ]
+    assert with_tools == [mock.call(tools[0], connected_actions=[(first, 1.0)]), mock.call(tools[1], connected_actions=[(second, 1.0)])]
+    assert with_groups == [mock.call(package, connected_actions=[(first, 1.0)])]
+    assert calls_of(()) == ([], [], [])
+
+
+def test_chains_build_the_graph_of_the_process_or_a_given_one(
+    service: ToolkitService, actions: list[Action], tools: list[ExampleQuery]
+) -> None:
+    """Without a graph the wrapper adds to the service's; with one to that; ``action`` adds one action with its tools."""
+    wrapper = ToolkitWrapper().chain(actions[0], tools[0], actions[1])
+    assert wrapper.toolkit is service.get_toolkit()
+    assert service.get_toolkit().edges() == [("action 1", "tool 1"), ("action 1", "action 2")]
+    own = Toolkit()
+    assert ToolkitWrapper(own).action(actions[2], [tools[1], tools[2]]).action(actions[3]).toolkit is own
+    assert own.edges() == [("action 3", "tool 2"), ("action 3", "tool 3")]
+    assert not service.get_toolkit().has_vertex("action 3")
+
+
+def test_impossible_chains(service: ToolkitService, actions: list[Action], tools: list[ExampleQuery]) -> None:
+    """The messages are those that the rules are known by, and nothing is added."""
+    package = ToolPackage(ToolGroupConfig(ToolGroupType.PACKAGE, "p"))
+    for chain, why in (
+        ((tools[0],), "Chain must start with an Action"),
+        ((package,), "Chain must start with an Action"),
+        ((actions[0], tools[0], tools[1]), "can only be followed by an Action"),
+        ((actions[0], (tools[0], actions[1])), "Parallel connection tuples can only contain Tools or ToolGroups"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            ToolkitWrapper().chain(*chain)
+    assert service.get_toolkit().vertices() == []
+
+
+@pytest.mark.parametrize("name", chat2graph.__all__)
+def test_every_name_is_there_once(name: str) -> None:
+    """The package's own names are those of the modules that the project has them in."""
+    found = getattr(chat2graph, name)
+    assert getattr(importlib.import_module(found.__module__), name) is found

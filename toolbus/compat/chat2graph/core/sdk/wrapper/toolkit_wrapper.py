@@ -1,0 +1,40 @@
+"""``ToolkitWrapper``: builds the process's toolkit, or one that is given, from chains."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from toolbus.compat.chat2graph.core.service.toolkit_service import Service, ToolkitService
+from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
+from toolbus.toolkit.chain import Link, add_chain
+from toolbus.toolkit.graph import Toolkit as Graph
+from toolbus.toolkit.items import Action, Tool
+
+
+class ToolkitWrapper:
+    """Adds to the graph of ``ToolkitService.instance``, or to the one that is given."""
+
+    def __init__(self, toolkit: Toolkit | None = None) -> None:
+        self._own = None if toolkit is None else Service(toolkit)
+
+    @property
+    def toolkit(self) -> Graph:
+        """The graph."""
+        return self._service().get_toolkit()
+
+    def action(self, action: Action, tools: list[Tool] | None = None) -> Self:
+        """Add an action with the tools it calls."""
+        self.chain(action, tuple(tools)) if tools else self.chain(action)
+        return self
+
+    def chain(self, *item_chain: Link) -> Self:
+        """Add a chain of actions, tools and groups; see ``toolbus.toolkit.add_chain``.
+
+        :raises ToolkitError: the chain is impossible (it is a ValueError).
+        """
+        add_chain(self._service(), *item_chain)
+        return self
+
+    def _service(self) -> Service:
+        found: Service = self._own or ToolkitService.instance or ToolkitService()
+        return found

@@ -1,0 +1,90 @@
+"""``ToolkitService``: one for the process, with that project's forms of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.compat.awaiting import finished
+from toolbus.compat.chat2graph.core.common.singleton import Singleton
+from toolbus.compat.chat2graph.core.toolkit.mcp.mcp_tool import McpTool
+from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolGroup
+from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
+from toolbus.toolkit.items import Action, Tool
+from toolbus.toolkit.items import ToolGroup as GraphGroup
+from toolbus.toolkit.service import Scored
+from toolbus.toolkit.service import ToolkitService as GraphService
+
+
+class Service(GraphService):
+    """What the one service of a process does, for any graph."""
+
+    def __init__(self, toolkit: Toolkit | None = None) -> None:
+        super().__init__(Toolkit() if toolkit is None else toolkit)
+
+    def get_action(self, *ids: str) -> Action:
+        """``get_action(action_id)``, or ``get_action(id, action_id)``: a copy of an action.
+
+        :raises ToolkitError: there is no such action (it is a ValueError).
+        """
+        return super().get_action(_last(ids))
+
+    def remove_tool(self, *ids: str) -> None:
+        """``remove_tool(tool_id)``, or ``remove_tool(id, tool_id)``."""
+        self.get_toolkit().remove_vertex(_last(ids))
+
+    def remove_action(self, *ids: str) -> None:
+        """``remove_action(action_id)``, or ``remove_action(id, action_id)``."""
+        self.get_toolkit().remove_vertex(_last(ids))
+
+    def add_tool_group(self, tool_group: GraphGroup, connected_actions: Sequence[Scored] = ()) -> None:
+        """Ask a group for its tools and add them: each action calls each tool, and the group leads to them with the score 1.0.
+
+        Tools that the group listed before are the same by name, and those that it does not list any more go.
+
+        :raises ToolkitError: a score is not within 0 and 1.
+        """
+        listed = {tool.name: tool for tool in _listed(tool_group)}
+        self._check(connected_actions, tool_group, *listed.values())
+        toolkit = self.get_toolkit()
+        toolkit.add_vertex(tool_group.id, data=tool_group)
+        callers = self._known(connected_actions, tool_group.id)
+        for member in toolkit.successors(tool_group.id):
+            known = toolkit.item(member)
+            if isinstance(known, Tool) and known.name in listed:
+                listed[known.name] = known
+            else:
+                # Not by the graph's own rule, which takes the group with its last tool.
+                toolkit.get_graph().remove_node(member)
+        for tool in listed.values():
+            self._put(tool.id, tool)
+            toolkit.add_edge(tool_group.id, tool.id)
+            for action, score in callers:
+                toolkit.add_edge(action, tool.id, score)
+        if not callers:
+            telemetry.log.warning("toolkit.group_unreachable", group=tool_group.id)
+
+
+class ToolkitService(Service, metaclass=Singleton):
+    """The service of this process.
+
+    ``ToolkitService()`` makes it at first and returns it from then on; ``ToolkitService.instance`` is the service, or None.
+    """
+
+
+def _listed(group: GraphGroup) -> list[Tool]:
+    if not isinstance(group, ToolGroup):
+        return group.tools
+    return [each if isinstance(each, Tool) else _mcp_tool(each, group) for each in finished(group.list_tools())]
+
+
+def _mcp_tool(about: Any, group: ToolGroup) -> McpTool:
+    return McpTool(about.name, about.description or "", group, parameters=about.inputSchema)
+
+
+def _last(ids: tuple[str, ...]) -> str:
+    """The id that is meant where an id of the toolkit may come before it."""
+    if len(ids) not in {1, 2}:
+        raise TypeError(f"give the id, or the toolkit's id and the id; these are {len(ids)} arguments")
+    return ids[-1]

@@ -1,0 +1,1 @@
+"""Where that project has it."""

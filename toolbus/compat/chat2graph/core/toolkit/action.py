@@ -1,0 +1,5 @@
+"""``Action``: toolbus's own has the same fields, in the same order."""
+
+from toolbus.toolkit.items import Action
+
+__all__ = ["Action"]

@@ -1,0 +1,36 @@
+"""``McpTool``: a tool of an MCP server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.compat.chat2graph.core.common.type import ToolType
+from toolbus.compat.chat2graph.core.toolkit.tool import Tool
+from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolGroup
+
+
+class McpTool(Tool):
+    """A tool that is called through a connection of its group.
+
+    Args:
+        name, description: as the server lists it.
+        tool_group: the server.
+        parameters: the ``inputSchema`` that the server lists; any object when left out.
+    """
+
+    def __init__(self, name: str, description: str, tool_group: ToolGroup, *, parameters: Mapping[str, Any] | None = None) -> None:
+        async def function(tool_call_ctx: Any = None, **kwargs: Any) -> Any:
+            connection = await tool_group.create_connection(tool_call_ctx)
+            return await connection.call(tool_name=name, **kwargs)
+
+        function.__name__ = name
+        function.__doc__ = description
+        super().__init__(
+            name, description, function, ToolType.MCP_TOOL, parameters={"type": "object"} if parameters is None else parameters
+        )
+        self._tool_group = tool_group
+
+    def get_tool_group(self) -> ToolGroup:
+        """The server."""
+        return self._tool_group

@@ -1,0 +1,130 @@
+"""``Toolkit``: toolbus's graph, with what that project's code looks at besides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any, Generic, Self, TypeVar
+
+import networkx as nx
+
+from toolbus.results import ToolkitError
+from toolbus.toolkit.graph import Edge, check_score
+from toolbus.toolkit.graph import Toolkit as Graph
+from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
+
+Kind = TypeVar("Kind", bound=Item)
+
+
+class Toolkit(Graph):
+    """The graph. ``_actions``, ``_tools``, ``_tool_groups`` and ``_scores`` are live mappings of what is in it."""
+
+    def __init__(self, graph: nx.DiGraph[str] | None = None) -> None:
+        super().__init__()
+        if graph is not None:
+            self._graph = graph
+
+    def add_edge(self, u: str, v: str, score: float | None = None) -> None:
+        """Add an edge; vertices that are not there are added without data, as networkx does."""
+        if score is not None:
+            check_score(score, f"the score of the edge {u!r} → {v!r}")
+        self._graph.add_edge(u, v)
+        if score is not None:
+            self.set_score(u, v, score)
+
+    def out_degree(self, vertex: str) -> int:
+        """How many edges leave a vertex."""
+        return len(self.successors(vertex))
+
+    def vertices_count(self) -> int:
+        """How many vertices there are."""
+        return len(self._graph)
+
+    def remove_vertices(self, ids: Iterable[str]) -> None:
+        """Remove several vertices, and what makes no sense without them."""
+        for vertex in list(ids):
+            self.remove_vertex(vertex)
+
+    def to_json_str(self) -> str:
+        """Ids of the vertices, and the edges between them, as JSON."""
+        edges = [{"source": u, "target": v} for u, v in self.edges()]
+        return json.dumps({"vertices": [{"id": vertex} for vertex in self.vertices()], "edges": edges}, indent=4)
+
+    @classmethod
+    def from_json_str(cls, json_str: str) -> Self:
+        """A graph of what ``to_json_str`` made, without data."""
+        document = json.loads(json_str)
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from(vertex["id"] for vertex in document["vertices"])
+        graph.add_edges_from((edge["source"], edge["target"]) for edge in document["edges"])
+        return cls(graph)
+
+    @property
+    def _actions(self) -> _Items[Action]:
+        return _Items(self, Action)
+
+    @property
+    def _tools(self) -> _Items[Tool]:
+        return _Items(self, Tool)
+
+    @property
+    def _tool_groups(self) -> _Items[ToolGroup]:
+        return _Items(self, ToolGroup)
+
+    @property
+    def _scores(self) -> _Scores:
+        return _Scores(self)
+
+
+class _Items(MutableMapping[str, Kind], Generic[Kind]):
+    """What stands at the vertices of one kind, not copies; deleting it leaves the vertex without data."""
+
+    def __init__(self, toolkit: Toolkit, kind: type[Kind]) -> None:
+        self._toolkit = toolkit
+        self._kind = kind
+
+    def __getitem__(self, id: str) -> Kind:
+        item: Item | None = self._toolkit.item(id)
+        if not isinstance(item, self._kind):
+            raise KeyError(id)
+        return item
+
+    def __setitem__(self, id: str, item: Kind) -> None:
+        self._toolkit.add_vertex(id, data=item)
+
+    def __delitem__(self, id: str) -> None:
+        self[id]  # raises KeyError
+        del self._toolkit.get_graph().nodes[id]["data"]
+
+    def __iter__(self) -> Iterator[str]:
+        return (vertex for vertex, item in self._toolkit.items() if isinstance(item, self._kind))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _Scores(MutableMapping[Edge, float]):
+    """The scores that were set, by edge."""
+
+    def __init__(self, toolkit: Toolkit) -> None:
+        self._edges: Any = toolkit.get_graph().edges
+        self._toolkit = toolkit
+
+    def __getitem__(self, edge: Edge) -> float:
+        score: float = self._edges[edge]["score"]
+        return score
+
+    def __setitem__(self, edge: Edge, score: float) -> None:
+        try:
+            self._toolkit.set_score(*edge, score)
+        except ToolkitError as error:
+            raise KeyError(edge) from error
+
+    def __delitem__(self, edge: Edge) -> None:
+        del self._edges[edge]["score"]
+
+    def __iter__(self) -> Iterator[Edge]:
+        return ((u, v) for u, v, score in self._edges.data("score") if score is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,138 @@
+"""Where the vertices of a picture stand: actions in columns by how soon they come, what they call below them; the same each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from toolbus.toolkit.graph import Toolkit
+from toolbus.toolkit.items import Action, Tool, ToolGroup
+
+Point = tuple[float, float]
+
+# Distances in the picture; a vertex is 1.6 wide and 0.5 high.
+WIDTH, HEIGHT = 1.6, 0.5
+_STEP = 1.0
+_INDENT = 2.4
+_GAP = 0.4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A picture's geometry.
+
+    Attributes:
+        toolkit: what is shown: the graph, or the part of it that fits.
+        places: each vertex's centre; x grows to the right and y downwards.
+        left_out: how many vertices of the graph are not shown.
+    """
+
+    toolkit: Toolkit
+    places: dict[str, Point]
+    left_out: int
+
+
+def layout(toolkit: Toolkit, most: int) -> Layout:
+    """Place the vertices of a graph, the first ``most`` of them in the order of actions, each with what it calls."""
+    columns = _columns(toolkit)
+    order = [vertex for column in columns for block in column for vertex in block.vertices()]
+    left_out = max(0, len(order) - most)
+    # What has no data has no place, so its edges are not drawn, either.
+    if left_out or len(order) < len(toolkit.vertices()):
+        toolkit = toolkit.subgraph(order[:most])
+        columns = _columns(toolkit)
+    return Layout(toolkit, _places(columns), left_out)
+
+
+@dataclass
+class _Block:
+    """An action with what it calls and no action before it does; or, with no action, what nothing calls."""
+
+    action: str = ""
+    groups: list[tuple[str, list[str]]] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+
+    def vertices(self) -> list[str]:
+        """Everything in it, in order."""
+        first = [self.action] if self.action else []
+        return [*first, *(vertex for group, tools in self.groups for vertex in (group, *tools)), *self.tools]
+
+    def places(self, x: float, y: float) -> tuple[dict[str, Point], float]:
+        """Where it stands when its corner is there, and where it ends downwards."""
+        places: dict[str, Point] = {}
+        if self.action:
+            places[self.action] = (x, y)
+            y += _STEP
+        for group, tools in self.groups:
+            places[group] = (x + _INDENT, y)
+            for number, tool in enumerate(tools):
+                places[tool] = (x + 2 * _INDENT, y + number * _STEP)
+            y += max(1, len(tools)) * _STEP
+        for tool in self.tools:
+            places[tool] = (x + _INDENT, y)
+            y += _STEP
+        return places, y
+
+
+def _columns(toolkit: Toolkit) -> list[list[_Block]]:
+    taken: set[str] = set()
+    columns = [[_block(toolkit, action, taken) for action in layer] for layer in _layers(toolkit)]
+    rest = _Block()
+    _call(toolkit, [vertex for vertex, item in toolkit.items() if isinstance(item, ToolGroup)], rest, taken)
+    _call(toolkit, [vertex for vertex, item in toolkit.items() if isinstance(item, Tool)], rest, taken)
+    return [*columns, [rest]] if rest.vertices() else columns
+
+
+def _layers(toolkit: Toolkit) -> list[list[str]]:
+    """Actions by how many Next edges lead to them from one that nothing leads to; a circle begins at its first action."""
+    nodes, edges = toolkit.tables()
+    following = {
+        u: [v for v in edges[u] if isinstance(nodes[v].get("data"), Action)] for u, item in toolkit.items() if isinstance(item, Action)
+    }
+    led_to = {v for u, targets in following.items() for v in targets if v != u}
+    layers: list[list[str]] = []
+    seen: set[str] = set()
+    for starts in ([u for u in following if u not in led_to], *([u] for u in following)):
+        front, depth = [u for u in starts if u not in seen], 0
+        while front:
+            seen.update(front)
+            if depth == len(layers):
+                layers.append([])
+            layers[depth] += front
+            front, depth = list(dict.fromkeys(v for u in front for v in following[u] if v not in seen)), depth + 1
+    return layers
+
+
+def _block(toolkit: Toolkit, action: str, taken: set[str]) -> _Block:
+    block = _Block(action)
+    _call(toolkit, toolkit.successors(action), block, taken)
+    return block
+
+
+def _call(toolkit: Toolkit, called: Iterable[str], block: _Block, taken: set[str]) -> None:
+    """Put what is called and has no place yet into a block, groups first."""
+    called = [vertex for vertex in called if vertex not in taken]
+    for vertex in called:
+        if isinstance(toolkit.item(vertex), ToolGroup):
+            tools = [tool for tool in toolkit.successors(vertex) if tool not in taken]
+            taken |= {vertex, *tools}
+            block.groups.append((vertex, tools))
+    for vertex in called:
+        if isinstance(toolkit.item(vertex), Tool) and vertex not in taken:
+            taken.add(vertex)
+            block.tools.append(vertex)
+
+
+def _places(columns: list[list[_Block]]) -> dict[str, Point]:
+    places: dict[str, Point] = {}
+    x = 0.0
+    for column in columns:
+        y = 0.0
+        for block in column:
+            there, y = block.places(x, y)
+            places |= there
+            y += _GAP
+        deep = any(tools for block in column for _, tools in block.groups)
+        called = any(block.groups or block.tools for block in column)
+        x += WIDTH + _GAP * 2 + (2 * _INDENT if deep else _INDENT if called else 0.6)
+    return places
