@@ -1,0 +1,1 @@
+"""Scores that are learned from what calls came to."""
