@@ -15,7 +15,7 @@ MAX_TERMS = 32
 
 _K1 = 1.2
 _B = 0.75
-# A word that stands in more texts than this (and in a quarter of them) only refines what rarer words find.
+# A word that stands in more texts than this adds to what rarer words have found, and finds nothing more: the work of a search is bounded.
 _COMMON = 1000
 _ASCII = re.compile(r"[a-z0-9]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -106,19 +106,20 @@ class Index:
         terms = sorted(set(words(sentence)), key=lambda term: (len(self._postings.get(term, ())), term))[:MAX_TERMS]
         most = sum(self._weight(len(self._postings.get(term, ()))) for term in terms) * (_K1 + 1)
         scores: dict[int, float] = {}
-        common = max(_COMMON, len(self._names) // 4)
         for term in terms:
             found = self._postings.get(term)
             if found is None:
                 continue
-            if scores and len(found) > common:
+            if scores and len(found) > _COMMON:
                 for number in scores.keys() & found.keys():
                     scores[number] += found[number]
                 continue
             for number, score in found.items():
                 scores[number] = scores.get(number, 0.0) + score
-        # Names are compared among equal scores only.
-        best = heapq.nsmallest(limit, scores.items(), key=lambda item: (-item[1], self._names[item[0]]))
+        # Names are compared among equal scores only, and the greatest scores are found without looking at names.
+        least = min(heapq.nlargest(limit, scores.values()), default=0.0)
+        good = [(-score, self._names[number], number) for number, score in scores.items() if score >= least]
+        best = [(number, -score) for score, _, number in heapq.nsmallest(limit, good)]
         return [Match(self._names[number], score / most, self._matched(number, terms)) for number, score in best]
 
     def _matched(self, number: int, terms: list[str]) -> list[str]:

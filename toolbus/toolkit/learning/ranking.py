@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from toolbus.toolkit.learning.evidence import Choice
 from toolbus.toolkit.learning.scores import Row
@@ -30,7 +30,3 @@ def fused(orders: Sequence[Sequence[str]], constant: int = 60) -> dict[str, floa
         for rank, item in enumerate(order, 1):
             scores[item] = scores.get(item, 0.0) + 1.0 / (constant + rank)
     return scores
-
-
-Order = Callable[[str], Sequence[str]]
-"""The order of an action's edges."""
