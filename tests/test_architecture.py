@@ -10,15 +10,16 @@ import toolbus
 PACKAGE = Path(toolbus.__path__[0])
 # What each folder may not import, beside redis outside of broker.
 FORBIDDEN = {
-    "broker": ("middleware", "client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
-    "middleware": ("client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
-    "client": ("worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
-    "worker": ("client", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
-    "schema": ("broker", "middleware", "client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
+    "broker": ("middleware", "client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing", "toolkit"),
+    "middleware": ("client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing", "toolkit"),
+    "client": ("worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing", "toolkit"),
+    "worker": ("client", "agent", "adapters", "cli", "compat", "demo", "sync", "testing", "toolkit"),
+    "schema": ("broker", "middleware", "client", "worker", "agent", "adapters", "cli", "compat", "demo", "sync", "testing", "toolkit"),
     "cli": ("compat", "testing"),
     "agent": ("worker", "adapters", "cli", "compat", "demo", "sync", "testing"),
+    "toolkit": ("agent", "adapters", "cli", "compat", "demo", "sync", "testing"),
     "adapters": ("worker", "agent", "cli", "compat", "demo", "sync", "testing"),
-    "": ("agent", "adapters", "cli", "compat", "demo", "testing"),
+    "": ("agent", "adapters", "cli", "compat", "demo", "testing", "toolkit"),
 }
 LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry")
 

@@ -27,7 +27,9 @@ def test_the_beta_distribution_is_the_binomials(a: int, b: int, x: float) -> Non
     assert beta_cdf(x, a, b) == pytest.approx(tail, abs=1e-9)
 
 
-@pytest.mark.parametrize(("a", "b", "expected"), [(0.5, 0.5, 2 / math.pi * math.asin(math.sqrt(0.3))), (2.5, 1, 0.3**2.5), (1, 7.5, 1 - 0.7**7.5)])
+@pytest.mark.parametrize(
+    ("a", "b", "expected"), [(0.5, 0.5, 2 / math.pi * math.asin(math.sqrt(0.3))), (2.5, 1, 0.3**2.5), (1, 7.5, 1 - 0.7**7.5)]
+)
 def test_the_beta_distribution_between_whole_numbers(a: float, b: float, expected: float) -> None:
     """Cases with a closed form; the ends; and what is no distribution."""
     assert beta_cdf(0.3, a, b) == pytest.approx(expected, abs=1e-10)

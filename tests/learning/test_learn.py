@@ -100,6 +100,9 @@ def test_a_clear_log_turns_the_order_around() -> None:
     log = calls("sql", [False] * 60 + [True] * 6) + calls("grep", [True] * 60, first=100)
     learned = learn(static, episodes(log), PARAMETERS)
     assert verdict(learned, "call") == "all"
-    assert [(each.target, each.static, each.count, each.successes) for each in learned.changes] == [("grep", 0.4, 60, 60), ("sql", 0.9, 66, 6)]
+    assert [(each.target, each.static, each.count, each.successes) for each in learned.changes] == [
+        ("grep", 0.4, 60, 60),
+        ("sql", 0.9, 66, 6),
+    ]
     assert "60 of 60 calls succeeded (worth 60.0, 100% weighted); the static score is too low" in learned.changes[0].why
     assert learned.scores.score("call", "count", "never") == 0.6

@@ -14,7 +14,7 @@ import pytest
 from tests.learning.samples import execution
 from tests.servers import eventually
 from toolbus import ConfigurationError, Finished, ToolBus, ToolError, ToolEvent, ToolResult, Worker, tool
-from toolbus.toolkit.learning import Execution, RecordError, Recorder, open_store
+from toolbus.toolkit.learning import Execution, Recorder, RecordError, open_store
 from toolbus.toolkit.learning.jsonl import JsonlStore
 
 pytestmark = pytest.mark.anyio
@@ -124,7 +124,9 @@ class _Slow(JsonlStore):
         raise ConfigurationError("the disk is full")
 
 
-async def test_a_store_that_fails_costs_calls_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_fails_costs_calls_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Observing returns at once while the store hangs; what does not fit or is refused is counted and logged."""
     monkeypatch.setattr("toolbus.toolkit.learning.recorder.WAITING", 3)
     store = _Slow(tmp_path / "log.jsonl")

@@ -15,7 +15,9 @@ from toolbus.toolkit.learning.records import MAX_RECORD, decode, encode, outcome
 
 def test_a_record_is_what_was_written() -> None:
     """Every field survives, and the version stands in every record."""
-    whole = execution(1, shown={"sql": 0.5, "grep": 1.0}, next_shown={"report": 0.25}, query="How many?\n", revision="0001-abcdef01", ms=2.5)
+    whole = execution(
+        1, shown={"sql": 0.5, "grep": 1.0}, next_shown={"report": 0.25}, query="How many?\n", revision="0001-abcdef01", ms=2.5
+    )
     assert decode(encode(whole), "here") == whole
     assert json.loads(encode(execution()))["v"] == 1
     assert b"\n" not in encode(whole)

@@ -224,6 +224,9 @@ def rollback_command(revision: str | None, folder: Path) -> None:
 
     with _Errors():
         left, back = Revisions(folder).roll_back(revision or "")
+        if left is None:
+            click.echo(f"revision {back.id} is current")
+            return
         count = len(difference(left.scores, back.scores))
     click.echo(f"revision {back.id} is current (before: {left.id}); {count} {'score is another' if count == 1 else 'scores are others'}")
 

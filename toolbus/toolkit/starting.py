@@ -115,15 +115,19 @@ class Starter:
         # Put back at the end: the sentence that was asked for longest ago is the first to go.
         vector = self._sentences[sentence] = self._sentences.pop(sentence)
         near = {action: sum(map(mul, vector, self._vectors[text])) for action, text in self._texts.items()}
-        similar = sorted((action for action in near if near[action] >= self._similarity), key=lambda action: (-near[action], action))
-        similar = similar[: _depth(limit)]
-        scores = fused([[match.name for match in lexical], similar], _CONSTANT)
         matched = {match.name: match for match in lexical}
-        best = sorted(scores, key=lambda action: (-scores[action], action))[:limit]
-        return [
-            Start(action, scores[action] * (_CONSTANT + 1) / 2, _reason(matched.get(action), near[action], action in similar))
-            for action in best
-        ]
+        # Where vectors can't tell actions apart, words decide.
+        by_words = {match.name: rank for rank, match in enumerate(lexical)}
+
+        def last(action: str) -> tuple[int, str]:
+            return by_words.get(action, len(by_words)), action
+
+        similar = [action for action in near if near[action] >= self._similarity]
+        similar = sorted(similar, key=lambda action: (-near[action], last(action)))[: _depth(limit)]
+        scores = fused([[*matched], similar], _CONSTANT)
+        best = sorted(scores, key=lambda action: (-scores[action], last(action)))[:limit]
+        most = 2 / (_CONSTANT + 1)
+        return [Start(action, scores[action] / most, _reason(matched.get(action), near[action], action in similar)) for action in best]
 
 
 def _depth(limit: int) -> int:

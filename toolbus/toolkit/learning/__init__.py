@@ -1,6 +1,7 @@
 """Scores that are learned from what calls came to: record, estimate, compare, keep, take back.
 
-``Recorder`` writes executions to a store, ``learn`` makes scores of them, ``Revisions`` keeps these, and ``evaluate`` says whether it helps.
+``Recorder`` writes executions to a store, ``learn`` makes scores of them, ``Revisions`` keeps these, and ``evaluate`` says
+whether it helps.
 """
 
 from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate

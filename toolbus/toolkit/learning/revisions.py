@@ -158,23 +158,32 @@ class Revisions:
             note = f"learned from {log.executions} executions of {log.episodes} episodes"
             return self._add(parent.id, learned.scores, note, parameters=parameters, log=log, verdicts=learned.verdicts, changes=changes)
 
-    def roll_back(self, id: str = "") -> tuple[Revision, Revision]:
+    def roll_back(self, id: str = "") -> tuple[Revision | None, Revision]:
         """Make an earlier revision current again, by default the parent of the current one; returns both, the one left first.
 
-        Nothing is deleted: going back to the newer one is the same command.
+        Nothing is deleted: going back to the newer one is the same command. A current revision that can't be read is no obstacle when
+        the other one is named; it is None.
 
         :raises ConfigurationError: there is none to go back to, or no such revision.
         """
         self._make()
         with locked(self.folder):
-            left = self.current()
-            if left is None:
+            left = self._left(named=bool(id))
+            if not id and left is None:
                 raise ConfigurationError(f"{self.folder} has no current revision to roll back from")
-            if not (id or left.parent):
+            if not id and left is not None and not left.parent:
                 raise ConfigurationError(f"{left.id} is the first revision; there is none before it")
-            back = self.get(id or left.parent)
+            back = self.get(id or ("" if left is None else left.parent))
             replace(self.folder / "current", f"{back.id}\n".encode())
             return left, back
+
+    def _left(self, *, named: bool) -> Revision | None:
+        try:
+            return self.current()
+        except ConfigurationError:
+            if named:
+                return None
+            raise
 
     def _make(self) -> None:
         try:
