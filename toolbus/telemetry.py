@@ -48,6 +48,8 @@ EVENTS: Mapping[str, str] = {
     "descriptor.mended": "the parameters of a tool were no JSON Schema; what was meant is published, as the changes say",
     "descriptor.invalid": "a descriptor in the registry is invalid and is left out; the error names its field",
     "confirmation.failed": "asking a person about a call raised, so the call was not allowed; the traceback follows",
+    "executions.dropped": "executions were not recorded, because too many waited or the store refused them",
+    "executions.torn_line": "the end of a log of executions was cut off by a crash and is left out",
     "execution.bug": "a bug: making a call for a model raised; the traceback follows",
     "execution.crashed": "a call for a model ended because its handler raised",
     "execution.failed": "a call for a model ended with an error",

@@ -26,6 +26,7 @@ _COMMANDS = {
     "rm": "items",
     "services": "look",
     "settings": "look",
+    "toolkit": "toolkit",
     "tools": "look",
     "usage": "usage",
     "worker": "worker",

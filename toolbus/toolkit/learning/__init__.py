@@ -1,0 +1,38 @@
+"""Scores that are learned from what calls came to: record, estimate, compare, keep, take back.
+
+``Recorder`` writes executions to a store, ``learn`` makes scores of them, ``Revisions`` keeps these, and ``evaluate`` says
+whether it helps.
+"""
+
+from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate
+from toolbus.toolkit.learning.evidence import Episode, episodes
+from toolbus.toolkit.learning.learn import Change, Learned, learn
+from toolbus.toolkit.learning.parameters import Parameters
+from toolbus.toolkit.learning.recorder import Recorder
+from toolbus.toolkit.learning.records import Execution, RecordError
+from toolbus.toolkit.learning.revisions import Revision, Revisions
+from toolbus.toolkit.learning.scores import Edge, Scores, load_scores
+from toolbus.toolkit.learning.stores import ExecutionStore, copy, open_store
+
+__all__ = [
+    "Change",
+    "Edge",
+    "Episode",
+    "Evaluation",
+    "Execution",
+    "ExecutionStore",
+    "Learned",
+    "Options",
+    "Parameters",
+    "RecordError",
+    "Recorder",
+    "Revision",
+    "Revisions",
+    "Scores",
+    "copy",
+    "episodes",
+    "evaluate",
+    "learn",
+    "load_scores",
+    "open_store",
+]

@@ -1,0 +1,149 @@
+"""Scores from evidence: a posterior for each edge, and when it replaces the static score. Pure functions of their arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from toolbus.toolkit.learning.beta import beta_cdf
+from toolbus.toolkit.learning.evidence import Tallies, Tally
+from toolbus.toolkit.learning.parameters import Parameters
+from toolbus.toolkit.learning.scores import KINDS, Edge, EdgeKind, Row, Scores
+
+
+class Estimate(NamedTuple):
+    """What is known of one edge.
+
+    Attributes:
+        edge: the edge and its static score.
+        score: what the log makes of it; the static score when it does not move.
+        tally: the evidence.
+        strength: what the estimate rests on, in calls or transitions, the prior's among them.
+        sure: how probable it is that the static score is wrong in the direction of the estimate.
+        moved: whether the evidence is enough and credible.
+    """
+
+    edge: Edge
+    score: float
+    tally: Tally
+    strength: float
+    sure: float
+    moved: bool
+
+
+def estimates(static: Scores, tallies: Tallies, parameters: Parameters) -> dict[EdgeKind, dict[str, list[Estimate]]]:
+    """An estimate for every edge of the static scores; the log adds no edges."""
+    made: dict[EdgeKind, dict[str, list[Estimate]]] = {"call": {}, "next": {}}
+    for kind in KINDS:
+        of_row = _calls if kind == "call" else _nexts
+        for source, row in static.rows[kind].items():
+            made[kind][source] = of_row(source, row, tallies.get((kind, source), {}), parameters)
+    return made
+
+
+def _calls(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Parameters) -> list[Estimate]:
+    """Each tool by itself: Beta(k s, k (1 - s)) before, with static score s worth k calls, and the weighted outcomes added."""
+    made = []
+    for target, static in sorted(row.items()):
+        tally = tallies.get(target) or Tally()
+        effective = tally.effective
+        strength = parameters.prior_strength + effective
+        mean = (parameters.prior_strength * static + effective * tally.rate) / strength
+        sure = _sure(static, mean, strength)
+        moved = effective >= parameters.min_evidence and sure >= parameters.credibility
+        made.append(Estimate(Edge("call", source, target, static), mean if moved else static, tally, strength, sure, moved))
+    return made
+
+
+def _nexts(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Parameters) -> list[Estimate]:
+    """All successors together: a Dirichlet whose mean before is the static scores' shares of their sum.
+
+    The most probable successor gets the greatest static score, and the others theirs in proportion; so without evidence
+    the scores are the static ones. They move together, once there is enough evidence and one share is credibly another.
+    """
+    top = max(row.values(), default=0.0)
+    total = sum(row.values())
+    known = {target: tallies.get(target) or Tally() for target in sorted(row)}
+    whole = _together(known)
+    if total <= 0:
+        return [Estimate(Edge("next", source, target, row[target]), row[target], tally, 0.0, 0.0, False) for target, tally in known.items()]
+    strength = parameters.next_strength + whole.effective
+    shares: dict[str, float] = {}
+    sure: dict[str, float] = {}
+    for target, tally in known.items():
+        before = row[target] / total
+        observed = tally.mass / whole.mass if whole.mass > 0 else 0.0
+        shares[target] = (parameters.next_strength * before + whole.effective * observed) / strength
+        sure[target] = _sure(before, shares[target], strength)
+    moved = whole.effective >= parameters.min_evidence and max(sure.values()) >= parameters.credibility
+    best = max(shares.values())
+    return [
+        Estimate(
+            Edge("next", source, target, row[target]),
+            top * shares[target] / best if moved else row[target],
+            tally,
+            strength,
+            sure[target],
+            moved,
+        )
+        for target, tally in known.items()
+    ]
+
+
+def _together(tallies: Mapping[str, Tally]) -> Tally:
+    whole = Tally()
+    for tally in tallies.values():
+        whole.count += tally.count
+        whole.successes += tally.successes
+        whole.mass += tally.mass
+        whole.square += tally.square
+        whole.hits += tally.hits
+    return whole
+
+
+def _sure(before: float, mean: float, strength: float) -> float:
+    """The posterior probability that the truth lies beyond ``before``, on the side of ``mean``."""
+    a, b = mean * strength, (1 - mean) * strength
+    if a <= 0 or b <= 0:  # a static score of 0 or 1 that nothing contradicts
+        return 0.0
+    below = beta_cdf(before, a, b)
+    return max(below, 1 - below)
+
+
+def kept_in_order(row: list[Estimate]) -> list[float]:
+    """The scores that fit the estimates best without any two edges changing places: isotonic regression, weighted by strength.
+
+    Edges that do not move stay exactly where they are. Edges that would change places become equal.
+    """
+    # A sort by the estimate among equal static scores lets these differ: there is no place to change.
+    order = sorted(range(len(row)), key=lambda index: (row[index].edge.score, row[index].score))
+    blocks: list[_Block] = []
+    for index in order:
+        estimate = row[index]
+        block = _Block(estimate.score, estimate.strength if estimate.moved else math.inf, [index])
+        while blocks and blocks[-1].score > block.score:
+            block = blocks.pop().merged(block)
+        blocks.append(block)
+    scores = [0.0] * len(row)
+    for block in blocks:
+        for member in block.members:
+            scores[member] = block.score
+    return scores
+
+
+class _Block(NamedTuple):
+    """Edges that share a score; an infinite weight holds it where it is."""
+
+    score: float
+    weight: float
+    members: list[int]
+
+    def merged(self, other: _Block) -> _Block:
+        """Both as one."""
+        members = self.members + other.members
+        for fixed in (self, other):
+            if math.isinf(fixed.weight):
+                return _Block(fixed.score, math.inf, members)
+        weight = self.weight + other.weight
+        return _Block((self.score * self.weight + other.score * other.weight) / weight, weight, members)

@@ -1,0 +1,65 @@
+"""Locks between processes, and files that are replaced as a whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from toolbus.results import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # a system without these locks: one process at a time is then the user's to see to
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def locked(path: Path, *, reading: bool = False) -> Iterator[None]:
+    """Hold the lock of a file or folder, which is a file beside it, against other threads and processes.
+
+    Who is ``reading`` goes on without it where nothing can be written: nobody writes there.
+
+    :raises ConfigurationError: the folder is not there or can't be written.
+    """
+    name = path.with_name(f".{path.name}.lock")
+    try:
+        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        if reading and error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            yield
+            return
+        raise ConfigurationError(f"{name} can't be locked: {error.strerror or error}") from None
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file so that readers, and a crash, find the old content or the new and nothing between.
+
+    :raises ConfigurationError: it can't be written.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).replace(path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be written: {error.strerror or error}") from None

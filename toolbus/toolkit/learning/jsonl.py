@@ -1,0 +1,159 @@
+"""Executions as lines of JSON: readable by anything, safe against crashes and other writers, and bounded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from toolbus import telemetry
+from toolbus.results import ConfigurationError
+from toolbus.toolkit.learning.files import locked
+from toolbus.toolkit.learning.records import MAX_RECORD, Execution, RecordError, decode, encode
+from toolbus.toolkit.learning.stores import OnBad
+
+MAX_BYTES = 67_108_864
+FILES = 8
+
+
+class JsonlStore:
+    """Appends to ``path``; when that is full it becomes ``path.1``, that one ``path.2``, and the oldest is deleted.
+
+    Several processes may append to one path: a lock beside it is held for each batch. A line that a crash cut off is removed by the
+    next writer and left out by readers, with a warning. An id that stands in the log twice is read once.
+
+    Args:
+        max_bytes: size at which a file is full.
+        files: how many files there are at most.
+
+    :raises ConfigurationError: a bound is too small.
+    """
+
+    def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES, files: int = FILES) -> None:
+        if max_bytes < 1 or files < 1:
+            raise ConfigurationError("max_bytes and files of a log of executions must be at least 1")
+        self.path = Path(path)
+        self._max_bytes = max_bytes
+        self._files = files
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held open between calls."""
+
+    def append(self, executions: Iterable[Execution]) -> int:
+        """Add executions in one write; those whose id is in the log count, and are read once.
+
+        :raises RecordError: one of them has a field out of bounds; nothing is written.
+        :raises ConfigurationError: the file can't be written.
+        """
+        lines = [encode(execution) + b"\n" for execution in executions]
+        if not lines:
+            return 0
+        try:
+            with locked(self.path):
+                self._rotate()
+                file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
+                try:
+                    self._write(file, b"".join(lines))
+                finally:
+                    os.close(file)
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} can't be written: {error.strerror or error}") from None
+        return len(lines)
+
+    def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
+        """Every execution, the oldest first.
+
+        :raises RecordError: a line can't be read, and there is no ``on_bad`` to tell.
+        :raises ConfigurationError: a file can't be read.
+        """
+        seen: set[str] = set()
+        # A file may be renamed between the listing and its opening; the lock keeps writers away only until all are open.
+        with locked(self.path, reading=True):
+            names = [path for path in self._names() if path.exists()]
+            try:
+                opened = [path.open("rb") for path in names]
+            except OSError as error:
+                raise ConfigurationError(f"{self.path} can't be read: {error.strerror or error}") from None
+        try:
+            for name, file in zip(names, opened, strict=True):
+                number = 0
+                while line := file.readline(MAX_RECORD + 2):
+                    number += 1
+                    if not line.endswith(b"\n"):
+                        if len(line) < MAX_RECORD + 2:
+                            telemetry.log.warning("executions.torn_line", file=str(name), line=number)
+                            break
+                        while line and not line.endswith(b"\n"):  # the rest of a line that is too long
+                            line = file.readline(MAX_RECORD)
+                        found: Execution | RecordError = RecordError(f"{name}:{number}", f"the record is longer than {MAX_RECORD} bytes")
+                    else:
+                        found = _decoded(line[:-1], f"{name}:{number}")
+                    if isinstance(found, RecordError):
+                        if on_bad is None:
+                            raise found
+                        on_bad(found)
+                    elif found.id not in seen:
+                        seen.add(found.id)
+                        yield found
+        finally:
+            for file in opened:
+                file.close()
+
+    def _names(self) -> list[Path]:
+        """The files, the oldest first."""
+        return [*(Path(f"{self.path}.{number}") for number in range(self._files - 1, 0, -1)), self.path]
+
+    def _rotate(self) -> None:
+        if not self.path.exists() or self.path.stat().st_size < self._max_bytes:
+            return
+        names = self._names()
+        for older, newer in pairwise(names):
+            if newer.exists():
+                newer.replace(older)
+        if self._files == 1:
+            self.path.unlink()
+
+    def _write(self, file: int, text: bytes) -> None:
+        """Append ``text`` after the last whole line; what can't be written whole is taken back."""
+        end = os.lseek(file, 0, os.SEEK_END)
+        whole = _whole(file, end)
+        if whole < end:
+            telemetry.log.warning("executions.torn_line", file=str(self.path), bytes=end - whole)
+            os.ftruncate(file, whole)
+        try:
+            rest = memoryview(text)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
+        except OSError:
+            os.ftruncate(file, whole)
+            raise
+
+
+def _whole(file: int, end: int) -> int:
+    """Where the last whole line ends."""
+    position = end
+    while position > 0:
+        start = max(0, position - 65_536)
+        os.lseek(file, start, os.SEEK_SET)
+        found = os.read(file, position - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        position = start
+    return 0
+
+
+def _decoded(line: bytes, place: str) -> Execution | RecordError:
+    try:
+        return decode(line, place)
+    except RecordError as error:
+        return error

@@ -1,0 +1,154 @@
+"""Whether estimates are worth taking: cross-validation, so that a log that says nothing changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Literal
+
+import msgspec
+
+from toolbus.toolkit.learning.estimate import estimates
+from toolbus.toolkit.learning.evidence import Episode, Tallies, tallied, weight_of
+from toolbus.toolkit.learning.parameters import Parameters
+from toolbus.toolkit.learning.ranking import ranked, reciprocal_rank, wanted
+from toolbus.toolkit.learning.scores import EdgeKind, Scores
+
+# Fewer episodes than this say nothing about the spread between episodes.
+LEAST_EPISODES = 20
+
+Weighted = tuple[float, float]
+"""The weighted sum of an episode's gains, and the sum of the weights."""
+
+
+class Gain(msgspec.Struct, frozen=True):
+    """A mean gain with its standard error, over episodes; ``credible`` with the probability that is asked for."""
+
+    mean: float
+    error: float
+    episodes: int
+    credible: bool
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} ± {self.error:.4f} on {self.episodes} episodes"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the estimates of one kind is taken, after they were judged on episodes that they were not learned from.
+
+    Attributes:
+        kind: the edges.
+        taken: ``all``; or ``levels``, as far as no two edges of an action change places; or ``nothing``.
+        order: the gain of the new order over the static one, in mean reciprocal rank.
+        signal: the gain of telling tools apart over one rate of success for all, in Brier score; None for transitions.
+        why: the same in words.
+    """
+
+    kind: EdgeKind
+    taken: Literal["all", "levels", "nothing"]
+    order: Gain
+    signal: Gain | None
+    why: str
+
+
+def judged(kind: EdgeKind, static: Scores, logged: Sequence[Episode], parameters: Parameters, now: float) -> Verdict:
+    """Each part of the log judges what was learned from the other parts.
+
+    The order is judged by the mean reciprocal rank of the choices that turned out well, weighted by the inverse of their propensity. If it
+    is not credibly better, the estimates may still be right about how often tools succeed, if tools differ at all: whether they do is
+    judged by predicting outcomes from each tool's own rate, against one rate for all.
+    """
+    order = _cross_validated(logged, parameters, lambda rest: _order_gains(kind, static, rest, parameters, now))
+    if order.credible:
+        return Verdict(kind=kind, taken="all", order=order, signal=None, why=f"the new order is better: mean reciprocal rank {order}")
+    why = f"the new order is not better with {parameters.guard:.0%} probability: mean reciprocal rank {order}"
+    if order.episodes < LEAST_EPISODES:
+        why = f"{order.episodes} episodes are too few to judge the new order by; it takes {LEAST_EPISODES}"
+    if kind == "next":
+        return Verdict(kind=kind, taken="nothing", order=order, signal=None, why=f"{why}; nothing changes")
+    signal = _cross_validated(logged, parameters, lambda rest: _signal_gains(rest, parameters, now))
+    if signal.credible:
+        why = f"{why}; but success differs between tools (Brier score {signal}), so scores move as far as none change places"
+        return Verdict(kind=kind, taken="levels", order=order, signal=signal, why=why)
+    return Verdict(
+        kind=kind, taken="nothing", order=order, signal=signal, why=f"{why}; success does not differ between tools; nothing changes"
+    )
+
+
+def _cross_validated(
+    logged: Sequence[Episode], parameters: Parameters, learned: Callable[[list[Episode]], Callable[[Episode], Weighted]]
+) -> Gain:
+    """The gain over all parts of the log; its error is that of a ratio of sums over episodes, which are independent of each other."""
+    sums: list[Weighted] = []
+    for fold in range(parameters.folds):
+        gain = learned([episode for number, episode in enumerate(logged) if number % parameters.folds != fold])
+        sums += [gain(episode) for episode in logged[fold :: parameters.folds]]
+    sums = [each for each in sums if each[1] > 0]
+    weight = sum(each[1] for each in sums)
+    if weight <= 0:
+        return Gain(0.0, 0.0, 0, False)
+    mean = sum(each[0] for each in sums) / weight
+    error = math.sqrt(sum((each[0] - mean * each[1]) ** 2 for each in sums)) / weight
+    credible = len(sums) >= LEAST_EPISODES and mean > max(1e-9, NormalDist().inv_cdf(parameters.guard) * error)
+    return Gain(round(mean, 9), round(error, 9), len(sums), credible)
+
+
+def _order_gains(
+    kind: EdgeKind, static: Scores, rest: Sequence[Episode], parameters: Parameters, now: float
+) -> Callable[[Episode], Weighted]:
+    found = estimates(static, tallied(rest, parameters, now), parameters)[kind]
+    orders = {
+        source: (ranked(row, row), ranked({each.edge.target: each.score for each in found[source]}, row))
+        for source, row in static.rows[kind].items()
+    }
+
+    def gain(episode: Episode) -> Weighted:
+        return _weighted(_order_gain(episode, kind, orders, parameters.clip))
+
+    return gain
+
+
+def _order_gain(
+    episode: Episode, kind: EdgeKind, orders: Mapping[str, tuple[list[str], list[str]]], clip: float
+) -> Iterable[tuple[float, float]]:
+    for choice in wanted(episode.calls() if kind == "call" else episode.transitions()):
+        if choice.source in orders:
+            before, after = orders[choice.source]
+            yield reciprocal_rank(after, choice.target) - reciprocal_rank(before, choice.target), weight_of(choice, clip)
+
+
+def _signal_gains(rest: Sequence[Episode], parameters: Parameters, now: float) -> Callable[[Episode], Weighted]:
+    tallies = tallied(rest, parameters, now)
+    common = _common_rate(tallies)
+
+    def rate(source: str, target: str) -> float:
+        tally = tallies.get(("call", source), {}).get(target)
+        if tally is None:
+            return common
+        return (parameters.prior_strength * common + tally.effective * tally.rate) / (parameters.prior_strength + tally.effective)
+
+    def gain(episode: Episode) -> Weighted:
+        return _weighted(
+            (
+                (common - choice.success) ** 2 - (rate(choice.source, choice.target) - choice.success) ** 2,
+                weight_of(choice, parameters.clip),
+            )
+            for choice in episode.calls()
+        )
+
+    return gain
+
+
+def _common_rate(tallies: Tallies) -> float:
+    calls = [tally for (kind, _), row in tallies.items() if kind == "call" for tally in row.values()]
+    mass = sum(tally.mass for tally in calls)
+    return sum(tally.hits for tally in calls) / mass if mass > 0 else 0.5
+
+
+def _weighted(gains: Iterable[tuple[float, float]]) -> Weighted:
+    total = weights = 0.0
+    for gain, weight in gains:
+        total += weight * gain
+        weights += weight
+    return total, weights

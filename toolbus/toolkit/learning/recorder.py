@@ -1,0 +1,184 @@
+"""``Recorder``: writes the calls that an agent's executors make, with the episode and action they were made in, to a store."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Self
+
+from toolbus import telemetry
+from toolbus.client.events import Finished
+from toolbus.client.observers import EventBus, ToolEvent
+from toolbus.envelope import new_id
+from toolbus.results import ConfigurationError, ToolResult
+from toolbus.toolkit.learning.records import Execution, RecordError, encode, outcome_of
+from toolbus.toolkit.learning.stores import ExecutionStore
+
+WAITING = 10_000
+_BATCH = 500
+
+
+class _Place:
+    """Where calls are made now."""
+
+    __slots__ = ("action", "episode", "next_shown", "revision", "shown")
+
+    def __init__(self, episode: Episode, action: str, shown: Mapping[str, float], next_shown: Mapping[str, float], revision: str) -> None:
+        self.episode = episode
+        self.action = action
+        self.shown = dict(shown)
+        self.next_shown = dict(next_shown)
+        self.revision = revision
+
+
+# Tasks begin with a copy of their parent's context, so the calls of a turn know their action however many turns run at once.
+_place: ContextVar[_Place | None] = ContextVar("toolbus_toolkit_place", default=None)
+
+
+class Episode:
+    """One user's request; ``Recorder.episode()`` makes it.
+
+    Attributes:
+        id: the episode's name in the log.
+        query: the user's sentence.
+    """
+
+    def __init__(self, id: str, query: str) -> None:
+        self.id = id
+        self.query = query
+        self._calls = 0
+
+    @contextmanager
+    def action(
+        self, name: str, *, shown: Mapping[str, float] | None = None, next_shown: Mapping[str, float] | None = None, revision: str = ""
+    ) -> Iterator[None]:
+        """Calls that begin within this ``with`` are made in the action ``name``.
+
+        Args:
+            shown: the tools that the model may have been shown, and the probability of each that it was; 1.0 for those that always are.
+            next_shown: the same for the actions that may follow.
+            revision: the revision of the scores that decided it.
+
+        :raises RecordError: one of these can't be recorded, such as a probability of 0.
+        """
+        place = _Place(self, name, shown or {}, next_shown or {}, revision)
+        encode(_record(place, "tool", 0, ToolResult(), 0.0))
+        token = _place.set(place)
+        try:
+            yield
+        finally:
+            _place.reset(token)
+
+    def next_position(self) -> int:
+        """The place of the next call that ends."""
+        self._calls += 1
+        return self._calls - 1
+
+
+class Recorder:
+    """Records what executors do; ``with Recorder(store, bus.events) as recorder:``, then episodes and their actions.
+
+    Calls are written by a thread of its own, so that a slow disk costs no call anything. Calls outside of an action are not recorded.
+    Leaving the ``with`` writes what waits; the store stays open.
+
+    Attributes:
+        dropped: calls that were not recorded, because 10,000 waited or the store refused them.
+    """
+
+    def __init__(self, store: ExecutionStore, *events: EventBus) -> None:
+        self._store = store
+        self._events = events
+        self._waiting: queue.Queue[Execution | None] = queue.Queue(WAITING)
+        self._leave: list[Callable[[], None]] = []
+        self._thread: threading.Thread | None = None
+        self.dropped = 0
+
+    def __enter__(self) -> Self:
+        """:raises ConfigurationError: it runs already."""
+        if self._thread is not None:
+            raise ConfigurationError("this recorder is in use; make another")
+        self._thread = threading.Thread(target=self._write, name="toolbus-recorder", daemon=True)
+        self._thread.start()
+        self._leave = [events.subscribe(self.observe) for events in self._events]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for leave in self._leave:
+            leave()
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def episode(self, query: str = "", *, id: str = "") -> Episode:
+        """A new episode, or the one called ``id``; ``query`` is the user's sentence, of which 4,096 characters are kept."""
+        return Episode(id or new_id(), query[:4096])
+
+    def observe(self, event: ToolEvent) -> None:
+        """An observer for event buses; ``with`` subscribes it to those of the recorder."""
+        place = _place.get()
+        if place is None or type(event.event) is not Finished or self._thread is None:
+            return
+        result = event.event.result
+        if result.error is not None and result.error.type == "not_found":
+            return  # a tool that is not there has no edge
+        record = _record(place, event.tool, place.episode.next_position(), result, time.time())
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            self._drop(1, "too many wait to be written")
+
+    def _write(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            batch = [first]
+            ended = False
+            while len(batch) < _BATCH and not self._waiting.empty():
+                following = self._waiting.get()
+                if following is None:
+                    ended = True
+                    break
+                batch.append(following)
+            self._append(batch)
+            if ended:
+                return
+
+    def _append(self, batch: list[Execution]) -> None:
+        good = [each for each in batch if _writable(each)]
+        if len(good) < len(batch):
+            self._drop(len(batch) - len(good), "a field is out of bounds")
+        try:
+            self._store.append(good)
+        except Exception as error:  # noqa: BLE001 - a full disk, say, must not end the recording of what follows
+            self._drop(len(good), str(error))
+
+    def _drop(self, count: int, reason: str) -> None:
+        self.dropped += count
+        telemetry.log.warning("executions.dropped", count=count, reason=reason)
+
+
+def _record(place: _Place, tool: str, position: int, result: ToolResult, at: float) -> Execution:
+    return Execution(
+        episode=place.episode.id,
+        position=position,
+        action=place.action,
+        tool=tool,
+        outcome=outcome_of(result),
+        at=at,
+        ms=result.meta.ms,
+        shown=place.shown,
+        next_shown=place.next_shown,
+        revision=place.revision,
+        query=place.episode.query,
+    )
+
+
+def _writable(execution: Execution) -> bool:
+    try:
+        encode(execution)
+    except RecordError:
+        return False
+    return True

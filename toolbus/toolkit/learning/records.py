@@ -1,0 +1,123 @@
+"""What is recorded of each call: an ``Execution``, versioned, and checked whenever it is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from toolbus.envelope import new_id
+from toolbus.results import ConfigurationError, ToolResult
+
+VERSION = 1
+MAX_RECORD = 262_144
+
+Outcome = Literal["success", "failure", "cancelled", "refused", "unavailable"]
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Propensity = Annotated[float, Meta(gt=0, le=1)]
+Shown = Annotated[dict[Name, Propensity], Meta(max_length=1000)]
+
+# What an error says about the tool itself. The rest says that the pool was busy, down or lost track: no reason to trust the tool less.
+_FAILURES = frozenset({"tool_error", "invalid_arguments", "deadline_exceeded"})
+_OUTCOMES: Mapping[str, Outcome] = {"cancelled": "cancelled", "forbidden": "refused"}
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of a tool within an episode: one user's request, from the first action to the last.
+
+    Attributes:
+        episode: which episode; its executions are ordered by ``position``, from 0.
+        action: the action in which the tool was called.
+        tool: the tool's own name.
+        outcome: ``success`` and ``failure`` say something about the tool; ``cancelled``, ``refused`` (by a person) and
+            ``unavailable`` do not.
+        ms: milliseconds of the call, as its caller saw it.
+        at: when it ended, seconds since 1970.
+        shown: the tools that might have been shown to the model in this action, and how probable it was that each was
+            (its propensity, above 0); empty when unknown.
+        next_shown: the same for the actions that may follow this one.
+        revision: the revision of the scores that chose what was shown; empty for static scores.
+        query: the user's sentence that began the episode.
+        id: names the record; a store keeps one record of an id.
+    """
+
+    episode: Name
+    position: Annotated[int, Meta(ge=0, le=1_000_000)]
+    action: Name
+    tool: Name
+    outcome: Outcome
+    at: Annotated[float, Meta(ge=0, le=1e11)]
+    ms: Annotated[float, Meta(ge=0)] = 0.0
+    shown: Shown = {}
+    next_shown: Shown = {}
+    revision: Annotated[str, Meta(max_length=128)] = ""
+    query: Annotated[str, Meta(max_length=4096)] = ""
+    id: Name = msgspec.field(default_factory=new_id)
+    version: Annotated[int, Meta(ge=1)] = msgspec.field(default=VERSION, name="v")
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether the outcome says something about the tool."""
+        return self.outcome in {"success", "failure"}
+
+
+class RecordError(ConfigurationError):
+    """A record can't be read or written; ``place`` says where it stands (``log.jsonl:17``)."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        self.place = place
+        self.problem = problem
+        super().__init__(f"{place}: {problem}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.place, self.problem)
+
+
+class _Versioned(msgspec.Struct):
+    """As much of a record as any version has."""
+
+    v: int
+
+
+_decoder = msgspec.json.Decoder(Execution)
+_versions = msgspec.json.Decoder(_Versioned)
+
+
+def encode(execution: Execution) -> bytes:
+    """A record as one line of JSON, without the line's end.
+
+    :raises RecordError: a field is out of bounds.
+    """
+    # Fields that have their default are left out, but the version never is.
+    fields = msgspec.to_builtins(execution)
+    document = msgspec.json.encode({"v": execution.version, "id": execution.id, **fields})
+    decode(document, f"execution {execution.id[:64]!r}")
+    return document
+
+
+def decode(document: bytes, place: str) -> Execution:
+    """A record from its JSON; ``place`` is named when it can't be read.
+
+    :raises RecordError: it is no JSON, too large, of a newer version, or a field is missing or out of bounds.
+    """
+    if len(document) > MAX_RECORD:
+        raise RecordError(place, f"the record has {len(document)} bytes; at most {MAX_RECORD} are allowed")
+    try:
+        version = _versions.decode(document).v
+        if version != VERSION:
+            raise RecordError(place, f"the record is of version {version}; this release reads version {VERSION}")
+        return _decoder.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(place, f"no execution: {error}") from None
+
+
+def outcome_of(result: ToolResult) -> Outcome:
+    """What a call's result says about its tool."""
+    if result.error is None:
+        return "success"
+    if result.error.type in _FAILURES:
+        return "failure"
+    return _OUTCOMES.get(result.error.type, "unavailable")

@@ -1,0 +1,255 @@
+"""Revisions of a graph's scores: what was learned from which log, kept in a folder, to be compared and taken back."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from toolbus.results import ConfigurationError
+from toolbus.toolkit.learning.evidence import Episode
+from toolbus.toolkit.learning.files import locked, replace
+from toolbus.toolkit.learning.judge import Verdict
+from toolbus.toolkit.learning.learn import Change, Learned
+from toolbus.toolkit.learning.parameters import Parameters
+from toolbus.toolkit.learning.records import encode
+from toolbus.toolkit.learning.scores import Edge, EdgeKind, Scores, load_json
+
+KEPT = 200
+_ID = re.compile(r"\d{4,9}-[0-9a-f]{8}")
+
+
+class LogDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which log it was: how much, from when to when (seconds since 1970), and the SHA-256 of its records in order."""
+
+    episodes: int
+    executions: int
+    first: float
+    last: float
+    sha256: str
+
+
+class Revision(msgspec.Struct, frozen=True, kw_only=True):
+    """The scores of a graph, and where they come from.
+
+    Attributes:
+        id: a number that counts up, and the start of a digest of the content.
+        parent: the revision that was current before; empty for the first.
+        created_at: seconds since 1970.
+        note: where it comes from, in words.
+        parameters, log, verdicts: what it was learned with and from, and whether new orders were taken; None and empty for static scores.
+        changes: every score that is another one than the parent's, and why.
+        edges: every score.
+    """
+
+    id: str
+    parent: str
+    created_at: float
+    note: str
+    edges: list[Edge]
+    parameters: Parameters | None = None
+    log: LogDigest | None = None
+    verdicts: list[Verdict] = []
+    changes: list[Change] = []
+
+    @property
+    def scores(self) -> Scores:
+        """The scores of this revision."""
+        return Scores(self.edges)
+
+    @property
+    def created(self) -> str:
+        """When it was made, in UTC, to the second."""
+        return datetime.datetime.fromtimestamp(self.created_at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """An edge whose score two revisions disagree on; None where one of them has no such edge."""
+
+    kind: EdgeKind
+    source: str
+    target: str
+    old: float | None
+    new: float | None
+
+
+def difference(old: Scores, new: Scores) -> list[Difference]:
+    """Where two sets of scores disagree, sorted by edge."""
+    before = {(each.kind, each.source, each.target): each.score for each in old}
+    after = {(each.kind, each.source, each.target): each.score for each in new}
+    return [Difference(*edge, before.get(edge), after.get(edge)) for edge in sorted(before | after) if before.get(edge) != after.get(edge)]
+
+
+def digest(logged: Sequence[Episode]) -> LogDigest:
+    """The digest of a log; the same records give the same digest, however they are stored."""
+    whole = hashlib.sha256()
+    times: list[float] = []
+    for episode in logged:
+        for execution in episode.executions:
+            whole.update(encode(execution) + b"\n")
+            times.append(execution.at)
+    return LogDigest(
+        episodes=len(logged), executions=len(times), first=min(times, default=0.0), last=max(times, default=0.0), sha256=whole.hexdigest()
+    )
+
+
+class Revisions:
+    """A folder of revisions, one JSON file each, and a file ``current`` that names one of them.
+
+    Files are written as a whole or not at all, and one process writes at a time. Of more than 200 the oldest are deleted, but never the
+    current one.
+
+    :raises ConfigurationError: the folder can't be made.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = KEPT) -> None:
+        self.folder = Path(folder)
+        self._keep = max(2, keep)
+
+    def ids(self) -> list[str]:
+        """The revisions, the oldest first."""
+        found = [path.stem for path in self.folder.glob("*.json") if _ID.fullmatch(path.stem)]
+        return sorted(found, key=_number)
+
+    def get(self, id: str) -> Revision:
+        """A revision, by its id or the number in it.
+
+        :raises ConfigurationError: there is no such revision, or its file can't be read.
+        """
+        found = next((known for known in self.ids() if known == id or (id.isdecimal() and _number(known) == int(id))), None)
+        if found is None:
+            known = ", ".join(self.ids()[-5:]) or "none"
+            raise ConfigurationError(f"{self.folder} has no revision {id[:64]!r}; the newest are: {known}")
+        revision = load_json(self.folder / f"{found}.json", Revision, "revision")
+        Scores(revision.edges)
+        return revision
+
+    def current(self) -> Revision | None:
+        """The revision that holds; None when there is none yet.
+
+        :raises ConfigurationError: the folder's files can't be read.
+        """
+        try:
+            named = (self.folder / "current").read_text("utf-8").strip()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{self.folder / 'current'} can't be read: {error}") from None
+        return self.get(named)
+
+    def add(self, static: Scores, learned: Learned, log: LogDigest, parameters: Parameters) -> Revision | None:
+        """Make what was learned the current revision; None when it changes no score.
+
+        In an empty folder the static scores become the first revision, so that they can be gone back to.
+
+        :raises ConfigurationError: the folder can't be written.
+        """
+        self._make()
+        with locked(self.folder):
+            parent = self.current() or self._add("", static, note="the static scores")
+            changes = changed(parent.scores, static, learned)
+            if not changes and not difference(parent.scores, learned.scores):
+                return None
+            note = f"learned from {log.executions} executions of {log.episodes} episodes"
+            return self._add(parent.id, learned.scores, note, parameters=parameters, log=log, verdicts=learned.verdicts, changes=changes)
+
+    def roll_back(self, id: str = "") -> tuple[Revision | None, Revision]:
+        """Make an earlier revision current again, by default the parent of the current one; returns both, the one left first.
+
+        Nothing is deleted: going back to the newer one is the same command. A current revision that can't be read is no obstacle when
+        the other one is named; it is None.
+
+        :raises ConfigurationError: there is none to go back to, or no such revision.
+        """
+        self._make()
+        with locked(self.folder):
+            left = self._left(named=bool(id))
+            if not id and left is None:
+                raise ConfigurationError(f"{self.folder} has no current revision to roll back from")
+            if not id and left is not None and not left.parent:
+                raise ConfigurationError(f"{left.id} is the first revision; there is none before it")
+            back = self.get(id or ("" if left is None else left.parent))
+            replace(self.folder / "current", f"{back.id}\n".encode())
+            return left, back
+
+    def _left(self, *, named: bool) -> Revision | None:
+        try:
+            return self.current()
+        except ConfigurationError:
+            if named:
+                return None
+            raise
+
+    def _make(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"{self.folder} can't be made: {error.strerror or error}") from None
+
+    def _add(
+        self,
+        parent: str,
+        scores: Scores,
+        note: str,
+        *,
+        parameters: Parameters | None = None,
+        log: LogDigest | None = None,
+        verdicts: Sequence[Verdict] = (),
+        changes: Sequence[Change] = (),
+    ) -> Revision:
+        known = self.ids()
+        number = _number(known[-1]) + 1 if known else 1
+        made = Revision(
+            id="",
+            parent=parent,
+            created_at=0.0,
+            note=note,
+            edges=[*scores],
+            parameters=parameters,
+            log=log,
+            verdicts=[*verdicts],
+            changes=[*changes],
+        )
+        content = hashlib.sha256(msgspec.json.encode(made)).hexdigest()
+        made = msgspec.structs.replace(made, id=f"{number:04}-{content[:8]}", created_at=round(time.time(), 3))
+        replace(self.folder / f"{made.id}.json", msgspec.json.format(msgspec.json.encode(made), indent=1))
+        replace(self.folder / "current", f"{made.id}\n".encode())
+        for old in known[: max(0, len(known) + 1 - self._keep)]:
+            (self.folder / f"{old}.json").unlink(missing_ok=True)
+        return made
+
+
+def changed(parent: Scores, static: Scores, learned: Learned) -> list[Change]:
+    """The changes from the parent's scores to the learned ones, with reasons; scores that go back to the static ones among them."""
+    moved = {(each.kind, each.source, each.target): each for each in learned.changes}
+    made: list[Change] = []
+    for each in difference(parent, learned.scores):
+        if each.new is None:
+            continue  # the graph has no such edge any more
+        change = moved.get((each.kind, each.source, each.target))
+        given = static.score(each.kind, each.source, each.target)
+        if change is None:
+            change = Change(
+                kind=each.kind,
+                source=each.source,
+                target=each.target,
+                static=each.new if given is None else given,
+                old=each.new,
+                new=each.new,
+                count=0,
+                successes=0,
+                effective=0.0,
+                rate=0.0,
+                why="a new edge" if each.old is None else "back to the static score: the evidence is no longer enough, or not credible",
+            )
+        made.append(msgspec.structs.replace(change, old=change.static if each.old is None else each.old))
+    return made
+
+
+def _number(id: str) -> int:
+    return int(id.partition("-")[0])

@@ -1,0 +1,70 @@
+"""Where executions are kept: one protocol, two formats, and copies from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from toolbus.results import ConfigurationError
+from toolbus.toolkit.learning.records import Execution, RecordError
+
+OnBad = Callable[[RecordError], object]
+"""Called with each record that can't be read, which is then left out."""
+
+
+class ExecutionStore(Protocol):
+    """A log of executions, in the order in which they were added. Methods may be called from any thread, one at a time."""
+
+    path: Path
+
+    def append(self, executions: Iterable[Execution]) -> int:
+        """Add executions, all or none of them, and return how many were new.
+
+        :raises RecordError: one of them has a field out of bounds.
+        :raises ConfigurationError: the store can't be written.
+        """
+
+    def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
+        """Every execution, the oldest first.
+
+        :raises RecordError: a record can't be read, and there is no ``on_bad`` to tell.
+        """
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+def open_store(path: str | Path, *, must_exist: bool = False) -> ExecutionStore:
+    """The store at a path: ``.jsonl`` is lines of JSON, ``.db``, ``.sqlite`` and ``.sqlite3`` are SQLite.
+
+    :raises ConfigurationError: another suffix, or it is not there and must be.
+    """
+    from toolbus.toolkit.learning.jsonl import JsonlStore  # noqa: PLC0415 - the formats are written against this protocol
+    from toolbus.toolkit.learning.sqlite import SqliteStore  # noqa: PLC0415
+
+    path = Path(path)
+    if must_exist and not path.is_file():
+        raise ConfigurationError(f"there is no log of executions at {path}")
+    if path.suffix == ".jsonl":
+        return JsonlStore(path)
+    if path.suffix in {".db", ".sqlite", ".sqlite3"}:
+        return SqliteStore(path)
+    raise ConfigurationError(f"{path.name!r}: a log of executions ends in .jsonl, .db, .sqlite or .sqlite3")
+
+
+def copy(source: ExecutionStore, target: ExecutionStore, on_bad: OnBad | None = None) -> int:
+    """Add all of one store to another and return how many records were new there.
+
+    Everything is read before anything is written, so that a bad record leaves the target as it was.
+
+    :raises RecordError: a record can't be read, and there is no ``on_bad`` to tell.
+    """
+    found = [*source.read(on_bad)]
+    known = {execution.id for execution in target.read(lambda _: None)}
+    return target.append([execution for execution in found if execution.id not in known])
