@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from toolbus.cli.learning import COMMANDS
+from toolbus.cli import graph, learning
 
 
 @click.group("toolkit", no_args_is_help=True)
@@ -13,10 +13,11 @@ def toolkit_command() -> None:
 
     \b
     Example:
+      toolbus toolkit load analysis.yaml
+      toolbus toolkit recommend "count the orders of March"
       toolbus toolkit learn --scores scores.json --log executions.jsonl
-      toolbus toolkit diff
     """
 
 
-for command in COMMANDS:
+for command in (*graph.COMMANDS, *learning.COMMANDS):
     toolkit_command.add_command(command)

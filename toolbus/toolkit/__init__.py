@@ -2,8 +2,8 @@
 
 from toolbus.results import ToolkitError
 from toolbus.toolkit.chain import Link, ToolkitWrapper, add_chain
-from toolbus.toolkit.graph import Edge, Toolkit
 from toolbus.toolkit.entries import Preset
+from toolbus.toolkit.graph import Edge, Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
 from toolbus.toolkit.live import ActionView
 from toolbus.toolkit.presets import LiveGroup, load_preset, read_preset, toolkit_of

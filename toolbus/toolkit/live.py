@@ -17,8 +17,14 @@ from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
 from toolbus.toolkit.presets import LiveGroup, read_preset, toolkit_of
 from toolbus.toolkit.recommend import recommend_subgraph
+from toolbus.toolkit.scoring import text_of
+from toolbus.toolkit.starting import Starter
+
+MAX_PUBLISHED = 4 * 1024 * 1024
+"""Bytes of a preset that can be published: every agent reads it, and the registry's log keeps it."""
 
 _SHOWN = 2000
+_MOST_STARTS = 3
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -146,6 +152,21 @@ def merged(documents: Mapping[str, bytes]) -> Toolkit:
         except ToolkitError as error:
             telemetry.log.warning("toolkit.left_out", toolkit=name, error=str(error))
     return graph
+
+
+def starts_of(graph: Toolkit, wanted: Iterable[str]) -> list[str]:
+    """Ids of the actions that are named by id or name; for anything else, those of the three actions that fit the words best."""
+    words: list[str] = []
+    starts: list[str] = []
+    for each in wanted:
+        found = _resolved(graph, each)
+        starts += found
+        if not found:
+            words.append(each)
+    if words:
+        texts = {vertex: text_of(item) for vertex, item in graph.items() if isinstance(item, Action)}
+        starts += [start.action for start in Starter(texts).rank(" ".join(words), _MOST_STARTS)]
+    return list(dict.fromkeys(starts))
 
 
 def _resolved(graph: Toolkit, wanted: str) -> list[str]:

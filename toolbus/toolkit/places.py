@@ -11,8 +11,10 @@ import yaml
 
 from toolbus.results import ToolkitError
 
+_BRACKET = re.compile(r"[\[\]{}]")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 # PyYAML makes a node of each value, some 10 µs: where lines are wanted of more than this, the first ones must do.
+_MOST_BRACKETS = 1000
 _MOST_LOCATED = 2 * 1024 * 1024
 
 
@@ -42,6 +44,8 @@ class Source:
                 return msgspec.json.decode(text)
             except (msgspec.DecodeError, RecursionError):
                 pass  # flow style, perhaps
+        if _brackets(text) > _MOST_BRACKETS:
+            raise ToolkitError(f"{self._name}: not YAML that a preset can be: more than {_MOST_BRACKETS} brackets are open")
         try:
             return ryaml.loads(text)
         except ryaml.InvalidYamlError as error:
@@ -77,6 +81,17 @@ class Source:
             return ""
         lines = [number for number, line in enumerate(self._data.splitlines(), 1) if line.strip().startswith(found[1].encode() + b":")]
         return f":{lines[-1]}" if len(lines) == 2 else ""
+
+
+def _brackets(text: str) -> int:
+    """How many brackets are open at most. The parser's time grows with their square, before it counts them."""
+    if text.count("[") + text.count("{") <= _MOST_BRACKETS:
+        return 0
+    opened = most = 0
+    for found in _BRACKET.finditer(text):
+        opened = opened + 1 if found[0] in "[{" else max(0, opened - 1)
+        most = max(most, opened)
+    return most
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,0 +1,242 @@
+"""``toolkit load, show, recommend, draw, export, schema``: the graph itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
+
+if TYPE_CHECKING:
+    from toolbus.settings import Settings
+    from toolbus.toolkit import ActionView, Toolkit
+
+_file_option = click.option("--file", type=click.Path(path_type=Path), help="A preset in place of the published graph.")
+_MOST_ROWS = 500
+
+
+@click.command("load")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Only check it; nothing is published.")
+@click.option("--revisions", type=click.Path(path_type=Path), help="A folder of learned scores: publish with its current revision.")
+@click.pass_context
+def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | None) -> None:
+    """Check the preset FILE (YAML or JSON) and publish it; every agent sees it at once.
+
+    A mistake is named with file, line and key, and nothing is published then. Whoever publishes a
+    preset first owns its name (TOOLBUS_OWNER); `toolbus rm toolkit/NAME` removes it.
+
+    \b
+    Examples:
+      toolbus toolkit load analysis.yaml
+      toolbus toolkit load analysis.yaml --revisions revisions/
+    """
+    from toolbus.broker.admin import Admin
+    from toolbus.toolkit import load_preset, toolkit_of
+    from toolbus.toolkit.live import MAX_PUBLISHED
+    from toolbus.toolkit.scoring import with_scores
+
+    preset = load_preset(file)
+    if revisions is not None:
+        from toolbus.toolkit.learning.revisions import Revisions
+
+        current = Revisions(revisions).current()
+        if current is None:
+            fail(f"{revisions} has no revision yet; `toolbus toolkit learn` makes one")
+        preset = with_scores(preset, current.edges, current.id)
+    graph = toolkit_of(preset, functions=check)
+    counts = f"{len(preset.actions):,} actions, {len(preset.tools):,} tools, {len(preset.groups):,} groups, {len(graph.edges()):,} edges"
+    if check:
+        click.echo(f"{file} is right: {counts}")
+        return
+    document = msgspec.json.encode(preset)
+    if len(document) > MAX_PUBLISHED:
+        fail(f"the preset has {len(document):,} bytes, and {MAX_PUBLISHED:,} can be published: publish it in parts")
+    settings = settings_of(ctx)
+
+    async def main() -> None:
+        async with Admin(settings) as admin:
+            await admin.put(f"toolkit/{preset.name}", document, settings.owner or "operator")
+
+    run(main())
+    click.echo(f"published toolkit/{preset.name}: {counts}")
+
+
+@click.command("show")
+@_file_option
+@click.option("--action", "actions", multiple=True, help="Only this action and what is around it (may be repeated).")
+@output_option
+@click.pass_context
+def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...], output: str) -> None:
+    """List the graph's edges with their scores.
+
+    \b
+    Examples:
+      toolbus toolkit show
+      toolbus toolkit show --file analysis.yaml --action query
+    """
+    from toolbus.toolkit.items import kind_of
+
+    graph = _graph(settings_of(ctx), file)
+    wanted = {edge for edge in graph.edges() if not actions or not {*actions}.isdisjoint(edge)}
+    rows = [(u, kind_of(graph.item(u)), v, kind_of(graph.item(v)), graph.get_score(u, v)) for u, v in graph.edges() if (u, v) in wanted]
+    if output == "json":
+        keys = ("from", "from_kind", "to", "to_kind", "score")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        return
+    shown = [
+        (u, v, "next" if kind == "action" else "call" if of == "action" else "holds", f"{score:.2f}") for u, of, v, kind, score in rows
+    ]
+    print_table(("FROM", "TO", "EDGE", "SCORE"), shown[:_MOST_ROWS], empty="the graph is empty; `toolbus toolkit load FILE` publishes one")
+    if len(rows) > _MOST_ROWS:
+        click.echo(f"… and {len(rows) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
+
+
+@click.command("recommend")
+@click.argument("start", nargs=-1, required=True)
+@_file_option
+@click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Lowest score of an edge that is followed.")
+@click.option("--hops", type=click.IntRange(0, 100), default=0, show_default=True, help="How many next actions are followed.")
+@click.option("--prompt", is_flag=True, help="Print what a model is told.")
+@output_option
+@click.pass_context
+def recommend_command(
+    ctx: click.Context, start: tuple[str, ...], file: Path | None, threshold: float, hops: int, prompt: bool, output: str
+) -> None:
+    """Say which actions and tools make sense at START: ids or names of actions, or a sentence.
+
+    \b
+    Examples:
+      toolbus toolkit recommend query --hops 1
+      toolbus toolkit recommend "count the orders of March"
+    """
+    view = run(_recommended(settings_of(ctx), start, file, threshold, hops))
+    if prompt:
+        click.echo(view.prompt())
+        return
+    rows = [
+        ("action", action.id, action.name, _score(view, action.id), "start" if action.id in view.starts else "") for action in view.actions
+    ]
+    rows += [("tool", name, name, _score(view, name), "") for name in view]
+    rows += [("tool", tool.id, tool.name, _score(view, tool.id), "not there now") for tool in view.missing.values()]
+    rows += [("function", tool.id, tool.name, _score(view, tool.id), "") for tool in view.local.values()]
+    if output == "json":
+        print_json([dict(zip(("kind", "id", "name", "score", "state"), row, strict=True)) for row in rows])
+        return
+    print_table(("KIND", "ID", "NAME", "SCORE", ""), rows, empty=f"nothing fits {' '.join(start)!r}")
+
+
+@click.command("draw")
+@click.argument("picture", type=click.Path(path_type=Path))
+@_file_option
+@click.option("--start", "starts", multiple=True, help="Only what is recommended from this action (may be repeated).")
+@click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Lowest score that is followed from there.")
+@click.option("--hops", type=click.IntRange(0, 100), default=1, show_default=True, help="How many next actions are followed from there.")
+@click.option("--title", default="", help="Above the picture.")
+@click.pass_context
+def draw_command(
+    ctx: click.Context, picture: Path, file: Path | None, starts: tuple[str, ...], threshold: float, hops: int, title: str
+) -> None:
+    """Draw the graph to PICTURE: .svg, .png, or .html for a page to pan and filter in, which works offline.
+
+    \b
+    Examples:
+      toolbus toolkit draw graph.html
+      toolbus toolkit draw query.svg --start query --hops 2
+    """
+    from toolbus.toolkit import recommend_subgraph
+
+    graph = _graph(settings_of(ctx), file)
+    if starts:
+        graph = recommend_subgraph(graph, starts, threshold, hops)
+    if not graph.vertices():
+        fail("there is nothing to draw: " + ("no such action" if starts else "the graph is empty"))
+    try:
+        from toolbus.toolkit.draw import save
+    except ImportError as error:
+        fail(f"drawing needs {error.name}: pip install 'toolbus[draw]'")
+    try:
+        save(graph, picture, title)
+    except OSError as error:
+        fail(f"can't write {str(picture)!r}: {error.strerror}")
+    click.echo(f"drew {len(graph.vertices()):,} vertices to {picture}")
+
+
+@click.command("export")
+@_file_option
+@click.option(
+    "--format", "form", type=click.Choice(["scores", "graphml", "dot"]), default="scores", show_default=True, help="What is written."
+)
+@click.pass_context
+def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
+    """Write the graph to standard output: scores for `learn`, GraphML, or dot for Graphviz.
+
+    \b
+    Example:
+      toolbus toolkit export > scores.json
+      toolbus toolkit learn --scores scores.json --log executions.jsonl
+    """
+    from toolbus.toolkit.export import dot, graphml
+    from toolbus.toolkit.scoring import scores_of
+
+    graph = _graph(settings_of(ctx), file)
+    if form == "scores":
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(scores_of(graph))) + b"\n")
+    else:
+        click.echo(dot(graph) if form == "dot" else graphml(graph))
+
+
+@click.command("schema")
+def schema_command() -> None:
+    """Print the JSON Schema of presets, for editors.
+
+    \b
+    Example:
+      toolbus toolkit schema > preset.schema.json
+      # first line of a preset: `# yaml-language-server: $schema=preset.schema.json`
+    """
+    from toolbus.toolkit.presets import json_schema
+
+    print_json(json_schema())
+
+
+COMMANDS = (load_command, show_command, recommend_command, draw_command, export_command, schema_command)
+
+
+def _graph(settings: Settings, file: Path | None) -> Toolkit:
+    """The graph of a file, or the published one."""
+    from toolbus.broker.admin import Admin
+    from toolbus.toolkit import load_preset, toolkit_of
+    from toolbus.toolkit.live import merged
+
+    if file is not None:
+        return toolkit_of(load_preset(file))
+
+    async def main() -> dict[str, bytes]:
+        async with Admin(settings) as admin:
+            return await admin.items("toolkit/")
+
+    return merged({key.removeprefix("toolkit/"): document for key, document in run(main()).items()})
+
+
+async def _recommended(settings: Settings, start: tuple[str, ...], file: Path | None, threshold: float, hops: int) -> ActionView:
+    from toolbus import ToolBus
+    from toolbus.toolkit import load_preset, toolkit_of
+    from toolbus.toolkit.live import published, starts_of
+
+    async with ToolBus(settings=settings) as bus:
+        graph = published(bus.tools.catalogue) if file is None else toolkit_of(load_preset(file))
+        starts = starts_of(graph, start)
+        return bus.tools.for_actions(starts, threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
+
+
+def _score(view: ActionView, vertex: str) -> Any:
+    """The best score of the edges that lead to a vertex in the recommended part."""
+    if not view.toolkit.has_vertex(vertex):
+        return ""
+    found = [view.toolkit.get_score(before, vertex) for before in view.toolkit.predecessors(vertex)]
+    return f"{max(found):.2f}" if found else ""
