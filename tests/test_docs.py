@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -175,3 +176,43 @@ def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespa
         worker.terminate()
         said, _ = worker.communicate(timeout=15)
     assert (worker.returncode, "al used up calculator" in said) == (0, True)
+
+
+def printed(page: str) -> str:
+    """What a page says that its example prints."""
+    expected = re.search(r"It prints:\n\n```\n(.*?)```", read(page), re.DOTALL)
+    assert expected is not None
+    return expected[1]
+
+
+def run_example(example: str, folder: Path) -> str:
+    """Run an example as a program of its own, and return what it prints."""
+    (folder / "example.py").write_text(example)
+    done = subprocess.run([sys.executable, "example.py"], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def told_by(picture: bytes) -> tuple[set[str], list[str]]:
+    """The names of a picture's shapes, and its texts."""
+    root = ElementTree.fromstring(picture)
+    names = {each.get("id", "") for each in root.iter() if " " in each.get("id", "")}
+    return names, sorted(each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text"))
+
+
+def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path) -> None:
+    """The example prints what the page says, and the pictures beside the page show what it draws."""
+    first, second = blocks("docs/toolkit.md")
+    assert run_example(first, tmp_path) == printed("docs/toolkit.md")
+    for name in ("toolkit.svg", "toolkit-recommended.svg"):
+        names, texts = told_by((ROOT / "docs" / name).read_bytes())
+        assert names
+        assert (names, texts) == told_by((tmp_path / name).read_bytes())
+    assert (tmp_path / "toolkit.html").read_text().startswith("<!DOCTYPE html>")
+    assert run_example(second, tmp_path) == "[('read', 'write'), ('read', 'fetch')]\n"
+
+
+def test_the_chat2graph_example_runs(tmp_path: Path) -> None:
+    """The toolkit of the Chat2Graph guide recommends what the guide says."""
+    (example,) = blocks("docs/guides/chat2graph.md")
+    assert run_example(example, tmp_path) == printed("docs/guides/chat2graph.md")

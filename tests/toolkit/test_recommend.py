@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +91,28 @@ def test_cycles_end() -> None:
     part = recommend_subgraph(graph_of(("a0", "a1"), ("a1", "a2"), ("a2", "a0"), ("a0", "a0")), ["a0"], hops=10_000_000)
     assert part.vertices() == ["a0", "a1", "a2"]
     assert len(part.edges()) == 4
+
+
+def test_nothing_is_looked_at_that_is_not_met() -> None:
+    """A recommendation reads the edges of the vertices it finds, so its time does not grow with the graph."""
+    looked: list[str] = []
+
+    class Edges(UserDict[str, Any]):
+        def __getitem__(self, vertex: str) -> Any:
+            looked.append(vertex)
+            return self.data[vertex]
+
+    class Watched(Toolkit):
+        def tables(self) -> Any:
+            nodes, edges = super().tables()
+            watched = Edges()
+            watched.data = edges  # type: ignore[assignment] # the graph's own, not a copy
+            return nodes, watched
+
+    toolkit = Watched()
+    toolkit.update(graph_of(*SAMPLE, *((f"a{number}", f"t{number}") for number in range(10, 500))))
+    assert len(recommend_subgraph(toolkit, ["a1"], 0.7, 1).vertices()) == 4
+    assert sorted(looked) == ["a1", "a2"]
 
 
 def test_hops_are_counted_by_the_shortest_way() -> None:

@@ -6,7 +6,10 @@ import io
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-import matplotlib as mpl
+try:
+    import matplotlib as mpl
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"pictures need matplotlib: pip install 'toolbus[draw]' ({error})", name="matplotlib") from None
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -173,6 +176,9 @@ def _curve(start: Point, end: Point, name: str) -> list[Point]:
     if to_x == x:
         side = x - WIDTH / 2
         return [(side, y), (side - 0.7, y), (side - 0.7, to_y), (side, to_y)]
+    if name == "call":
+        below = max(y, to_y) + HEIGHT / 2 + 0.9
+        return [(x, y + HEIGHT / 2), (x, below), (to_x, below), (to_x, to_y + HEIGHT / 2)]
     above = min(y, to_y) - HEIGHT / 2 - 0.9
     return [(x, y - HEIGHT / 2), (x, above), (to_x, above), (to_x, to_y - HEIGHT / 2)]
 

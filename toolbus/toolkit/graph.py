@@ -6,7 +6,10 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-import networkx as nx
+try:
+    import networkx as nx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"the toolkit needs networkx: pip install 'toolbus[toolkit]' ({error})", name="networkx") from None
 
 from toolbus.results import ToolkitError
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of

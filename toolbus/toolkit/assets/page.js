@@ -55,6 +55,10 @@
       const side = x - WIDTH / 2;
       return [[side, y], [side - 0.7, y], [side - 0.7, toY], [side, toY]];
     }
+    if (kind === "call") {
+      const below = Math.max(y, toY) + HEIGHT / 2 + 0.9;
+      return [[x, y + HEIGHT / 2], [x, below], [toX, below], [toX, toY + HEIGHT / 2]];
+    }
     const above = Math.min(y, toY) - HEIGHT / 2 - 0.9;
     return [[x, y - HEIGHT / 2], [x, above], [toX, above], [toX, toY - HEIGHT / 2]];
   };
