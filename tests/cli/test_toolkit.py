@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,13 @@ def run_sql(statement: str) -> str:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Shell:
+def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
     """A folder with a preset and a worker's file."""
     made = Shell(tmp_path, valkey_server, namespace)
     (tmp_path / "analysis.yaml").write_text(ANALYSIS)
     (tmp_path / "data.py").write_text(SERVED)
     yield made
-    made.stop()
+    made.close()
 
 
 def test_a_preset_is_checked_published_shown_and_removed(shell: Shell) -> None:

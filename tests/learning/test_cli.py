@@ -54,9 +54,9 @@ def test_scores_are_learned_compared_and_taken_back(shell: Shell) -> None:
 
 def test_learning_tells_programs_everything(shell: Shell) -> None:
     """JSON has the revision, the verdicts, the changes with reasons and every edge; parameters are options."""
-    # No part of the log has so much evidence without the rest, so nothing can be judged to be a better order.
+    # No part of the log has so much evidence without the rest, so no order can be judged to be better, and sql stays above "never".
     told = shell.json("toolkit", "learn", *INPUTS, "--min-evidence", "62")
-    assert [(each["target"], each["new"], each["count"]) for each in told["changes"]] == [("sql", 0.4, 66)]
+    assert [(each["target"], each["new"], each["count"]) for each in told["changes"]] == [("sql", 0.6, 66)]
     assert told["changes"][0]["why"].endswith("held back so that no two change places")
     assert (len(told["edges"]), told["verdicts"][0]["taken"], told["revision"][:5]) == (3, "levels", "0002-")
 

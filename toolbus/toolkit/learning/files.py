@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,15 +47,16 @@ def replace(path: Path, content: bytes) -> None:
     :raises ConfigurationError: it can't be written.
     """
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
+        written = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+        try:
+            with written.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+            written.replace(path)
+        except BaseException:
+            written.unlink(missing_ok=True)
+            raise
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

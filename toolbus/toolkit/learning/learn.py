@@ -54,7 +54,10 @@ def learn(static: Scores, logged: Sequence[Episode], parameters: Parameters, *, 
     """The scores that the episodes support; the same arguments give the same scores.
 
     ``now`` (seconds) is the time from which ages are counted; by default when the last episode ended.
+
+    :raises ConfigurationError: a parameter is out of bounds.
     """
+    parameters = parameters.checked()
     now = logged[-1].ended if now is None and logged else now or 0.0
     verdicts = {kind: judged(kind, static, logged, parameters, now) for kind in KINDS}
     found = estimates(static, tallied(logged, parameters, now), parameters)
