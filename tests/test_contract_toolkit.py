@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from toolbus.toolkit import Preset, read_preset
 
 pytestmark = pytest.mark.anyio
 
+GUIDE = Path(__file__).parents[1] / "docs" / "toolkit.md"
 ANALYSIS = """\
 name: analysis
 tools:
@@ -39,6 +42,15 @@ actions:
     call: [run_sql, {to: explain, score: 0.6}]
   - id: report
     call: [charts, mail]
+"""
+
+
+MORE = """\
+name: more
+tools: [{id: run_sql}]
+actions:
+  - {id: query, call: [run_sql]}
+  - {id: extra, call: [run_sql]}
 """
 
 
@@ -118,7 +130,9 @@ async def test_a_graph_is_shared_and_updated_while_agents_run(place: Place) -> N
         await eventually(lambda: seen("query") == ["run_sql"])
         await publish(bus, ANALYSIS.replace("call: [run_sql, {", "call: [inspect_schema, {"))
         await eventually(lambda: seen("query") == ["inspect_schema"])
-        await publish(bus, "name: more\ntools: [{id: run_sql}]\nactions:\n  - {id: query, call: [run_sql]}\n  - {id: extra, call: [run_sql]}\n")
+        await publish(
+            bus, "name: more\ntools: [{id: run_sql}]\nactions:\n  - {id: query, call: [run_sql]}\n  - {id: extra, call: [run_sql]}\n"
+        )
         await eventually(lambda: seen("extra") == ["run_sql"])
         assert seen("query") == ["inspect_schema", "run_sql"], "edges of two presets add up"
         await bus.put("toolkit/broken", b'{"name": "broken", "actions": 3}', "ann")
@@ -144,6 +158,24 @@ async def test_a_preset_belongs_to_who_published_it_first(place: Place) -> None:
         assert not await bus.delete("toolkit/analysis", "bob")
         await publish(bus, ANALYSIS)
         assert await bus.delete("toolkit/analysis", "ann")
+
+
+async def test_the_example_of_the_guide_narrows_a_request(place: Place) -> None:
+    """The preset of the guide is right, its mistake is told as the guide says, and its request offers what is recommended."""
+    page = GUIDE.read_text("utf-8")
+    (preset,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (mistake,) = re.findall(r"```\n(analysis\.yaml:.*?)\n```", page, re.DOTALL)
+    with pytest.raises(ToolkitError, match=re.escape(mistake)):
+        read_preset(preset.replace("score: 0.7", "score: 7").encode(), "analysis.yaml")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "for_actions" in block)
+    async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather) as bus:
+        await publish(bus, preset.replace(", bus: data_analysis", ""))
+        await eventually(lambda: len(bus.tools) == 5 and bus.tools.for_actions(["query"]).actions)
+        scope: dict[str, Any] = {"bus": bus, "messages": [{"role": "user", "content": "?"}]}
+        exec(code, scope)
+        await bus.delete("toolkit/analysis")
+    assert [each["function"]["name"] for each in scope["body"]["tools"]] == ["bar_chart", "run_sql", "send_mail"]
+    assert scope["body"]["messages"][0]["content"].startswith("Actions that make sense now:")
 
 
 async def test_an_agent_walks_from_action_to_action(place: Place) -> None:

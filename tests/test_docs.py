@@ -202,7 +202,7 @@ def told_by(picture: bytes) -> tuple[set[str], list[str]]:
 
 def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path) -> None:
     """The example prints what the page says, and the pictures beside the page show what it draws."""
-    first, second = blocks("docs/toolkit.md")
+    first, second, _ = blocks("docs/toolkit.md")
     assert run_example(first, tmp_path) == printed("docs/toolkit.md")
     for name in ("toolkit.svg", "toolkit-recommended.svg"):
         names, texts = told_by((ROOT / "docs" / name).read_bytes())

@@ -47,6 +47,13 @@ async def tools(url: str, namespace: str) -> AsyncIterator[None]:
         yield
 
 
+PRESET = b"""
+{"name": "poems", "tools": [{"id": "recite"}, {"id": "broken"}], "actions": [
+  {"id": "declaim", "description": "Recite a poem aloud", "next": [{"to": "fail", "score": 0.4}], "call": ["recite"]},
+  {"id": "fail", "description": "Go wrong", "call": ["broken"]}]}
+"""
+
+
 async def start(base_url: str, url: str, namespace: str, *words: str, **variables: Any) -> asyncio.subprocess.Process:
     """Start the command."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
@@ -81,6 +88,25 @@ async def test_a_question_is_answered(valkey_server: str, namespace: str) -> Non
     assert (code, out) == (0, "Listen:\nThat was it.\n"), err
     assert err.splitlines()[:3] == ['→ recite {"lines":2}', "  recite: line 0[2J", "  recite: line 1[2J"]
     assert err.splitlines()[3].startswith("✓ recite")
+
+
+async def test_the_command_walks_the_published_graph(valkey_server: str, namespace: str) -> None:
+    """--walk finds the first action by the question, --action names it, and only what makes sense there is offered."""
+    async with (
+        tools(valkey_server, namespace),
+        ToolBus(valkey_server, namespace=namespace) as bus,
+        endpoint([says("a"), says("b")]) as model,
+    ):
+        await bus.put("toolkit/poems", PRESET, "ann")
+        for words in (("recite me a poem", "--walk"), ("?", "--action", "fail")):
+            code, _, err = await ended(await start(model.url, valkey_server, namespace, *words))
+            assert code == 0, err
+        code, _, err = await ended(await start(model.url, valkey_server, namespace, "zebra", "--walk"))
+        await bus.delete("toolkit/poems")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "toolbus toolkit show" in err
+    assert [[each["function"]["name"] for each in body["tools"]] for body in model.bodies] == [["recite"], ["broken"]]
+    assert "declaim (at hand): Recite a poem aloud" in model.bodies[0]["messages"][0]["content"]
 
 
 async def test_json_is_for_programs(valkey_server: str, namespace: str) -> None:

@@ -36,7 +36,7 @@ def test_a_preset_is_checked_published_shown_and_removed(shell: Shell) -> None:
     """The graph is there for everybody after one command, and gone after another; others than its owner are told whose it is."""
     checked = shell.run("toolkit", "load", "analysis.yaml", "--check")
     assert checked.stdout == "analysis.yaml is right: 3 actions, 3 tools, 2 groups, 7 edges\n"
-    assert "the graph is empty" in shell.run("toolkit", "show").stdout
+    assert "the graph is empty" in shell.run("toolkit", "show").stderr
     assert "published toolkit/analysis" in shell.run("toolkit", "load", "analysis.yaml").stdout
     shown = shell.json("toolkit", "show", "--action", "report")
     assert {"from": "query", "from_kind": "action", "to": "report", "to_kind": "action", "score": 0.7} in shown
@@ -63,7 +63,7 @@ def test_recommending_says_what_is_there_and_what_is_not(shell: Shell) -> None:
     asked = shell.json("toolkit", "recommend", "which tables does the database have?", "--file", "analysis.yaml")
     assert {"inspect", "query"} <= {row["id"] for row in asked if row["state"] == "start"}
     assert "tools: run_sql, explain (not available now)" in shell.run("toolkit", "recommend", "query", "--prompt").stdout
-    assert "nothing fits" in shell.run("toolkit", "recommend", "zebra").stdout
+    assert "nothing fits" in shell.run("toolkit", "recommend", "zebra").stderr
     shell.run("rm", "toolkit/analysis")
 
 
@@ -71,7 +71,7 @@ def test_mistakes_are_one_line_with_the_place(shell: Shell) -> None:
     """A wrong preset, a missing file and an unknown ending of a picture's name are told in one line, and nothing is published."""
     (shell.folder / "wrong.yaml").write_text(ANALYSIS.replace("score: 0.7", "score: 7"))
     for words, told in [
-        (("load", "wrong.yaml"), "wrong.yaml:16: actions[1].next[0].score: Expected `float` <= 1.0"),
+        (("load", "wrong.yaml"), "wrong.yaml:17: actions[1].next[0].score: Expected `float` <= 1.0"),
         (("load", "none.yaml"), "can't read the preset 'none.yaml': No such file or directory"),
         (("draw", "graph.bmp", "--file", "analysis.yaml"), "ends in none of .svg, .png and .html"),
         (("draw", "graph.svg", "--file", "analysis.yaml", "--start", "nowhere"), "there is nothing to draw: no such action"),

@@ -14,7 +14,9 @@ from toolbus.cli.common import Failure, fail, output_option, print_json, run, se
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
     from toolbus.client.confirmation import Confirmation
+    from toolbus.client.toolview import ToolView
     from toolbus.settings import Settings
+    from toolbus.toolkit.walk import Walk
 
 _MOST_SHOWN = 200
 
@@ -33,6 +35,10 @@ class _Unset(Failure):
 @click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
 @click.option("--category", "categories", multiple=True, help="Only tools of this category (may be repeated).")
 @click.option("--tool", "names", multiple=True, help="Only this tool (may be repeated).")
+@click.option("--action", "actions", multiple=True, help="Walk the toolkit graph from this action (may be repeated).")
+@click.option("--walk", is_flag=True, help="Walk it from the actions that fit QUESTION best.")
+@click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Lowest score of an edge when walking.")
+@click.option("--hops", type=click.IntRange(0, 100), default=1, show_default=True, help="How many next actions are shown when walking.")
 @click.option("--user", default="", help="The tenant on whose behalf tools run.")
 @click.option("--session", default="", help="The agent's session.")
 @click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="How often the model is asked at most.")
@@ -50,6 +56,7 @@ def agent_command(ctx: click.Context, /, question: str, output: str, **options: 
     \b
     Examples:
       toolbus agent "what is 2**64, and is it prime?" --model gpt-5-mini
+      toolbus agent "chart the orders of March" --walk --hops 1
       OPENAI_BASE_URL=http://localhost:11434/v1 OPENAI_API_KEY=none toolbus agent "tell a pun" --model qwen3
     """
     settings = settings_of(ctx)
@@ -106,11 +113,27 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
                 model=model,
                 confirmer=(lambda request: True) if options["yes"] else _Person(screen).ask,
             )
-            agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"])
+            walk = _walk(executor.tools, question, options) if options["walk"] or options["actions"] else None
+            agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"], walk=walk)
             return await agent.ask(question, screen.show)
     except BaseException:
         screen.end()
         raise
+
+
+def _walk(tools: ToolView, question: str, options: dict[str, Any]) -> Walk:
+    from toolbus.results import ConfigurationError
+
+    try:
+        from toolbus.toolkit.live import published, starts_of
+        from toolbus.toolkit.walk import Walk
+    except ImportError as error:
+        raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None
+    starts = starts_of(published(tools.catalogue), options["actions"] or [question])
+    if not starts:
+        what = ", ".join(options["actions"]) or "the question"
+        raise ConfigurationError(f"no action of the toolkit graph fits {what}; `toolbus toolkit show` lists it")
+    return Walk(tools, starts, threshold=options["threshold"], hops=options["hops"])
 
 
 class _Screen:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from toolbus.cli import graph, learning
+from toolbus.cli.common import fail
+from toolbus.results import ToolbusError
 
 
-@click.group("toolkit", no_args_is_help=True)
+class _Toolkit(click.Group):
+    """Commands whose mistakes are told in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except ToolbusError as error:
+            fail(str(error))
+        except ImportError as error:
+            fail(f"the toolkit needs {error.name}: pip install 'toolbus[toolkit]'")
+
+
+@click.group("toolkit", cls=_Toolkit, no_args_is_help=True)
 def toolkit_command() -> None:
     """The graph of actions and tools: which tools a model is shown, and what their scores learn from use.
 
