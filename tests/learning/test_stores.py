@@ -54,8 +54,9 @@ def test_what_is_appended_is_read_in_order_once(tmp_path: Path, name: str) -> No
         assert store.append([execution(2), execution(1)]) == 2
         assert store.append([]) == 0
     with open_store(tmp_path / name) as store:
-        store.append([execution(1), execution(3)])
-        assert [each.id for each in store.read()] == ["x2", "x1", "x3"]
+        store.append([execution(1, tool="another"), execution(3)])
+        found = [*store.read()]
+    assert [(each.id, each.tool) for each in found] == [("x2", "sql"), ("x1", "sql"), ("x3", "sql")]
 
 
 @pytest.mark.parametrize("name", NAMES)
