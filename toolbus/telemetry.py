@@ -55,6 +55,7 @@ EVENTS: Mapping[str, str] = {
     "finish.refused": "the server refused the answers of a batch of calls",
     "frame.malformed": "a response frame can't be read and is left out",
     "frames.refused": "the server refused frames for one agent",
+    "isolation.nursery_lost": "the process that starts isolated tools' processes has ended, and they with it; the next call starts another",
     "lease.beat_failed": "leases could not be renewed; it is tried again at once",
     "link.callback_failed": "a bug: a reply's callback raised",
     "link.lost": "the connection to the server ended; it is being restored",

@@ -6,13 +6,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from toolbus.descriptors import Effect
 from toolbus.results import ConfigurationError
 from toolbus.worker.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
+Isolation = Literal["", "process"]
 
 
 class FunctionTool:
@@ -26,8 +27,8 @@ class FunctionTool:
     """
 
     __slots__ = (
-        "category", "confirm", "description", "effect", "function", "groups", "name", "origin", "output_limit", "parameters",
-        "retry", "service", "timeout",
+        "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "name", "origin",
+        "output_limit", "parameters", "retry", "service", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +46,8 @@ class FunctionTool:
         output_limit: int,
         confirm: bool,
         retry: Retry | None,
+        isolation: Isolation,
+        memory_limit: int,
     ) -> None:
         if retry is not None and effect == "once":
             raise ConfigurationError(f"the tool {function.__qualname__!r} has the effect 'once', which rules out retry=...")
@@ -60,7 +63,25 @@ class FunctionTool:
         self.confirm = confirm
         self.retry = retry
         self.origin = f"{function.__module__}.{function.__qualname__}"
+        self.isolation = isolation
+        self.memory_limit = memory_limit
         self.service = "" if _is_method(function) else service or service_name(function.__module__)
+        self._check_isolation()
+
+    def _check_isolation(self) -> None:
+        where = f"the tool {self.name!r} ({self.origin})"
+        if self.isolation not in {"", "process"}:
+            raise ConfigurationError(f"{where} has the isolation {self.isolation!r}; there is 'process', or none")
+        if self.isolation and not self.service:
+            raise ConfigurationError(f"{where} is a method, whose object other processes do not have; isolation='process' is for functions")
+        if self.isolation and sys.platform == "win32":
+            raise ConfigurationError(f"{where} has isolation='process', which needs the processes of a Unix system")
+        if self.memory_limit < 0 or (self.memory_limit and not self.isolation):
+            raise ConfigurationError(
+                f"{where} has memory_limit={self.memory_limit}: it is a number of bytes, and needs isolation='process'"
+            )
+        if self.memory_limit and not sys.platform.startswith("linux"):
+            raise ConfigurationError(f"{where} has a memory_limit, which only Linux enforces")
 
 
 _by_function: dict[Callable[..., Any], FunctionTool] = {}
@@ -83,6 +104,8 @@ def tool(
     output_limit: int = 0,
     confirm: bool = False,
     retry: Retry | None = None,
+    isolation: Isolation = "",
+    memory_limit: int = 0,
     replace: bool = False,
 ) -> Callable[[F], F]: ...
 def tool(
@@ -98,6 +121,8 @@ def tool(
     output_limit: int = 0,
     confirm: bool = False,
     retry: Retry | None = None,
+    isolation: Isolation = "",
+    memory_limit: int = 0,
     replace: bool = False,
 ) -> Any:
     """Make a function a tool, with or without parentheses; the function itself is returned unchanged.
@@ -117,9 +142,11 @@ def tool(
         output_limit: characters of an observation.
         confirm: a person approves each call before it runs.
         retry: run failed calls again, see ``Retry``; not for ``once``.
+        isolation: ``process`` runs each call in a child process, which is killed when the call is cancelled or its time is up.
+        memory_limit: bytes that an isolated call may take beyond what its process has at the start; 0 for no limit. Linux only.
         replace: take the place of another function's tool of that name in this process.
 
-    :raises ConfigurationError: another function of this process already has that name in that service.
+    :raises ConfigurationError: another function of this process already has that name, or what is said does not go together.
     """
 
     def register(function: F) -> F:
@@ -136,6 +163,8 @@ def tool(
             output_limit=output_limit,
             confirm=confirm,
             retry=retry,
+            isolation=isolation,
+            memory_limit=memory_limit,
         )
         _register(made, replace=replace)
         return function
@@ -168,6 +197,14 @@ def tools_of_module(module: str) -> list[FunctionTool]:
         for _, found in sorted(tools.items())
         if found.function.__module__ == module or found.function.__module__.startswith(f"{module}.")
     ]
+
+
+def find_tool(module: str, qualname: str, name: str) -> FunctionTool | None:
+    """The tool that a module defines under a name at a place, or None."""
+    for made in tools_of_module(module):
+        if (made.function.__module__, made.function.__qualname__, made.name) == (module, qualname, name):
+            return made
+    return None
 
 
 def service_name(module: str) -> str:

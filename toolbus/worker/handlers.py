@@ -25,6 +25,7 @@ from toolbus.schema import check_for, derive
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_module, tools_of_service
+from toolbus.worker.isolation.targets import target_of
 from toolbus.worker.retry import Retry
 
 Start = Callable[[Request], Any]
@@ -40,14 +41,26 @@ class Handler:
         threaded: the function is plain, so calling it belongs in a thread.
         effect: the declared effect, or empty.
         retry: when a failed run is tried again, or None.
+        isolated: the tool, when it runs in a child process; ``start`` is not called then.
+        check: refuses arguments that do not fit; raises ToolError.
     """
 
-    __slots__ = ("coroutine", "effect", "retry", "start", "threaded")
+    __slots__ = ("check", "coroutine", "effect", "isolated", "retry", "start", "threaded")
 
-    def __init__(self, function: Callable[..., Any], start: Start, effect: Effect, retry: Retry | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        start: Start,
+        effect: Effect,
+        retry: Retry | None,
+        isolated: FunctionTool | None = None,
+        check: Callable[[Mapping[str, Any]], object] | None = None,
+    ) -> None:
         self.start = start
-        self.coroutine = inspect.iscoroutinefunction(function)
-        self.threaded = not self.coroutine and not inspect.isasyncgenfunction(function)
+        self.isolated = isolated
+        self.check = check
+        self.coroutine = inspect.iscoroutinefunction(function) and isolated is None
+        self.threaded = isolated is None and not self.coroutine and not inspect.isasyncgenfunction(function)
         self.effect = effect
         self.retry = None if effect == "once" else retry
 
@@ -82,6 +95,10 @@ class Served:
     def undeclared(self) -> list[str]:
         """Tools that do not say what a second execution would do."""
         return sorted(name for name, handler in self._handlers.items() if not handler.effect)
+
+    def isolated(self) -> list[FunctionTool]:
+        """Tools whose handlers run in child processes."""
+        return [handler.isolated for handler in self._handlers.values() if handler.isolated is not None]
 
     async def startup(self) -> None:
         """Run the service's own preparation."""
@@ -266,7 +283,11 @@ def _function_handler(
     def start(request: Request) -> Any:
         return bound(**bind(request.arguments))
 
-    return tool, Handler(bound, start, tool.effect, made.retry or retry)
+    isolated = made if made.isolation else None
+    if isolated is not None:
+        # Refused here, before anything starts.
+        target_of(isolated)
+    return tool, Handler(bound, start, tool.effect, made.retry or retry, isolated, bind)
 
 
 def _add(tools: dict[str, ToolDescriptor], tool: ToolDescriptor) -> None:

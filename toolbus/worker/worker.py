@@ -23,6 +23,8 @@ from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, Registra
 from toolbus.settings import Settings
 from toolbus.worker.handlers import Served, collect
 from toolbus.worker.invocation import Caller
+from toolbus.worker.isolation import nursery
+from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.nested import NestedBus
 from toolbus.worker.run import Run
 from toolbus.worker.threads import Threads
@@ -143,6 +145,7 @@ class Worker:
         await home
         for served in self._served.values():
             await self._cleanup(served)
+        await self.isolation.aclose()
         await self._nested.aclose()
         await self.broker.aclose()
         self._deadlines.close()
@@ -152,16 +155,23 @@ class Worker:
     async def _open(self) -> None:
         if self._home is not None:
             raise ConfigurationError("this worker already serves")
+        if nursery.inside:
+            # Its tools' processes would import the module again, and never end.
+            raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
         self._loop = asyncio.get_running_loop()
         self._stopping = False
         self._wake = asyncio.Event()
         self._deadlines = Deadlines(self._loop)
         self._nested = NestedBus(self.settings)
         self.threads = Threads(self.settings.concurrency)
+        isolated = [made for served in self._served.values() for made in served.isolated()]
+        self.isolation = Isolation(self.settings, isolated)
         self.broker: WorkerBroker = worker_broker(self.settings)
         await self.broker.open(self)
         ready: list[Served] = []
         try:
+            if isolated:
+                await self.isolation.open()
             for served in self._served.values():
                 await served.startup()
                 ready.append(served)
@@ -172,6 +182,7 @@ class Worker:
                 await self._cleanup(served)
             with contextlib.suppress(Exception):
                 await self.broker.unregister()
+            await self.isolation.aclose()
             await self.broker.aclose()
             self.threads.close()
             raise

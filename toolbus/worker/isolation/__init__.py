@@ -1,0 +1,1 @@
+"""Handlers in child processes that can be killed: ``@tool(isolation="process")``."""

@@ -1,0 +1,63 @@
+"""From a decorated function to its name, and in another process back to the function."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from toolbus.results import ConfigurationError
+from toolbus.schema import derive
+from toolbus.worker.function import FunctionTool, find_tool
+from toolbus.worker.isolation.messages import Target
+
+MAIN = "__main__"
+# The name under which another process imports the main module, so that its `if __name__ == "__main__":` does not run.
+_MAIN_AGAIN = "__mp_main__"
+
+
+class Found:
+    """A tool as a child runs it."""
+
+    def __init__(self, made: FunctionTool) -> None:
+        self.function: Callable[..., Any] = made.function
+        self._bind = derive(made.function, parameters=made.parameters).bind
+
+    def arguments(self, given: Mapping[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
+        """The handler's keyword arguments.
+
+        :raises ToolError: they do not fit.
+        """
+        return self._bind(given)
+
+
+def target_of(made: FunctionTool) -> Target:
+    """How another process finds a tool again.
+
+    :raises ConfigurationError: it could not.
+    """
+    function = made.function
+    where = f"the tool {made.name!r} ({made.origin}) has isolation='process'"
+    if "<" in function.__qualname__:
+        raise ConfigurationError(f"{where}, so another process must find it: define it at the top of a module, not in a function")
+    if function.__module__ == MAIN and getattr(sys.modules.get(MAIN), "__file__", None) is None:
+        raise ConfigurationError(f"{where}, so another process must find it: define it in a file, not in a console or notebook")
+    return Target(function.__module__, function.__qualname__, made.name)
+
+
+def find(targets: Iterable[Target]) -> tuple[Found, ...]:
+    """Import the tools' modules and find the tools.
+
+    :raises ConfigurationError: a tool is not there.
+    """
+    found: list[Found] = []
+    for target in targets:
+        module = _MAIN_AGAIN if target.module == MAIN else target.module
+        importlib.import_module(module)
+        made = find_tool(module, target.qualname, target.name)
+        if made is None:
+            raise ConfigurationError(f"importing {target.module} afresh defines no tool {target.name!r} at {target.qualname}")
+        found.append(Found(made))
+    return tuple(found)
