@@ -80,7 +80,10 @@ def switches(family: list[int]) -> int:
 
     def count() -> int:
         return sum(
-            int(line.split()[1]) for pid in family for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "ctxt_switches" in line
+            int(line.split()[1])
+            for pid in family
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            if "ctxt_switches" in line
         )
 
     before = count()

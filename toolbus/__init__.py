@@ -32,6 +32,7 @@ from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool
 from toolbus.worker.invocation import Invocation, invocation
+from toolbus.worker.modules import init_tools
 from toolbus.worker.retry import Retry
 from toolbus.worker.worker import Worker
 
@@ -74,6 +75,7 @@ __all__ = [
     "Turn",
     "UnsupportedServer",
     "Worker",
+    "init_tools",
     "invocation",
     "tool",
 ]

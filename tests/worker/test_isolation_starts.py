@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from tests.worker import isolated, isolated_threaded
+from tests.worker.conftest import Start
 from tests.worker.test_isolation import alive, children
 from toolbus import ConfigurationError, ToolBus, ToolService, Worker, tool
 from toolbus.testing import InvocationEnvironment
@@ -53,24 +52,6 @@ async def main():
 if __name__ == "__main__":
     asyncio.run(main())
 """
-
-Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts Python programs in the test's folder; what still runs afterwards is killed."""
-    started: list[subprocess.Popen[str]] = []
-
-    def run(*command: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen([sys.executable, *command], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def command(url: str, namespace: str, *words: str) -> list[str]:

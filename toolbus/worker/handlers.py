@@ -24,8 +24,9 @@ from toolbus.results import ConfigurationError, DescriptorError, ErrorInfo, Tool
 from toolbus.schema import check_for, derive
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
-from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_module, tools_of_service
+from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_service
 from toolbus.worker.isolation.targets import target_of
+from toolbus.worker.modules import defined_in
 from toolbus.worker.retry import Retry
 
 Start = Callable[[Request], Any]
@@ -112,7 +113,7 @@ class Served:
 
 
 def collect(targets: object, settings: Settings) -> list[Served]:
-    """What to serve: services (classes or instances), decorated functions, modules, or lists of them.
+    """What to serve: services (classes or instances), decorated functions, modules, packages, or lists of them.
 
     :raises ConfigurationError: a target is not a tool, or two services have one id.
     """
@@ -121,7 +122,7 @@ def collect(targets: object, settings: Settings) -> list[Served]:
     for target in _flat(targets):
         if isinstance(target, ToolService):
             name = target.id or type(target).__name__
-            if name in instances:
+            if instances.get(name, target) is not target:
                 raise ConfigurationError(f"two services have the id {name!r}")
             instances[name] = target
             continue
@@ -143,30 +144,9 @@ def _flat(targets: object) -> Iterable[object]:
     elif isinstance(targets, type) and issubclass(targets, ToolService):
         yield targets()
     elif isinstance(targets, ModuleType):
-        yield from _in_module(targets)
+        yield from _flat(defined_in(targets))
     else:
         yield targets
-
-
-def _in_module(module: ModuleType) -> Iterable[object]:
-    found = False
-    for value in list(vars(module).values()):
-        own = getattr(value, "__module__", None) == module.__name__
-        if isinstance(value, ToolService):
-            found = True
-            yield value
-        elif own and isinstance(value, type) and issubclass(value, ToolService) and not _instantiated(value, module):
-            found = True
-            yield value()
-    for made in tools_of_module(module.__name__):
-        found = True
-        yield made.function
-    if not found:
-        raise ConfigurationError(f"{module.__name__} defines no ToolService and no function decorated with @tool")
-
-
-def _instantiated(cls: type[ToolService], module: ModuleType) -> bool:
-    return any(type(value) is cls for value in vars(module).values())
 
 
 def _functions(target: object) -> list[FunctionTool]:

@@ -46,7 +46,7 @@ class Worker:
 
     Args:
         services: a ``ToolService`` (class or instance), functions decorated with ``@tool``, modules that define
-            them, or lists of these.
+            them, packages of such modules, or lists of these.
         middleware: around every handler, the first one outermost; see ``toolbus.middleware``.
         url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
 
