@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from toolbus.schema.derive import Derived, derive
+from toolbus.schema.derive import Derived, derive, describable
 from toolbus.schema.portable import check_possible, plain_object
 from toolbus.schema.strict import strict
 from toolbus.schema.validate import Checker, Validator, check_for, required_only
 
-__all__ = ["Checker", "Derived", "Validator", "check_for", "check_possible", "derive", "plain_object", "required_only", "strict"]
+__all__ = [
+    "Checker",
+    "Derived",
+    "Validator",
+    "check_for",
+    "check_possible",
+    "derive",
+    "describable",
+    "plain_object",
+    "required_only",
+    "strict",
+]
