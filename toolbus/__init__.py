@@ -33,6 +33,7 @@ from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool
 from toolbus.worker.invocation import Invocation, invocation
 from toolbus.worker.modules import init_tools
+from toolbus.worker.provide import provide
 from toolbus.worker.retry import Retry
 from toolbus.worker.worker import Worker
 
@@ -77,5 +78,6 @@ __all__ = [
     "Worker",
     "init_tools",
     "invocation",
+    "provide",
     "tool",
 ]

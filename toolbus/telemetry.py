@@ -93,6 +93,7 @@ EVENTS: Mapping[str, str] = {
     "trustgraph.invoke_failed": "a tool service of the TrustGraph facade raised; the traceback follows",
     "trustgraph.unavailable": "the server can't be reached to launch a tool service; it is tried again",
     "tool.name_taken": "two services offer a tool of this name; the first keeps it",
+    "tool.left_out": "a tool has a parameter for a service that nobody provides, and is not served; see `toolbus.provide`",
     "tools.refused": "some tools' names belong to another owner; the rest are registered",
     "tools.undeclared_effect": "tools that don't say what a second execution would do may be re-run after a crash",
     "supervisor.killing": "a worker process did not drain within its grace period and is killed",

@@ -20,6 +20,7 @@ from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool_of
 from toolbus.worker.handlers import Served, collect
 from toolbus.worker.isolation.pool import Isolation
+from toolbus.worker.provide import Services
 from toolbus.worker.run import Run
 from toolbus.worker.threads import Threads
 
@@ -39,6 +40,7 @@ class InvocationEnvironment:
         attempt: which delivery of its request the call is.
         answers: stand-ins for the tools that the handler calls, see ``answer``.
         middleware: around every handler.
+        provide: what handlers' parameters of these types are filled in with, as for ``Worker``.
         settings: limits on frames and output.
     """
 
@@ -54,6 +56,7 @@ class InvocationEnvironment:
         idempotency_key: str = "",
         answers: Mapping[str, object] | None = None,
         middleware: Sequence[Middleware] = (),
+        provide: Mapping[type, object] | None = None,
         settings: Settings | None = None,
     ) -> None:
         self.user = user
@@ -66,6 +69,7 @@ class InvocationEnvironment:
         self.settings = Settings() if settings is None else settings
         self._answers = dict(answers or {})
         self._middleware = checked(middleware)
+        self._services = Services(provide)
         self._served: dict[object, Served] = {}
         self._isolations: dict[object, Isolation] = {}
         self._runs: set[Run] = set()
@@ -84,6 +88,7 @@ class InvocationEnvironment:
                 await each.cleanup()
             except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
                 errors.append(problem)
+        await self._services.aclose()
         for isolation in self._isolations.values():
             await isolation.aclose()
         self._isolations.clear()
@@ -147,7 +152,8 @@ class InvocationEnvironment:
         async with self._lock:
             served = self._served.get(owner)
             if served is None:
-                served = collect(owner, self.settings)[0]
+                served = collect(owner, self.settings, self._services)[0]
+                await self._services.start()
                 isolation = Isolation(self.settings, served.isolated())
                 try:
                     if served.isolated():

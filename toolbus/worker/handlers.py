@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+from toolbus import telemetry
 from toolbus.descriptors import (
     Effect,
     Publication,
@@ -27,6 +28,7 @@ from toolbus.worker.base import ToolService
 from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_service
 from toolbus.worker.isolation.targets import target_of
 from toolbus.worker.modules import defined_in
+from toolbus.worker.provide import Services, injected
 from toolbus.worker.retry import Retry
 
 Start = Callable[[Request], Any]
@@ -112,11 +114,15 @@ class Served:
             await _await(self._service.cleanup())
 
 
-def collect(targets: object, settings: Settings) -> list[Served]:
+def collect(targets: object, settings: Settings, services: Services | None = None) -> list[Served]:
     """What to serve: services (classes or instances), decorated functions, modules, packages, or lists of them.
 
+    A tool with a parameter for a service that nobody provides is left out, and named in the log.
+
+    :param services: what handlers' parameters are filled in with; those of the process when left out.
     :raises ConfigurationError: a target is not a tool, or two services have one id.
     """
+    services = Services() if services is None else services
     instances: dict[str, ToolService] = {}
     functions: dict[str, dict[str, FunctionTool]] = {}
     for target in _flat(targets):
@@ -130,8 +136,10 @@ def collect(targets: object, settings: Settings) -> list[Served]:
             functions.setdefault(found.service, {})[found.name] = found
     for name in functions.keys() & instances.keys():
         raise ConfigurationError(f"both a ToolService and decorated functions form the service {name!r}")
-    served = [_served_service(name, service, settings) for name, service in instances.items()]
-    served += [_served_functions(name, list(tools.values()), settings) for name, tools in functions.items()]
+    served = [_served_service(name, service, settings, services) for name, service in instances.items()]
+    served += filter(None, (_served_functions(name, list(tools.values()), settings, services) for name, tools in functions.items()))
+    if not served and functions:
+        raise ConfigurationError("there is nothing to serve: every tool needs a service that nobody provides; see toolbus.provide()")
     if not served:
         raise ConfigurationError("there is nothing to serve: give a ToolService, functions decorated with @tool, or a module with them")
     return served
@@ -162,7 +170,7 @@ def _functions(target: object) -> list[FunctionTool]:
 # -- services -----------------------------------------------------------------------------------------
 
 
-def _served_service(name: str, service: ToolService, settings: Settings) -> Served:
+def _served_service(name: str, service: ToolService, settings: Settings, services: Services) -> Served:
     cls = type(service)
     descriptor = parse_service(
         {
@@ -189,10 +197,12 @@ def _served_service(name: str, service: ToolService, settings: Settings) -> Serv
         handlers[tool.name] = _invoke_handler(invoke, tool, service)
     for attribute in dir(cls):
         made = tool_of(getattr(cls, attribute, None))
-        if made is not None:
-            tool, handler = _function_handler(made, name, getattr(service, attribute), service.effect, service.retry)
-            _add(tools, tool)
-            handlers[tool.name] = handler
+        if made is None:
+            continue
+        found = _function_handler(made, name, getattr(service, attribute), services, service.effect, service.retry)
+        if found is not None:
+            _add(tools, found[0])
+            handlers[made.name] = found[1]
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
     owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
     publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
@@ -228,22 +238,33 @@ def _arity(invoke: Callable[..., Any], cls: type) -> int:
 # -- functions ----------------------------------------------------------------------------------------
 
 
-def _served_functions(name: str, functions: list[FunctionTool], settings: Settings) -> Served:
+def _served_functions(name: str, functions: list[FunctionTool], settings: Settings, services: Services) -> Served | None:
     descriptor = parse_service({"id": name, "description": _module_summary(functions[0].function.__module__)})
     tools: dict[str, ToolDescriptor] = {}
     handlers: dict[str, Handler] = {}
     for made in functions:
-        tool, handlers[made.name] = _function_handler(made, name, made.function, "", None)
-        _add(tools, tool)
+        found = _function_handler(made, name, made.function, services)
+        if found is not None:
+            _add(tools, found[0])
+            handlers[made.name] = found[1]
+    if not tools:
+        return None
     owner = settings.owner or owner_of(functions[0].function.__module__, "")
     publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
     return Served(publication, handlers, None, None)
 
 
 def _function_handler(
-    made: FunctionTool, service: str, bound: Callable[..., Any], effect: Effect, retry: Retry | None
-) -> tuple[ToolDescriptor, Handler]:
-    derived = derive(bound, parameters=made.parameters)
+    made: FunctionTool, service: str, bound: Callable[..., Any], services: Services, effect: Effect = "", retry: Retry | None = None
+) -> tuple[ToolDescriptor, Handler] | None:
+    """A function's descriptor and handler; None when it needs a service that nobody provides."""
+    derived = derive(bound, parameters=made.parameters, injected=injected(made, bound, services))
+    given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
+    spared = {name: value for name, value in derived.spared.items() if name not in given}
+    for name, type_ in derived.injected.items():
+        if name not in given and name not in spared:
+            telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
+            return None
     tool = check_tool(
         ToolDescriptor(
             name=made.name,
@@ -263,11 +284,20 @@ def _function_handler(
     def start(request: Request) -> Any:
         return bound(**bind(request.arguments))
 
+    def start_with_services(request: Request) -> Any:
+        made_for_it = {name: services.get(type_) for name, type_ in given.items()}
+        return bound(**bind(request.arguments), **spared, **made_for_it)
+
     isolated = made if made.isolation else None
     if isolated is not None:
         # Refused here, before anything starts.
         target_of(isolated)
-    return tool, Handler(bound, start, tool.effect, made.retry or retry, isolated, bind)
+        for type_ in filter(services.own, given.values()):
+            message = f"{made.origin} runs in a child process, which has no {type_.__qualname__} of this worker's own"
+            raise ConfigurationError(f"{message}: say toolbus.provide({type_.__qualname__}, …) at the top of a module")
+    else:
+        services.want(given.values())
+    return tool, Handler(bound, start_with_services if derived.injected else start, tool.effect, made.retry or retry, isolated, bind)
 
 
 def _add(tools: dict[str, ToolDescriptor], tool: ToolDescriptor) -> None:

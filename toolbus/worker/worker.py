@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +26,7 @@ from toolbus.worker.invocation import Caller
 from toolbus.worker.isolation import nursery
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.nested import NestedBus
+from toolbus.worker.provide import Services
 from toolbus.worker.run import Run
 from toolbus.worker.threads import Threads
 from toolbus.worker.waiting import Waiting
@@ -48,6 +49,7 @@ class Worker:
         services: a ``ToolService`` (class or instance), functions decorated with ``@tool``, modules that define
             them, packages of such modules, or lists of these.
         middleware: around every handler, the first one outermost; see ``toolbus.middleware``.
+        provide: what handlers' parameters of these types are filled in with, before what ``toolbus.provide`` was told.
         url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
 
     ``async with`` serves in the background without touching signals; ``run()`` handles them and returns after
@@ -66,10 +68,12 @@ class Worker:
         concurrency: int | None = None,
         settings: Settings | None = None,
         middleware: Sequence[Middleware] = (),
+        provide: Mapping[type, object] | None = None,
     ) -> None:
         self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
         self.middleware = checked(middleware)
-        self._served = {served.id: served for served in collect(services, self.settings)}
+        self._services = Services(provide)
+        self._served = {served.id: served for served in collect(services, self.settings, self._services)}
         self._runs: dict[str, Run] = {}
         self._unwatched: list[Run] = []
         self._waiting = Waiting()
@@ -145,6 +149,7 @@ class Worker:
         await home
         for served in self._served.values():
             await self._cleanup(served)
+        await self._clean_services()
         await self.isolation.aclose()
         await self._nested.aclose()
         await self.broker.aclose()
@@ -172,6 +177,7 @@ class Worker:
         try:
             if isolated:
                 await self.isolation.open()
+            await self._services.start()
             for served in self._served.values():
                 await served.startup()
                 ready.append(served)
@@ -180,6 +186,7 @@ class Worker:
         except BaseException:
             for served in ready:
                 await self._cleanup(served)
+            await self._clean_services()
             with contextlib.suppress(Exception):
                 await self.broker.unregister()
             await self.isolation.aclose()
@@ -212,6 +219,12 @@ class Worker:
             await served.cleanup()
         except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
             telemetry.log.exception("service.cleanup_failed", service=served.id)
+
+    async def _clean_services(self) -> None:
+        try:
+            await self._services.aclose()
+        except Exception:  # noqa: BLE001 - as above
+            telemetry.log.exception("service.cleanup_failed", service="provided")
 
     # -- taking and running -----------------------------------------------------------------------
 

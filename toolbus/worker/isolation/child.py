@@ -103,28 +103,46 @@ def main(descriptor: int, found: tuple[Found, ...], parent: int) -> NoReturn:
         signal.signal(number, _unmoved)
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
-    threads = threading.active_count()
     with asyncio.Runner() as runner:
         while True:
             job = channel.hear()
             if job is None:
                 os._exit(0)
-            end = _run(found[job.target], job, channel, runner)
+            before = _Before()
+            end = _run(found[job.target], job, channel, runner, before)
             if job.memory:
                 address_space(0)
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-            fit = end.fit and threading.active_count() <= threads and not _offspring() and not asyncio.all_tasks(runner.get_loop())
-            channel.say(Said("end", error=end.error, crashed=end.crashed, fit=fit))
+            channel.say(Said("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
 
 
-def _run(found: Found, job: Job, channel: Channel, runner: asyncio.Runner) -> Said:
+class _Before:
+    """What was there before a handler ran, its services' own threads and tasks among it."""
+
+    def __init__(self) -> None:
+        self._threads = threading.active_count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def look(self, runner: asyncio.Runner) -> None:
+        """Look now."""
+        self._threads = threading.active_count()
+        self._tasks = asyncio.all_tasks(runner.get_loop())
+
+    def nothing_left(self, runner: asyncio.Runner) -> bool:
+        """Whether nothing of the call still runs."""
+        left = asyncio.all_tasks(runner.get_loop()) - self._tasks
+        return threading.active_count() <= self._threads and not left and not _offspring()
+
+
+def _run(found: Found, job: Job, channel: Channel, runner: asyncio.Runner, before: _Before) -> Said:
     """Run one call; what it says last."""
     try:
         running = _Running(channel, runner.get_loop(), job)
         enter(running)
         arguments = found.arguments(running.request.arguments, runner)
+        before.look(runner)
         if job.memory:
             address_space(job.memory)
         function = found.function

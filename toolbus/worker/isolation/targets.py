@@ -12,6 +12,7 @@ from toolbus.results import ConfigurationError
 from toolbus.schema import derive
 from toolbus.worker.function import FunctionTool, find_tool
 from toolbus.worker.isolation.messages import Target
+from toolbus.worker.provide import Services, has_factory, injected
 
 MAIN = "__main__"
 # The name under which another process imports the main module, so that its `if __name__ == "__main__":` does not run.
@@ -23,14 +24,29 @@ class Found:
 
     def __init__(self, made: FunctionTool) -> None:
         self.function: Callable[..., Any] = made.function
-        self._bind = derive(made.function, parameters=made.parameters).bind
+        self._services = Services()
+        derived = derive(made.function, parameters=made.parameters, injected=injected(made, made.function, self._services))
+        self._bind = derived.bind
+        self._spared = derived.spared
+        self._given = {name: type_ for name, type_ in derived.injected.items() if self._services.provides(type_)}
+        for name, type_ in derived.injected.items():
+            if not has_factory(type_) if name in self._given else name not in self._spared:
+                raise ConfigurationError(f"{made.origin} needs {type_.__qualname__} in each child: provide a function that makes one")
+        self._made: dict[str, Any] | None = None if self._given else {}
 
     def arguments(self, given: Mapping[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
-        """The handler's keyword arguments.
+        """The handler's keyword arguments; the first time, its services are made, which then live as long as the child.
 
         :raises ToolError: they do not fit.
+        :raises ConfigurationError: a service can't be made.
         """
-        return self._bind(given)
+        bound = self._bind(given)
+        if self._made is None:
+            self._made = runner.run(self._make())
+        return {**bound, **self._spared, **self._made}
+
+    async def _make(self) -> dict[str, Any]:
+        return {name: await self._services.make(type_) for name, type_ in self._given.items()}
 
 
 def target_of(made: FunctionTool) -> Target:
