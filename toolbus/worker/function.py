@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -20,15 +21,16 @@ class FunctionTool:
     """A function and what was said about it at its definition.
 
     Attributes:
-        function: the function itself, unchanged.
+        function: the function itself, unchanged; or a partial, or an object that can be called.
         name: the tool's name.
+        module, qualname: where the function, or the object's class, is defined.
         service: id of the service it belongs to; empty for a method of a ``ToolService``.
         origin: module and qualified name, which tell a redefinition from a clash.
     """
 
     __slots__ = (
-        "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "name", "origin",
-        "output_limit", "parameters", "retry", "service", "timeout",
+        "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "module", "name", "origin",
+        "output_limit", "parameters", "qualname", "retry", "service", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -49,10 +51,15 @@ class FunctionTool:
         isolation: Isolation,
         memory_limit: int,
     ) -> None:
+        defined = _defined(function)
+        self.module: str = defined.__module__
+        self.qualname: str = defined.__qualname__
         if retry is not None and effect == "once":
-            raise ConfigurationError(f"the tool {function.__qualname__!r} has the effect 'once', which rules out retry=...")
+            raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out retry=...")
         self.function = function
-        self.name = name or function.__name__
+        self.name: str = name or str(getattr(function, "__name__", ""))
+        if self.name in {"", "<lambda>"}:
+            raise ConfigurationError(f"{self.module}.{self.qualname} has no name of its own: give it one, tool('name')(…)")
         self.description = description
         self.parameters = parameters
         self.category = category
@@ -62,10 +69,10 @@ class FunctionTool:
         self.output_limit = output_limit
         self.confirm = confirm
         self.retry = retry
-        self.origin = f"{function.__module__}.{function.__qualname__}"
+        self.origin = f"{self.module}.{self.qualname}"
         self.isolation = isolation
         self.memory_limit = memory_limit
-        self.service = "" if _is_method(function) else service or service_name(function.__module__)
+        self.service = "" if _is_method(function) else service or service_name(self.module)
         self._check_isolation()
 
     def _check_isolation(self) -> None:
@@ -149,7 +156,9 @@ def tool(
     :raises ConfigurationError: another function of this process already has that name, or what is said does not go together.
     """
 
-    def register(function: F) -> F:
+    def register(decorated: F) -> F:
+        # What a class's attribute gives when it is looked up is the function within.
+        function: Callable[..., Any] = decorated.__func__ if isinstance(decorated, (staticmethod, classmethod)) else decorated
         made = FunctionTool(
             function,
             name=name if isinstance(name, str) else None,
@@ -167,9 +176,9 @@ def tool(
             memory_limit=memory_limit,
         )
         _register(made, replace=replace)
-        return function
+        return decorated
 
-    if callable(name):
+    if callable(name) or isinstance(name, (staticmethod, classmethod)):
         return register(name)
     return register
 
@@ -195,14 +204,14 @@ def tools_of_module(module: str) -> list[FunctionTool]:
         found
         for tools in _by_service.values()
         for _, found in sorted(tools.items())
-        if found.function.__module__ == module or found.function.__module__.startswith(f"{module}.")
+        if found.module == module or found.module.startswith(f"{module}.")
     ]
 
 
 def find_tool(module: str, qualname: str, name: str) -> FunctionTool | None:
     """The tool that a module defines under a name at a place, or None."""
     for made in tools_of_module(module):
-        if (made.function.__module__, made.function.__qualname__, made.name) == (module, qualname, name):
+        if (made.module, made.qualname, made.name) == (module, qualname, name):
             return made
     return None
 
@@ -230,6 +239,15 @@ def _register(made: FunctionTool, *, replace: bool) -> None:
     _by_function[made.function] = made
 
 
+def _defined(function: Any) -> Any:
+    """What says where a callable is defined: the function within partials, or the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
 def _is_method(function: Callable[..., Any]) -> bool:
+    if not inspect.isfunction(function):
+        return False
     scope = function.__qualname__.rpartition(".")[0]
     return bool(scope) and not scope.endswith("<locals>")

@@ -31,6 +31,8 @@ from toolbus.worker.modules import defined_in
 from toolbus.worker.provide import Services, injected
 from toolbus.worker.retry import Retry
 
+_MOST_DESCRIPTION = 16_384
+
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
 
@@ -62,8 +64,9 @@ class Handler:
         self.start = start
         self.isolated = isolated
         self.check = check
-        self.coroutine = inspect.iscoroutinefunction(function) and isolated is None
-        self.threaded = isolated is None and not self.coroutine and not inspect.isasyncgenfunction(function)
+        called = function if inspect.isroutine(function) or isinstance(function, functools.partial) else type(function).__call__
+        self.coroutine = inspect.iscoroutinefunction(called) and isolated is None
+        self.threaded = isolated is None and not self.coroutine and not inspect.isasyncgenfunction(called)
         self.effect = effect
         self.retry = None if effect == "once" else retry
 
@@ -159,6 +162,8 @@ def _flat(targets: object) -> Iterable[object]:
 
 def _functions(target: object) -> list[FunctionTool]:
     found = tool_of(target)
+    if found is None and callable(target) and tool_of(inspect.unwrap(target)) is not None:
+        raise ConfigurationError(f"{target!r} wraps a tool: put @tool above the other decorators, so that the tool is what they make")
     if found is None:
         raise ConfigurationError(f"{target!r} is not a tool: decorate it with @tool, or give a ToolService or a module")
     if not found.service:
@@ -239,7 +244,7 @@ def _arity(invoke: Callable[..., Any], cls: type) -> int:
 
 
 def _served_functions(name: str, functions: list[FunctionTool], settings: Settings, services: Services) -> Served | None:
-    descriptor = parse_service({"id": name, "description": _module_summary(functions[0].function.__module__)})
+    descriptor = parse_service({"id": name, "description": _module_summary(functions[0].module)})
     tools: dict[str, ToolDescriptor] = {}
     handlers: dict[str, Handler] = {}
     for made in functions:
@@ -249,7 +254,7 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
             handlers[made.name] = found[1]
     if not tools:
         return None
-    owner = settings.owner or owner_of(functions[0].function.__module__, "")
+    owner = settings.owner or owner_of(functions[0].module, "")
     publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
     return Served(publication, handlers, None, None)
 
@@ -265,10 +270,16 @@ def _function_handler(
         if name not in given and name not in spared:
             telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
             return None
+    description = made.description or derived.description or made.name.replace("_", " ")
+    if len(description) > _MOST_DESCRIPTION:
+        raise ConfigurationError(
+            f"the description of the tool {made.name!r} has {len(description):,} characters, more than {_MOST_DESCRIPTION:,}: "
+            "every model reads all of it; say less, or give description=…"
+        )
     tool = check_tool(
         ToolDescriptor(
             name=made.name,
-            description=made.description or derived.description or made.name.replace("_", " "),
+            description=description,
             service=service,
             parameters=derived.parameters,
             groups=made.groups,

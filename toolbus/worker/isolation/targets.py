@@ -54,13 +54,12 @@ def target_of(made: FunctionTool) -> Target:
 
     :raises ConfigurationError: it could not.
     """
-    function = made.function
     where = f"the tool {made.name!r} ({made.origin}) has isolation='process'"
-    if "<" in function.__qualname__:
+    if "<" in made.qualname:
         raise ConfigurationError(f"{where}, so another process must find it: define it at the top of a module, not in a function")
-    if function.__module__ == MAIN and getattr(sys.modules.get(MAIN), "__file__", None) is None:
+    if made.module == MAIN and getattr(sys.modules.get(MAIN), "__file__", None) is None:
         raise ConfigurationError(f"{where}, so another process must find it: define it in a file, not in a console or notebook")
-    return Target(function.__module__, function.__qualname__, made.name)
+    return Target(made.module, made.qualname, made.name)
 
 
 def find(targets: Iterable[Target]) -> tuple[Found, ...]:
