@@ -156,7 +156,7 @@ def test_wrong_definitions_are_refused() -> None:
         ({"isolation": "process", "memory_limit": -1}, "memory_limit=-1"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            tool(**options)(lambda: None)  # type: ignore[call-overload]
+            tool("wrong", **options)(lambda: None)  # type: ignore[call-overload]
 
 
 def test_a_local_function_is_refused_at_the_start() -> None:

@@ -21,9 +21,9 @@ from toolbus.envelope import Frame, encode
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, RegistrationRefused, ToolError
 from toolbus.settings import Settings
+from toolbus.worker import isolation
 from toolbus.worker.handlers import Served, collect
 from toolbus.worker.invocation import Caller
-from toolbus.worker.isolation import nursery
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.nested import NestedBus
 from toolbus.worker.provide import Services
@@ -160,7 +160,7 @@ class Worker:
     async def _open(self) -> None:
         if self._home is not None:
             raise ConfigurationError("this worker already serves")
-        if nursery.inside:
+        if isolation.inside:
             # Its tools' processes would import the module again, and never end.
             raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
         self._loop = asyncio.get_running_loop()

@@ -17,12 +17,12 @@ import socket
 import sys
 import traceback
 from collections import deque
-from multiprocessing import spawn
 from typing import NoReturn
 
 import msgspec
 
 from toolbus.results import ToolbusError
+from toolbus.worker import isolation
 from toolbus.worker.isolation import child as children
 from toolbus.worker.isolation.limits import LINUX, native_threads
 from toolbus.worker.isolation.messages import News, Order, Setup
@@ -30,9 +30,6 @@ from toolbus.worker.isolation.targets import Found, find
 
 _FRESH = "from toolbus.worker.isolation.nursery import fresh_child; fresh_child({descriptor}, {parent})"
 _SETUP = "TOOLBUS_ISOLATION_SETUP"
-
-inside = False
-"""Whether this process is a nursery or a child: a worker started here, by a module that starts one when it is imported, would never end."""
 
 
 class Nursery:
@@ -152,8 +149,7 @@ class Nursery:
 
 def main(descriptor: int) -> NoReturn:
     """Be a nursery; ``descriptor`` is the connection to the worker, on which the setup comes first."""
-    global inside  # noqa: PLW0603 - a fact about the process
-    inside = True
+    isolation.inside = True
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _unmoved)
     worker = socket.socket(fileno=descriptor)
@@ -173,8 +169,7 @@ def main(descriptor: int) -> NoReturn:
 
 def fresh_child(descriptor: int, parent: int) -> NoReturn:
     """Be a child that is a fresh interpreter."""
-    global inside  # noqa: PLW0603 - a fact about the process
-    inside = True
+    isolation.inside = True
     children.main(descriptor, _prepare(os.environ.pop(_SETUP).encode()), parent)
 
 
@@ -184,6 +179,8 @@ def _prepare(document: bytes) -> tuple[Found, ...]:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = setup.pythonpath
+    from multiprocessing import spawn  # noqa: PLC0415 - only a nursery needs it
+
     spawn.prepare(setup.prepare)
     return find(setup.targets)
 

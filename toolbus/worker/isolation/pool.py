@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from multiprocessing import spawn
 from typing import Any
 
 import msgspec
@@ -183,6 +182,8 @@ class Isolation:
         self._listening = asyncio.create_task(self._listen(reader, writer), name="toolbus-isolation")
 
     def _setup(self) -> Setup:
+        from multiprocessing import spawn  # noqa: PLC0415 - 20 ms that most processes never need
+
         prepared = spawn.get_preparation_data("toolbus")
         main = any(target.module == MAIN for target in self._targets)
         names = (*_PREPARED, *_MAIN_FROM) if main else _PREPARED
