@@ -155,6 +155,32 @@ def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace
         assert worker.wait(15) == 0
 
 
+def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """The tools of the guide to functions, in a package served whole, answer over the bus, in process and isolated."""
+    (tmp_path / "mytools").mkdir()
+    for block in blocks("docs/guides/functions.md"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        assert name is not None
+        (tmp_path / "mytools" / name[1]).write_text(block)
+    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    expected = {
+        "area width=200 height=100 unit=ha": "2.0",
+        "greet name=Ada": "Hello Ada!",
+        "count_orders customer=Ada": "3",
+        "largest_prime below=1000": "997",
+        "countdown n=3": "3 2 1 ",
+    }
+    worker = subprocess.Popen([*base, "worker", "mytools"], cwd=tmp_path)
+    try:
+        for words, answer in expected.items():
+            command = [*base, "call", *words.split(), "--wait", "20"]
+            told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+            assert told.stdout.removesuffix("\n") == answer, told.stderr
+    finally:
+        worker.terminate()
+        assert worker.wait(15) == 0
+
+
 def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
     """A worker runs with the middleware of its guide: calls pass, the quota holds, and usage is counted."""
     (tmp_path / "limits.py").write_text(blocks("docs/guides/middleware.md")[0])

@@ -32,6 +32,8 @@ from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool
 from toolbus.worker.invocation import Invocation, invocation
+from toolbus.worker.modules import init_tools
+from toolbus.worker.provide import provide
 from toolbus.worker.retry import Retry
 from toolbus.worker.worker import Worker
 
@@ -74,6 +76,8 @@ __all__ = [
     "Turn",
     "UnsupportedServer",
     "Worker",
+    "init_tools",
     "invocation",
+    "provide",
     "tool",
 ]

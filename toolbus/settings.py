@@ -32,6 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease: Annotated[float, msgspec.Meta(ge=0.2, le=3600)] = 30.0
     cooldown: _NotNegative = 60.0
     concurrency: _Count = 100
+    isolated: Annotated[int, msgspec.Meta(ge=0)] = 0
     grace: _NotNegative = 30.0
     max_deliveries: _Count = 5
     timeout: _Positive = 60.0

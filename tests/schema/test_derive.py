@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, TypedDict
 
 import jsonschema_rs
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from toolbus.results import DescriptorError, ToolError
 from toolbus.schema import derive
+from toolbus.schema.validate import Validator
 
 if TYPE_CHECKING:
     from elsewhere import Graph  # type: ignore[import-not-found]
@@ -353,15 +355,37 @@ def test_what_can_not_be_described_is_any() -> None:
     }
 
 
-def test_a_pydantic_model_is_any() -> None:
-    """Models of other libraries are passed as they are."""
+def test_a_pydantic_model_is_described_and_made() -> None:
+    """A Pydantic model shows its own schema, its definitions at the root; the handler gets a model, and what is wrong is named."""
     pydantic = pytest.importorskip("pydantic")
-    model = pydantic.create_model("Model", n=(int, ...))
+    inner = pydantic.create_model("Inner", n=(int, ...))
+    model = pydantic.create_model("Model", inner=(inner, ...), size=(int, 3))
 
-    def f(m: Any) -> None: ...
+    def f(m: Any, many: Any = ()) -> None: ...
 
-    f.__annotations__["m"] = model
-    assert properties(f) == {"m": {}}
+    f.__annotations__.update(m=model, many=list[model])
+    derived = derive(f)
+    assert derived.parameters["properties"]["m"]["properties"]["inner"] == {"$ref": "#/$defs/Model.Inner"}
+    assert derived.parameters["$defs"]["Model.Inner"]["required"] == ["n"]
+    assert derived.bind({"m": {"inner": {"n": 1}}, "many": [{"inner": {"n": 2}, "size": 4}]}) == {
+        "m": model(inner=inner(n=1)),
+        "many": [model(inner=inner(n=2), size=4)],
+    }
+    message = refused(derive(f).bind, {"m": {"inner": {"n": "x"}}})
+    assert "inner.n: Input should be a valid integer" in message
+    assert "at `$.m`" in message
+    Validator(derived.parameters, path="$").check({"m": {"inner": {"n": 1}}})
+
+
+def test_a_path_is_a_string_to_the_model_and_a_path_to_the_handler() -> None:
+    """A parameter annotated with Path takes a string, and nothing else, and the handler gets a Path."""
+
+    def f(path: Path, others: list[PurePosixPath] | None = None) -> None: ...
+
+    derived = derive(f)
+    assert derived.parameters["properties"]["path"] == {"type": "string", "format": "path"}
+    assert derived.bind({"path": "a/b", "others": ["c"]}) == {"path": Path("a/b"), "others": [PurePosixPath("c")]}
+    assert "Expected `str`, got `int` - at `$.path`" in refused(derived.bind, {"path": 3})
 
 
 def test_an_unresolvable_annotation_is_any_and_spares_the_others() -> None:

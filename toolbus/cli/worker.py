@@ -42,7 +42,7 @@ def worker_command(
     health_port: int | None,
     lifeline: int | None,
 ) -> None:
-    """Serve the tools of each TARGET: a path (jokes.py), a module, or module:name.
+    """Serve the tools of each TARGET: a path (jokes.py, mytools/), a module, a package with all that is in it, or module:name.
 
     SIGTERM and Ctrl-C leave the registry at once, let running calls finish, and exit with 0.
 
@@ -50,6 +50,7 @@ def worker_command(
     Examples:
       toolbus worker jokes.py
       toolbus worker workers.calculator workers.text --processes 4
+      toolbus worker mytools
       toolbus worker jokes.py --middleware limits.py:middleware
     """
     from toolbus import telemetry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolbus.schema.derive import Derived, derive
+from toolbus.schema.derive import Derived, derive, describable
 from toolbus.schema.mend import mended, mended_document
 from toolbus.schema.portable import check_possible, plain_object
 from toolbus.schema.strict import strict
@@ -15,6 +15,7 @@ __all__ = [
     "check_for",
     "check_possible",
     "derive",
+    "describable",
     "mended",
     "mended_document",
     "plain_object",

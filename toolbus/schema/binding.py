@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from toolbus.results import ToolError
-from toolbus.schema import refusal
+from toolbus.schema import custom, refusal
 from toolbus.schema.validate import Checker
 
 # What converting raises for arguments of the wrong shape, lone surrogates, numbers out of range and endless nesting.
@@ -61,7 +61,7 @@ class TypedBinder:
         :raises ToolError: ``invalid_arguments``, naming the place and what was expected there.
         """
         try:
-            values = msgspec.convert(arguments, self._struct, str_keys=True)
+            values = msgspec.convert(arguments, self._struct, str_keys=True, dec_hook=custom.convert)
         except _WRONG as error:
             raise self._refusal(arguments, error) from None
         fields = self._fields
@@ -75,7 +75,7 @@ class TypedBinder:
         if name in self._reserved:
             raise refusal.of([refusal.unexpected([name], self._known)])
         try:
-            return msgspec.convert(value, self._rest, str_keys=True)
+            return msgspec.convert(value, self._rest, str_keys=True, dec_hook=custom.convert)
         except _WRONG as error:
             raise refusal.of([_located(error, refusal.place([name]))]) from None
 

@@ -11,6 +11,7 @@ import msgspec
 
 from toolbus.results import DescriptorError
 from toolbus.schema.binding import CheckedBinder, TypedBinder, WholeBinder
+from toolbus.schema.custom import convert, describe, hoist
 from toolbus.schema.signature import Injected, Parameter, Signature, read_signature
 from toolbus.schema.validate import Validator
 
@@ -24,6 +25,7 @@ class Derived(msgspec.Struct, frozen=True):
         description: the docstring without its sections.
         parameters: JSON Schema of the arguments.
         injected: parameters that are filled in by the worker, with their service types.
+        spared: what these get where there is no such service, if they can do without.
         bind: from arguments to keyword arguments; raises ``ToolError`` (``invalid_arguments``) that names
             the place and what was expected. Arguments that were left out stay out.
     """
@@ -32,6 +34,7 @@ class Derived(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]
     injected: dict[str, type]
     bind: Callable[[Mapping[str, Any]], dict[str, Any]]
+    spared: dict[str, Any] = {}
 
 
 def derive(
@@ -74,11 +77,14 @@ def _from_annotations(signature: Signature) -> Derived:
         reserved=signature.reserved,
         hints=_hints(schema),
     )
-    return Derived(signature.description, schema, signature.injected, binder.bind)
+    return Derived(signature.description, schema, signature.injected, binder.bind, signature.spared)
 
 
 def _schema(signature: Signature, annotations: Mapping[str, Any], rest: Any) -> dict[str, Any]:
-    schemas, definitions = msgspec.json.schema_components([*annotations.values(), rest], ref_template=_REF_TEMPLATE)
+    described, components = msgspec.json.schema_components([*annotations.values(), rest], schema_hook=describe, ref_template=_REF_TEMPLATE)
+    definitions: dict[str, Any] = {}
+    schemas = [hoist(schema, definitions) for schema in described]
+    definitions |= {name: hoist(schema, definitions) for name, schema in components.items()}
     properties: dict[str, Any] = {}
     for parameter, schema in zip(signature.parameters, schemas, strict=False):
         if parameter.description:
@@ -109,12 +115,17 @@ def _usable(parameter: Parameter) -> Any:
     return parameter.annotation if _supported(lambda: parameter.annotation) else Any
 
 
+def describable(type_: object) -> bool:
+    """Whether an argument can be of a type: JSON Schema can describe it, and a value of JSON can become one."""
+    return _supported(lambda: type_)
+
+
 def _supported(annotation: Callable[[], Any]) -> bool:
     try:
         type_ = annotation()
-        msgspec.json.schema_components([type_], ref_template=_REF_TEMPLATE)
+        msgspec.json.schema_components([type_], schema_hook=describe, ref_template=_REF_TEMPLATE)
         # A decoder refuses combinations that have a schema but can't be told apart.
-        msgspec.json.Decoder(type_)
+        msgspec.json.Decoder(type_, dec_hook=convert)
     except Exception:  # noqa: BLE001 - looking into a class evaluates its annotations, which is the user's code
         return False
     return True
@@ -140,7 +151,7 @@ def _from_schema(signature: Signature, parameters: Mapping[str, Any]) -> Derived
         bind = _whole(signature, positional[0], validator).bind
     else:
         bind = _checked(signature, properties, validator).bind
-    return Derived(signature.description, schema, signature.injected, bind)
+    return Derived(signature.description, schema, signature.injected, bind, signature.spared)
 
 
 def _whole(signature: Signature, taker: Parameter, validator: Validator) -> WholeBinder:

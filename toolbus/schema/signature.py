@@ -51,6 +51,7 @@ class Signature(msgspec.Struct, frozen=True):
     Attributes:
         parameters: those that arguments go to, in order; no ``*args`` and ``**kwargs``.
         injected: parameters that the worker fills in, with their types.
+        spared: what injected parameters get where there is no such service: their default, or None where the annotation allows it.
         rest: ``**kwargs``, or None.
         star: the name of ``*args``, or empty.
         reserved: names that no argument may have even under ``**kwargs``.
@@ -63,6 +64,7 @@ class Signature(msgspec.Struct, frozen=True):
     rest: Parameter | None
     star: str
     reserved: frozenset[str]
+    spared: dict[str, Any] = {}
 
 
 def read_signature(function: _Function, *, injected: Injected, skip_self: bool) -> Signature:
@@ -84,6 +86,7 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
 
     parameters: list[Parameter] = []
     services: dict[str, type] = {}
+    spared: dict[str, Any] = {}
     rest: Parameter | None = None
     star = ""
     for each in found:
@@ -99,9 +102,13 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
             parameters.append(parameter)
         elif parameter.named:
             services[each.name] = service
+            if each.default is not inspect.Parameter.empty:
+                spared[each.name] = each.default
+            elif _allows_none(annotation):
+                spared[each.name] = None
         else:
             raise DescriptorError(f"{name} takes the injected {each.name!r} by position only", path="$.parameters")
-    return Signature(name, description, tuple(parameters), services, rest, star, frozenset(reserved | services.keys()))
+    return Signature(name, description, tuple(parameters), services, rest, star, frozenset(reserved | services.keys()), spared)
 
 
 def _target(function: _Function) -> _Function:
@@ -161,6 +168,12 @@ def _service_type(annotation: Any, injected: Injected) -> type | None:
         return None
     wanted = candidate in injected if isinstance(injected, Container) else injected(candidate)
     return candidate if wanted else None
+
+
+def _allows_none(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        return _allows_none(get_args(annotation)[0])
+    return type(None) in get_args(annotation)
 
 
 def _described(annotation: Any) -> str:

@@ -19,6 +19,8 @@ from toolbus.testing.recorder import Recorder
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool_of
 from toolbus.worker.handlers import Served, collect
+from toolbus.worker.isolation.pool import Isolation
+from toolbus.worker.provide import Services
 from toolbus.worker.run import Run
 from toolbus.worker.threads import Threads
 
@@ -38,6 +40,7 @@ class InvocationEnvironment:
         attempt: which delivery of its request the call is.
         answers: stand-ins for the tools that the handler calls, see ``answer``.
         middleware: around every handler.
+        provide: what handlers' parameters of these types are filled in with, as for ``Worker``.
         settings: limits on frames and output.
     """
 
@@ -53,6 +56,7 @@ class InvocationEnvironment:
         idempotency_key: str = "",
         answers: Mapping[str, object] | None = None,
         middleware: Sequence[Middleware] = (),
+        provide: Mapping[type, object] | None = None,
         settings: Settings | None = None,
     ) -> None:
         self.user = user
@@ -65,7 +69,9 @@ class InvocationEnvironment:
         self.settings = Settings() if settings is None else settings
         self._answers = dict(answers or {})
         self._middleware = checked(middleware)
+        self._services = Services(provide)
         self._served: dict[object, Served] = {}
+        self._isolations: dict[object, Isolation] = {}
         self._runs: set[Run] = set()
         self._threads: Threads | None = None
         self._lock = asyncio.Lock()
@@ -82,6 +88,10 @@ class InvocationEnvironment:
                 await each.cleanup()
             except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
                 errors.append(problem)
+        await self._services.aclose()
+        for isolation in self._isolations.values():
+            await isolation.aclose()
+        self._isolations.clear()
         if self._threads is not None:
             self._threads.close()
             self._threads = None
@@ -107,7 +117,7 @@ class InvocationEnvironment:
         owner, name = _aim(target, tool)
         served = await self._serve(owner)
         request = self._request(served, name, dict(arguments or {}))
-        recorder = Recorder(self.settings, self._threads, self._middleware, self._answers)
+        recorder = Recorder(self.settings, self._threads, self._isolations[owner], self._middleware, self._answers)
         delivery = Delivery(request, "test", None, b"", None, 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run())
         loop = asyncio.get_running_loop()
         run = Run(recorder, loop, delivery, served, served.handler(request))
@@ -142,8 +152,17 @@ class InvocationEnvironment:
         async with self._lock:
             served = self._served.get(owner)
             if served is None:
-                served = collect(owner, self.settings)[0]
-                await served.startup()
+                served = collect(owner, self.settings, self._services)[0]
+                await self._services.start()
+                isolation = Isolation(self.settings, served.isolated())
+                try:
+                    if served.isolated():
+                        await isolation.open()
+                    await served.startup()
+                except BaseException:
+                    await isolation.aclose()
+                    raise
+                self._isolations[owner] = isolation
                 self._served[owner] = served
             return served
 

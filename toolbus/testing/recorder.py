@@ -19,6 +19,7 @@ from toolbus.results import EnvelopeError, ErrorInfo, ToolError, ToolResult
 from toolbus.settings import Settings
 from toolbus.testing.outcome import NestedCall, Outcome
 from toolbus.worker.invocation import Caller
+from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.run import Run, result_of
 from toolbus.worker.threads import Threads
 
@@ -28,9 +29,17 @@ INSTANCE = "testing"
 class Recorder:
     """A worker and its broker, as far as one run needs them: frames are put together as a caller would."""
 
-    def __init__(self, settings: Settings, threads: Threads, middleware: tuple[Middleware, ...], answers: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        threads: Threads,
+        isolation: Isolation,
+        middleware: tuple[Middleware, ...],
+        answers: Mapping[str, object],
+    ) -> None:
         self.settings = settings
         self.threads = threads
+        self.isolation = isolation
         self.middleware = middleware
         self.most_gathered = settings.max_frame // 2
         self.broker = cast("WorkerBroker", self)

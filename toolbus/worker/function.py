@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from toolbus.descriptors import Effect
 from toolbus.results import ConfigurationError
 from toolbus.worker.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
+Isolation = Literal["", "process"]
 
 
 class FunctionTool:
     """A function and what was said about it at its definition.
 
     Attributes:
-        function: the function itself, unchanged.
+        function: the function itself, unchanged; or a partial, or an object that can be called.
         name: the tool's name.
+        module, qualname: where the function, or the object's class, is defined.
         service: id of the service it belongs to; empty for a method of a ``ToolService``.
         origin: module and qualified name, which tell a redefinition from a clash.
     """
 
     __slots__ = (
-        "category", "confirm", "description", "effect", "function", "groups", "name", "origin", "output_limit", "parameters",
-        "retry", "service", "tenants", "timeout",
+        "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "module", "name", "origin",
+        "output_limit", "parameters", "qualname", "retry", "service", "tenants", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -46,11 +49,18 @@ class FunctionTool:
         confirm: bool,
         tenants: Iterable[str],
         retry: Retry | None,
+        isolation: Isolation,
+        memory_limit: int,
     ) -> None:
+        defined = _defined(function)
+        self.module: str = defined.__module__
+        self.qualname: str = defined.__qualname__
         if retry is not None and effect == "once":
-            raise ConfigurationError(f"the tool {function.__qualname__!r} has the effect 'once', which rules out retry=...")
+            raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out retry=...")
         self.function = function
-        self.name = name or function.__name__
+        self.name: str = name or str(getattr(function, "__name__", ""))
+        if self.name in {"", "<lambda>"}:
+            raise ConfigurationError(f"{self.module}.{self.qualname} has no name of its own: give it one, tool('name')(…)")
         self.description = description
         self.parameters = parameters
         self.category = category
@@ -61,8 +71,26 @@ class FunctionTool:
         self.confirm = confirm
         self.tenants = (tenants,) if isinstance(tenants, str) else tuple(tenants)
         self.retry = retry
-        self.origin = f"{function.__module__}.{function.__qualname__}"
-        self.service = "" if _is_method(function) else service or service_name(function.__module__)
+        self.origin = f"{self.module}.{self.qualname}"
+        self.isolation = isolation
+        self.memory_limit = memory_limit
+        self.service = "" if _is_method(function) else service or service_name(self.module)
+        self._check_isolation()
+
+    def _check_isolation(self) -> None:
+        where = f"the tool {self.name!r} ({self.origin})"
+        if self.isolation not in {"", "process"}:
+            raise ConfigurationError(f"{where} has the isolation {self.isolation!r}; there is 'process', or none")
+        if self.isolation and not self.service:
+            raise ConfigurationError(f"{where} is a method, whose object other processes do not have; isolation='process' is for functions")
+        if self.isolation and sys.platform == "win32":
+            raise ConfigurationError(f"{where} has isolation='process', which needs the processes of a Unix system")
+        if self.memory_limit < 0 or (self.memory_limit and not self.isolation):
+            raise ConfigurationError(
+                f"{where} has memory_limit={self.memory_limit}: it is a number of bytes, and needs isolation='process'"
+            )
+        if self.memory_limit and not sys.platform.startswith("linux"):
+            raise ConfigurationError(f"{where} has a memory_limit, which only Linux enforces")
 
 
 _by_function: dict[Callable[..., Any], FunctionTool] = {}
@@ -86,6 +114,8 @@ def tool(
     confirm: bool = False,
     tenants: Iterable[str] = (),
     retry: Retry | None = None,
+    isolation: Isolation = "",
+    memory_limit: int = 0,
     replace: bool = False,
 ) -> Callable[[F], F]: ...
 def tool(
@@ -102,6 +132,8 @@ def tool(
     confirm: bool = False,
     tenants: Iterable[str] = (),
     retry: Retry | None = None,
+    isolation: Isolation = "",
+    memory_limit: int = 0,
     replace: bool = False,
 ) -> Any:
     """Make a function a tool, with or without parentheses; the function itself is returned unchanged.
@@ -122,12 +154,16 @@ def tool(
         confirm: a person approves each call before it runs.
         tenants: the only users who may see and call it; everybody when left out.
         retry: run failed calls again, see ``Retry``; not for ``once``.
+        isolation: ``process`` runs each call in a child process, which is killed when the call is cancelled or its time is up.
+        memory_limit: bytes that an isolated call may take beyond what its process has at the start; 0 for no limit. Linux only.
         replace: take the place of another function's tool of that name in this process.
 
-    :raises ConfigurationError: another function of this process already has that name in that service.
+    :raises ConfigurationError: another function of this process already has that name, or what is said does not go together.
     """
 
-    def register(function: F) -> F:
+    def register(decorated: F) -> F:
+        # What a class's attribute gives when it is looked up is the function within.
+        function: Callable[..., Any] = decorated.__func__ if isinstance(decorated, (staticmethod, classmethod)) else decorated
         made = FunctionTool(
             function,
             name=name if isinstance(name, str) else None,
@@ -142,11 +178,13 @@ def tool(
             confirm=confirm,
             tenants=tenants,
             retry=retry,
+            isolation=isolation,
+            memory_limit=memory_limit,
         )
         _register(made, replace=replace)
-        return function
+        return decorated
 
-    if callable(name):
+    if callable(name) or isinstance(name, (staticmethod, classmethod)):
         return register(name)
     return register
 
@@ -172,8 +210,16 @@ def tools_of_module(module: str) -> list[FunctionTool]:
         found
         for tools in _by_service.values()
         for _, found in sorted(tools.items())
-        if found.function.__module__ == module or found.function.__module__.startswith(f"{module}.")
+        if found.module == module or found.module.startswith(f"{module}.")
     ]
+
+
+def find_tool(module: str, qualname: str, name: str) -> FunctionTool | None:
+    """The tool that a module defines under a name at a place, or None."""
+    for made in tools_of_module(module):
+        if (made.module, made.qualname, made.name) == (module, qualname, name):
+            return made
+    return None
 
 
 def service_name(module: str) -> str:
@@ -199,6 +245,15 @@ def _register(made: FunctionTool, *, replace: bool) -> None:
     _by_function[made.function] = made
 
 
+def _defined(function: Any) -> Any:
+    """What says where a callable is defined: the function within partials, or the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
 def _is_method(function: Callable[..., Any]) -> bool:
+    if not inspect.isfunction(function):
+        return False
     scope = function.__qualname__.rpartition(".")[0]
     return bool(scope) and not scope.endswith("<locals>")

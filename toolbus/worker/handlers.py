@@ -25,8 +25,13 @@ from toolbus.results import ConfigurationError, DescriptorError, ErrorInfo, Tool
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
-from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_module, tools_of_service
+from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_service
+from toolbus.worker.isolation.targets import target_of
+from toolbus.worker.modules import defined_in
+from toolbus.worker.provide import Services, injected
 from toolbus.worker.retry import Retry
+
+_MOST_DESCRIPTION = 16_384
 
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
@@ -41,17 +46,29 @@ class Handler:
         threaded: the function is plain, so calling it belongs in a thread.
         effect: the declared effect, or empty.
         retry: when a failed run is tried again, or None.
+        isolated: the tool, when it runs in a child process; ``start`` is not called then.
+        check: refuses arguments that do not fit; raises ToolError.
         tenants: the only users whose calls run; empty for everybody's.
     """
 
-    __slots__ = ("coroutine", "effect", "retry", "start", "tenants", "threaded")
+    __slots__ = ("check", "coroutine", "effect", "isolated", "retry", "start", "tenants", "threaded")
 
     def __init__(
-        self, function: Callable[..., Any], start: Start, effect: Effect, retry: Retry | None, tenants: Iterable[str] = ()
+        self,
+        function: Callable[..., Any],
+        start: Start,
+        effect: Effect,
+        retry: Retry | None,
+        isolated: FunctionTool | None = None,
+        check: Callable[[Mapping[str, Any]], object] | None = None,
+        tenants: Iterable[str] = (),
     ) -> None:
         self.start = start
-        self.coroutine = inspect.iscoroutinefunction(function)
-        self.threaded = not self.coroutine and not inspect.isasyncgenfunction(function)
+        self.isolated = isolated
+        self.check = check
+        called = function if inspect.isroutine(function) or isinstance(function, functools.partial) else type(function).__call__
+        self.coroutine = inspect.iscoroutinefunction(called) and isolated is None
+        self.threaded = isolated is None and not self.coroutine and not inspect.isasyncgenfunction(called)
         self.effect = effect
         self.retry = None if effect == "once" else retry
         self.tenants = frozenset(tenants)
@@ -90,6 +107,10 @@ class Served:
         """Tools that do not say what a second execution would do."""
         return sorted(name for name, handler in self._handlers.items() if not handler.effect)
 
+    def isolated(self) -> list[FunctionTool]:
+        """Tools whose handlers run in child processes."""
+        return [handler.isolated for handler in self._handlers.values() if handler.isolated is not None]
+
     async def startup(self) -> None:
         """Run the service's own preparation."""
         if self._service is not None:
@@ -101,17 +122,21 @@ class Served:
             await _await(self._service.cleanup())
 
 
-def collect(targets: object, settings: Settings) -> list[Served]:
-    """What to serve: services (classes or instances), decorated functions, modules, or lists of them.
+def collect(targets: object, settings: Settings, services: Services | None = None) -> list[Served]:
+    """What to serve: services (classes or instances), decorated functions, modules, packages, or lists of them.
 
+    A tool with a parameter for a service that nobody provides is left out, and named in the log.
+
+    :param services: what handlers' parameters are filled in with; those of the process when left out.
     :raises ConfigurationError: a target is not a tool, or two services have one id.
     """
+    services = Services() if services is None else services
     instances: dict[str, ToolService] = {}
     functions: dict[str, dict[str, FunctionTool]] = {}
     for target in _flat(targets):
         if isinstance(target, ToolService):
             name = target.id or type(target).__name__
-            if name in instances:
+            if instances.get(name, target) is not target:
                 raise ConfigurationError(f"two services have the id {name!r}")
             instances[name] = target
             continue
@@ -119,8 +144,10 @@ def collect(targets: object, settings: Settings) -> list[Served]:
             functions.setdefault(found.service, {})[found.name] = found
     for name in functions.keys() & instances.keys():
         raise ConfigurationError(f"both a ToolService and decorated functions form the service {name!r}")
-    served = [_served_service(name, service, settings) for name, service in instances.items()]
-    served += [_served_functions(name, list(tools.values()), settings) for name, tools in functions.items()]
+    served = [_served_service(name, service, settings, services) for name, service in instances.items()]
+    served += filter(None, (_served_functions(name, list(tools.values()), settings, services) for name, tools in functions.items()))
+    if not served and functions:
+        raise ConfigurationError("there is nothing to serve: every tool needs a service that nobody provides; see toolbus.provide()")
     if not served:
         raise ConfigurationError("there is nothing to serve: give a ToolService, functions decorated with @tool, or a module with them")
     return served
@@ -133,34 +160,15 @@ def _flat(targets: object) -> Iterable[object]:
     elif isinstance(targets, type) and issubclass(targets, ToolService):
         yield targets()
     elif isinstance(targets, ModuleType):
-        yield from _in_module(targets)
+        yield from _flat(defined_in(targets))
     else:
         yield targets
 
 
-def _in_module(module: ModuleType) -> Iterable[object]:
-    found = False
-    for value in list(vars(module).values()):
-        own = getattr(value, "__module__", None) == module.__name__
-        if isinstance(value, ToolService):
-            found = True
-            yield value
-        elif own and isinstance(value, type) and issubclass(value, ToolService) and not _instantiated(value, module):
-            found = True
-            yield value()
-    for made in tools_of_module(module.__name__):
-        found = True
-        yield made.function
-    if not found:
-        raise ConfigurationError(f"{module.__name__} defines no ToolService and no function decorated with @tool")
-
-
-def _instantiated(cls: type[ToolService], module: ModuleType) -> bool:
-    return any(type(value) is cls for value in vars(module).values())
-
-
 def _functions(target: object) -> list[FunctionTool]:
     found = tool_of(target)
+    if found is None and callable(target) and tool_of(inspect.unwrap(target)) is not None:
+        raise ConfigurationError(f"{target!r} wraps a tool: put @tool above the other decorators, so that the tool is what they make")
     if found is None:
         raise ConfigurationError(f"{target!r} is not a tool: decorate it with @tool, or give a ToolService or a module")
     if not found.service:
@@ -172,7 +180,7 @@ def _functions(target: object) -> list[FunctionTool]:
 # -- services -----------------------------------------------------------------------------------------
 
 
-def _served_service(name: str, service: ToolService, settings: Settings) -> Served:
+def _served_service(name: str, service: ToolService, settings: Settings, services: Services) -> Served:
     cls = type(service)
     descriptor = parse_service(
         {
@@ -201,10 +209,12 @@ def _served_service(name: str, service: ToolService, settings: Settings) -> Serv
         handlers[tool.name] = _invoke_handler(invoke, tool, service)
     for attribute in dir(cls):
         made = tool_of(getattr(cls, attribute, None))
-        if made is not None:
-            tool, handler = _function_handler(made, name, getattr(service, attribute), service.effect, service.retry)
-            _add(tools, tool)
-            handlers[tool.name] = handler
+        if made is None:
+            continue
+        found = _function_handler(made, name, getattr(service, attribute), services, service.effect, service.retry)
+        if found is not None:
+            _add(tools, found[0])
+            handlers[made.name] = found[1]
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
     owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
     publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
@@ -222,7 +232,9 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, ser
             return invoke(request.config, request.arguments)
         return invoke(request.user, request.config, request.arguments)
 
-    return Handler(invoke, start, service.effect if tool is None else tool.effect, service.retry, () if tool is None else tool.tenants)
+    return Handler(
+        invoke, start, service.effect if tool is None else tool.effect, service.retry, tenants=() if tool is None else tool.tenants
+    )
 
 
 def _arity(invoke: Callable[..., Any], cls: type) -> int:
@@ -240,30 +252,47 @@ def _arity(invoke: Callable[..., Any], cls: type) -> int:
 # -- functions ----------------------------------------------------------------------------------------
 
 
-def _served_functions(name: str, functions: list[FunctionTool], settings: Settings) -> Served:
-    descriptor = parse_service({"id": name, "description": _module_summary(functions[0].function.__module__)})
+def _served_functions(name: str, functions: list[FunctionTool], settings: Settings, services: Services) -> Served | None:
+    descriptor = parse_service({"id": name, "description": _module_summary(functions[0].module)})
     tools: dict[str, ToolDescriptor] = {}
     handlers: dict[str, Handler] = {}
     for made in functions:
-        tool, handlers[made.name] = _function_handler(made, name, made.function, "", None)
-        _add(tools, tool)
-    owner = settings.owner or owner_of(functions[0].function.__module__, "")
+        found = _function_handler(made, name, made.function, services)
+        if found is not None:
+            _add(tools, found[0])
+            handlers[made.name] = found[1]
+    if not tools:
+        return None
+    owner = settings.owner or owner_of(functions[0].module, "")
     publication = Publication(descriptor, tuple(tools[key] for key in sorted(tools)), owner).with_digest()
     return Served(publication, handlers, None, None)
 
 
 def _function_handler(
-    made: FunctionTool, service: str, bound: Callable[..., Any], effect: Effect, retry: Retry | None
-) -> tuple[ToolDescriptor, Handler]:
+    made: FunctionTool, service: str, bound: Callable[..., Any], services: Services, effect: Effect = "", retry: Retry | None = None
+) -> tuple[ToolDescriptor, Handler] | None:
+    """A function's descriptor and handler; None when it needs a service that nobody provides."""
     parameters = made.parameters
     if parameters is not None:
         parameters, changes = mended(parameters)
         _tell(made.name, service, changes)
-    derived = derive(bound, parameters=parameters)
+    derived = derive(bound, parameters=parameters, injected=injected(made, bound, services))
+    given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
+    spared = {name: value for name, value in derived.spared.items() if name not in given}
+    for name, type_ in derived.injected.items():
+        if name not in given and name not in spared:
+            telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
+            return None
+    description = made.description or derived.description or made.name.replace("_", " ")
+    if len(description) > _MOST_DESCRIPTION:
+        raise ConfigurationError(
+            f"the description of the tool {made.name!r} has {len(description):,} characters, more than {_MOST_DESCRIPTION:,}: "
+            "every model reads all of it; say less, or give description=…"
+        )
     tool = check_tool(
         ToolDescriptor(
             name=made.name,
-            description=made.description or derived.description or made.name.replace("_", " "),
+            description=description,
             service=service,
             parameters=derived.parameters,
             groups=made.groups,
@@ -280,7 +309,21 @@ def _function_handler(
     def start(request: Request) -> Any:
         return bound(**bind(request.arguments))
 
-    return tool, Handler(bound, start, tool.effect, made.retry or retry, made.tenants)
+    def start_with_services(request: Request) -> Any:
+        made_for_it = {name: services.get(type_) for name, type_ in given.items()}
+        return bound(**bind(request.arguments), **spared, **made_for_it)
+
+    isolated = made if made.isolation else None
+    if isolated is not None:
+        # Refused here, before anything starts.
+        target_of(isolated)
+        for type_ in filter(services.own, given.values()):
+            message = f"{made.origin} runs in a child process, which has no {type_.__qualname__} of this worker's own"
+            raise ConfigurationError(f"{message}: say toolbus.provide({type_.__qualname__}, …) at the top of a module")
+    else:
+        services.want(given.values())
+    begin = start_with_services if derived.injected else start
+    return tool, Handler(bound, begin, tool.effect, made.retry or retry, isolated, bind, made.tenants)
 
 
 def _tell(tool: object, service: str, changes: list[str]) -> None:

@@ -14,12 +14,14 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
-from toolbus.envelope import Frame, encode, pieces
+from toolbus.envelope import Frame, Request, encode, pieces
 from toolbus.middleware.chain import Middleware
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.settings import Settings
+from toolbus.worker.function import FunctionTool
 from toolbus.worker.handlers import Handler, Served, mismatch
 from toolbus.worker.invocation import Caller, Invocation, enter
+from toolbus.worker.isolation.pool import HandlerCrashed, Isolation
 from toolbus.worker.passing import Passing
 from toolbus.worker.threads import ThreadIteration, Threads
 
@@ -43,6 +45,7 @@ class Shelter(Protocol):
     broker: WorkerBroker
     settings: Settings
     threads: Threads
+    isolation: Isolation
     most_gathered: int
     middleware: tuple[Middleware, ...]
 
@@ -258,7 +261,9 @@ class Run(msgspec.Struct, eq=False):
         start, request = self.handler.start, self.delivery.request if passing is None else passing.request
         if self.handler.coroutine:
             return result_of(await start(request))
-        if self.handler.threaded:
+        if self.handler.isolated is not None:
+            value = self._start_isolated(self.handler.isolated, request)
+        elif self.handler.threaded:
             self._thread = self.shelter.threads.call(lambda: start(request))
             value = await asyncio.shield(self._thread)
         else:
@@ -272,6 +277,13 @@ class Run(msgspec.Struct, eq=False):
             self._thread = self._iteration.thread
             return await self._consume(self._iteration if passing is None else passing.watch(self._iteration))
         return result_of(value)
+
+    def _start_isolated(self, made: FunctionTool, request: Request) -> AsyncIterator[Any]:
+        if self.handler.check is not None:
+            # What does not fit takes no process.
+            self.handler.check(request.arguments)
+        delivery = self.delivery
+        return self.shelter.isolation.run(made, request, attempt=delivery.attempt, deadline=delivery.deadline, began=self._began)
 
     async def _consume(self, items: Any) -> ToolResult:
         result: ToolResult | None = None
@@ -471,6 +483,8 @@ class Run(msgspec.Struct, eq=False):
             return mismatch(self.delivery.request, self.served.publication, error.error)
         if isinstance(error, CallCancelled):
             return ErrorInfo("cancelled", message=str(error))
+        if isinstance(error, HandlerCrashed):
+            return error.info
         if isinstance(error, SystemExit):
             return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
         if isinstance(error, EnvelopeError):

@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -21,9 +21,12 @@ from toolbus.envelope import Frame, encode
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, RegistrationRefused, ToolError
 from toolbus.settings import Settings
+from toolbus.worker import isolation
 from toolbus.worker.handlers import Served, collect
 from toolbus.worker.invocation import Caller
+from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.nested import NestedBus
+from toolbus.worker.provide import Services
 from toolbus.worker.run import Run
 from toolbus.worker.threads import Threads
 from toolbus.worker.waiting import Waiting
@@ -44,8 +47,9 @@ class Worker:
 
     Args:
         services: a ``ToolService`` (class or instance), functions decorated with ``@tool``, modules that define
-            them, or lists of these.
+            them, packages of such modules, or lists of these.
         middleware: around every handler, the first one outermost; see ``toolbus.middleware``.
+        provide: what handlers' parameters of these types are filled in with, before what ``toolbus.provide`` was told.
         url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
 
     ``async with`` serves in the background without touching signals; ``run()`` handles them and returns after
@@ -64,10 +68,12 @@ class Worker:
         concurrency: int | None = None,
         settings: Settings | None = None,
         middleware: Sequence[Middleware] = (),
+        provide: Mapping[type, object] | None = None,
     ) -> None:
         self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
         self.middleware = checked(middleware)
-        self._served = {served.id: served for served in collect(services, self.settings)}
+        self._services = Services(provide)
+        self._served = {served.id: served for served in collect(services, self.settings, self._services)}
         self._runs: dict[str, Run] = {}
         self._unwatched: list[Run] = []
         self._waiting = Waiting()
@@ -143,6 +149,8 @@ class Worker:
         await home
         for served in self._served.values():
             await self._cleanup(served)
+        await self._clean_services()
+        await self.isolation.aclose()
         await self._nested.aclose()
         await self.broker.aclose()
         self._deadlines.close()
@@ -152,16 +160,24 @@ class Worker:
     async def _open(self) -> None:
         if self._home is not None:
             raise ConfigurationError("this worker already serves")
+        if isolation.inside:
+            # Its tools' processes would import the module again, and never end.
+            raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
         self._loop = asyncio.get_running_loop()
         self._stopping = False
         self._wake = asyncio.Event()
         self._deadlines = Deadlines(self._loop)
         self._nested = NestedBus(self.settings)
         self.threads = Threads(self.settings.concurrency)
+        isolated = [made for served in self._served.values() for made in served.isolated()]
+        self.isolation = Isolation(self.settings, isolated)
         self.broker: WorkerBroker = worker_broker(self.settings)
         await self.broker.open(self)
         ready: list[Served] = []
         try:
+            if isolated:
+                await self.isolation.open()
+            await self._services.start()
             for served in self._served.values():
                 await served.startup()
                 ready.append(served)
@@ -170,8 +186,10 @@ class Worker:
         except BaseException:
             for served in ready:
                 await self._cleanup(served)
+            await self._clean_services()
             with contextlib.suppress(Exception):
                 await self.broker.unregister()
+            await self.isolation.aclose()
             await self.broker.aclose()
             self.threads.close()
             raise
@@ -201,6 +219,12 @@ class Worker:
             await served.cleanup()
         except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
             telemetry.log.exception("service.cleanup_failed", service=served.id)
+
+    async def _clean_services(self) -> None:
+        try:
+            await self._services.aclose()
+        except Exception:  # noqa: BLE001 - as above
+            telemetry.log.exception("service.cleanup_failed", service="provided")
 
     # -- taking and running -----------------------------------------------------------------------
 

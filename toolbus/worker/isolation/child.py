@@ -1,0 +1,264 @@
+"""In a child: takes one call after another from its channel, runs the handler, and says what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, Unpack
+
+from toolbus.envelope import decode_request, encode, pieces
+from toolbus.options import CallOptions
+from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.worker.invocation import Caller, Invocation, enter
+from toolbus.worker.isolation.limits import address_space, die_with_parent
+from toolbus.worker.isolation.messages import HEADER, Job, Said, decode_job, encode_said, framed
+from toolbus.worker.isolation.targets import Found
+
+_CUT = 4_000
+
+
+class Channel:
+    """The blocking side of the socket between a child and its worker; several threads may speak."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def hear(self) -> Job | None:
+        """The next call, or None when there will be no more."""
+        header = self._exactly(HEADER.size)
+        payload = header and self._exactly(HEADER.unpack(header)[0])
+        return decode_job(payload) if payload else None
+
+    def say(self, *said: Said) -> None:
+        """Tell the worker; waits while it has enough."""
+        payload = b"".join(framed(encode_said(each)) for each in said)
+        with self._lock:
+            self._connection.sendall(payload)
+
+    def _exactly(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            part = self._connection.recv(min(size - len(received), 1 << 20))
+            if not part:
+                return b""
+            received += part
+        return bytes(received)
+
+
+class _Here(Invocation):
+    """The handler's view of its call in a child: nobody cancels it, since it is killed instead."""
+
+    __slots__ = ("_channel",)
+
+    def __init__(self, host: _Running, channel: Channel, loop: asyncio.AbstractEventLoop, job: Job) -> None:
+        super().__init__(host, loop, host.request, attempt=job.attempt, deadline=job.deadline)
+        self._channel = channel
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        self._channel.say(Said("progress", progress=Progress(done, total, message)))
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        raise _no_calls(tool)
+
+    def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        raise _no_calls(tool)
+
+
+class _Running:
+    """The one call that runs here."""
+
+    stopped: ErrorInfo | None = None
+
+    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop, job: Job) -> None:
+        self.request = decode_request(job.request, limit=len(job.request))
+        self._here = _Here(self, channel, loop, job)
+
+    @property
+    def invocation(self) -> Invocation:
+        """The handler's view of it."""
+        return self._here
+
+    def emit(self, item: Progress) -> None:
+        """Send progress to the caller."""
+        self._here.progress(item.done, item.total, item.message)
+
+    async def caller(self) -> Caller:
+        """Nobody: see ``_no_calls``."""
+        raise _no_calls("")
+
+
+def main(descriptor: int, found: tuple[Found, ...], parent: int) -> NoReturn:
+    """Serve calls until the worker has no more of them; ends the process."""
+    die_with_parent(parent)
+    # Only the worker ends this process. A handler (unlike SIG_IGN) is not passed on to the programs that a tool starts.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _unmoved)
+    os.set_inheritable(descriptor, False)
+    channel = Channel(socket.socket(fileno=descriptor))
+    with asyncio.Runner() as runner:
+        while True:
+            job = channel.hear()
+            if job is None:
+                os._exit(0)
+            before = _Before()
+            end = _run(found[job.target], job, channel, runner, before)
+            if job.memory:
+                address_space(0)
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+            channel.say(Said("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
+
+
+class _Before:
+    """What was there before a handler ran, its services' own threads and tasks among it."""
+
+    def __init__(self) -> None:
+        self._threads = threading.active_count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def look(self, runner: asyncio.Runner) -> None:
+        """Look now."""
+        self._threads = threading.active_count()
+        self._tasks = asyncio.all_tasks(runner.get_loop())
+
+    def nothing_left(self, runner: asyncio.Runner) -> bool:
+        """Whether nothing of the call still runs."""
+        left = asyncio.all_tasks(runner.get_loop()) - self._tasks
+        return threading.active_count() <= self._threads and not left and not _offspring()
+
+
+def _run(found: Found, job: Job, channel: Channel, runner: asyncio.Runner, before: _Before) -> Said:
+    """Run one call; what it says last."""
+    try:
+        running = _Running(channel, runner.get_loop(), job)
+        enter(running)
+        arguments = found.arguments(running.request.arguments, runner)
+        before.look(runner)
+        if job.memory:
+            address_space(job.memory)
+        function = found.function
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            runner.run(_consume_async(function(**arguments), channel))
+        else:
+            _consume(function, arguments, channel, runner)
+    except ToolError as error:
+        return Said("end", error=_encoded(error.error))
+    except EnvelopeError as error:
+        return Said("end", error=_encoded(ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")))
+    except MemoryError as error:
+        if not job.memory:
+            return _crash(error)
+        address_space(0)
+        message = f"the tool needs more memory than its limit of {job.memory} bytes; ask for less at once"
+        return Said("end", error=_encoded(ErrorInfo("tool_error", "memory_limit", message)), fit=False)
+    except SystemExit:
+        return Said("end", error=_encoded(ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")))
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is contained and becomes its answer
+        return _crash(error)
+    return Said("end")
+
+
+def _crash(error: BaseException) -> Said:
+    code = type(error).__name__
+    said = "".join(traceback.format_exception(error))
+    info = ErrorInfo("tool_error", code, str(error) or code)
+    return Said("end", error=_encoded(info), crashed=said[-_CUT:])
+
+
+def _consume(function: Callable[..., Any], arguments: dict[str, Any], channel: Channel, runner: asyncio.Runner) -> None:
+    value = function(**arguments)
+    if inspect.isawaitable(value) or hasattr(value, "__aiter__"):
+        runner.run(_consume_async(value, channel))
+    elif isinstance(value, Iterator):
+        for item in value:
+            channel.say(_said(item))
+    else:
+        channel.say(_returned(value))
+
+
+async def _consume_async(value: Any, channel: Channel) -> None:
+    if inspect.isawaitable(value):
+        value = await value
+    if hasattr(value, "__aiter__"):
+        async for item in value:
+            channel.say(_said(item))
+    elif isinstance(value, Iterator):
+        for item in value:
+            channel.say(_said(item))
+    else:
+        channel.say(_returned(value))
+
+
+def _said(item: object) -> Said:
+    if isinstance(item, str):
+        return Said("text", text=_text(item))
+    if isinstance(item, Progress):
+        return Said("progress", progress=item)
+    if isinstance(item, Blob):
+        return Said("blob", blobs=(item,))
+    if isinstance(item, ToolResult):
+        return _result(item)
+    return Said("text", text=encode(item).decode())
+
+
+def _returned(value: object) -> Said:
+    if isinstance(value, ToolResult):
+        return _result(value)
+    if value is None or isinstance(value, str):
+        return Said("result", text=_text(value or ""))
+    if isinstance(value, Blob):
+        return Said("result", text="", blobs=(value,))
+    return Said("result", data=encode(value))
+
+
+def _result(result: ToolResult) -> Said:
+    return Said(
+        "result",
+        text=None if result.output is None else _text(result.output),
+        data=None if result.data is None else encode(result.data),
+        blobs=tuple(result.content),
+        error=None if result.error is None else _encoded(result.error),
+        success=result.success,
+    )
+
+
+def _text(text: str) -> str:
+    """The text, its lone surrogates mended."""
+    return str(text) if text.isascii() else "".join(pieces(text, sys.maxsize))
+
+
+def _encoded(error: ErrorInfo) -> bytes:
+    try:
+        return encode(error)
+    except EnvelopeError:
+        return encode(ErrorInfo(error.type, "unencodable_error", "the tool failed, and what it said can't be expressed in JSON"))
+
+
+def _no_calls(tool: str) -> ToolError:
+    message = (
+        f"a tool with isolation='process' can't call other tools ({tool!r}); leave the isolation out, or let the agent make both calls"
+    )
+    return ToolError(message, code="no_nested_calls")
+
+
+def _offspring() -> bool:
+    """Whether processes that the call started still run."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _unmoved(number: int, frame: object) -> None:
+    """Leave a signal that was meant for the worker to the worker."""

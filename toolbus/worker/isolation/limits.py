@@ -1,0 +1,47 @@
+"""What the system enforces for us in a child."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+LINUX = sys.platform.startswith("linux")
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when its parent dies, in whatever way; Linux only."""
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        # It died before it could matter.
+        os._exit(0)
+
+
+def address_space(more: int) -> None:
+    """Let this process have so many bytes of address space beyond what it has now; 0 lifts the limit. Linux only."""
+    if not LINUX:
+        return
+    import resource  # noqa: PLC0415 - there is none on Windows
+
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = hard
+    if more:
+        pages = int(Path("/proc/self/statm").read_text("ascii").partition(" ")[0])
+        soft = pages * resource.getpagesize() + more
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def native_threads() -> int:
+    """How many threads this process has, also those that no Python knows of; 0 where that can't be told."""
+    try:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only the number matters
+    except OSError:
+        return 0

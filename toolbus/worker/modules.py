@@ -1,0 +1,98 @@
+"""Modules and packages with tools: imported whole, and what they define."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TypeGuard
+
+from toolbus.results import ConfigurationError
+from toolbus.worker.base import ToolService
+from toolbus.worker.function import tools_of_module
+
+
+def init_tools(*places: str | ModuleType) -> list[object]:
+    """Import modules, and packages with all that is in them, and return the tools they define.
+
+    That registers the tools in this process; give what is returned to a ``Worker`` to serve them::
+
+        Worker(init_tools("mytools", "workers.calculator"))
+
+    Returns:
+        Functions decorated with ``@tool`` and ``ToolService`` classes and instances, module by module.
+
+    :raises ConfigurationError: a module can't be imported, naming it and the line; or there is no tool.
+    """
+    if not places:
+        raise ConfigurationError("init_tools() needs the names of modules or packages: init_tools('mytools')")
+    found: dict[int, object] = {}
+    for place in places:
+        module = import_module(place) if isinstance(place, str) else place
+        found.update((id(each), each) for each in defined_in(module))
+    return list(found.values())
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module.
+
+    :raises ConfigurationError: it can't be found or imported; names the line that failed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigurationError(f"there is no module {name!r} (a file needs its .py)") from None
+        raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's module raises is told in one line
+        raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
+
+
+def defined_in(module: ModuleType) -> list[object]:
+    """The services and tool functions of a module, or of a package and all modules in it, which are imported.
+
+    A service's class stands for itself unless an instance of it is there, or it is the base of others and has no id of its own.
+
+    :raises ConfigurationError: there are none, or a module can't be imported.
+    """
+    modules = list(_with_submodules(module))
+    values = [(each, value) for each in modules for value in list(vars(each).values())]
+    instances = {id(value): value for _, value in values if isinstance(value, ToolService)}
+    classes = list(dict.fromkeys(value for holder, value in values if _is_service_class(value) and value.__module__ == holder.__name__))
+    found: list[object] = list(instances.values())
+    for cls in classes:
+        instantiated = any(type(instance) is cls for instance in instances.values())
+        base = "id" not in vars(cls) and any(other is not cls and issubclass(other, cls) for other in classes)
+        if not instantiated and not base:
+            found.append(cls)
+    found += [made.function for made in tools_of_module(module.__name__)]
+    if not found:
+        raise ConfigurationError(f"{module.__name__} defines no ToolService and no function decorated with @tool")
+    return found
+
+
+def _is_service_class(value: object) -> TypeGuard[type[ToolService]]:
+    return isinstance(value, type) and issubclass(value, ToolService)
+
+
+def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
+    yield module
+    places: Iterable[str] = getattr(module, "__path__", ())
+    for each in sorted(pkgutil.iter_modules(places), key=lambda each: each.name):
+        # A package's __main__ is a program, not a part of it.
+        if each.name != "__main__":
+            yield from _with_submodules(import_module(f"{module.__name__}.{each.name}"))
+
+
+def _where(error: BaseException, name: str) -> str:
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{text} - at {error.filename}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    own = [frame for frame in frames if Path(frame.filename).stem == name.rpartition(".")[2]]
+    # An error in a module that this one imports is told where this one, or else that one, has it.
+    last = (own or [frame for frame in frames if frame.filename != __file__] or frames)[-1:]
+    return "".join(f"{text} - at {frame.filename}:{frame.lineno}" for frame in last) or text
