@@ -9,6 +9,7 @@ from toolbus.client.observers import Confirming, Requested, ToolEvent
 from toolbus.client.tool import Tool, ToolChange
 from toolbus.client.toolcalls import ToolCall
 from toolbus.client.turn import Turn
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.options import CallOptions
 from toolbus.results import (
     Blob,
@@ -16,6 +17,7 @@ from toolbus.results import (
     BrokerUnavailable,
     CallCancelled,
     ConfigurationError,
+    ConfirmationClosed,
     DescriptorError,
     EnvelopeError,
     ErrorInfo,
@@ -44,6 +46,9 @@ __all__ = [
     "CallOptions",
     "ConfigurationError",
     "Confirmation",
+    "ConfirmationAnswer",
+    "ConfirmationClosed",
+    "ConfirmationRequest",
     "Confirming",
     "DescriptorError",
     "EnvelopeError",

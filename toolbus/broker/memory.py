@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from toolbus import telemetry
+from toolbus.broker.memory_confirmations import MemoryConfirmations
 from toolbus.broker.protocols import AgentListener, Beginning, Delivery, Fate, Sender, ServiceRecord, Verdict, WorkerListener
 from toolbus.broker.tallies import MemoryTallies
 from toolbus.descriptors import Publication
@@ -85,6 +86,7 @@ class _Hub:
         self.shared: dict[str, _Shared] = {}
         self.shared_calls: dict[str, _Shared] = {}
         self.tallies = MemoryTallies()
+        self.confirmations = MemoryConfirmations()
         self.arrived = asyncio.Event()
         self.entries = itertools.count(1)
 
@@ -139,6 +141,11 @@ class MemoryAgentBroker:
     def tallies(self) -> MemoryTallies:
         """What all processes count together."""
         return self._joined().tallies
+
+    @property
+    def confirmations(self) -> MemoryConfirmations:
+        """Requests that wait for a person."""
+        return self._joined().confirmations
 
     def statistics(self) -> dict[str, int]:
         """Counts for people and metrics."""

@@ -6,11 +6,12 @@ The client and the worker speak only to these protocols, so the same tools run o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, Request
 from toolbus.results import ErrorInfo
@@ -90,6 +91,38 @@ class Tallies(Protocol):
         """
 
 
+class Confirmations(Protocol):
+    """Requests that wait for a person, whom any process of a namespace may be."""
+
+    async def ask(self, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
+        """Open a request and wait for its answer; None when nobody answers within ``seconds``. Cancelling it withdraws the request.
+
+        :raises ToolError: ``overloaded``, because too many requests wait.
+        :raises BrokerError: the server refuses.
+        """
+
+    async def pending(self) -> list[ConfirmationRequest]:
+        """The open requests, the oldest first.
+
+        :raises BrokerError: the server could not be asked.
+        """
+
+    async def get(self, id: str) -> ConfirmationRequest:
+        """One open request.
+
+        :raises ConfirmationClosed: it is not open.
+        """
+
+    async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
+        """Answer a request; of several answers exactly one wins.
+
+        :raises ConfirmationClosed: it is not open, or another answer won.
+        """
+
+    def watch(self) -> AsyncIterator[ConfirmationRequest]:
+        """Each request once: those that are open, and then new ones as they come."""
+
+
 class AgentListener(Protocol):
     """Hears what arrives for an agent. Methods are called in the event loop and must not block."""
 
@@ -115,6 +148,10 @@ class AgentBroker(Protocol):
     @property
     def tallies(self) -> Tallies:
         """What all processes count together."""
+
+    @property
+    def confirmations(self) -> Confirmations:
+        """Requests that wait for a person."""
 
     @property
     def agent(self) -> str:

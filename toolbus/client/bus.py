@@ -14,7 +14,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import AgentBroker, agent_broker
-from toolbus.broker.protocols import Fate, ServiceRecord, Tallies
+from toolbus.broker.protocols import Confirmations, Fate, ServiceRecord, Tallies
 from toolbus.client.call import Call, Target
 from toolbus.client.catalogue import Catalogue
 from toolbus.client.guarded import Guard
@@ -142,6 +142,11 @@ class ToolBus(BusView):
     def tallies(self) -> Tallies:
         """What all processes of the namespace count together."""
         return self._opened().tallies
+
+    @property
+    def shared_confirmations(self) -> Confirmations:
+        """The requests of all processes of the namespace that wait for a person; ``confirmations`` is the door."""
+        return self._opened().confirmations
 
     @property
     def services(self) -> Mapping[str, ServiceRecord]:

@@ -22,7 +22,7 @@ from toolbus.client.observers import Confirming, ExecutionEvent, Requested, Tool
 from toolbus.client.references import Kept, kept_of, references, resolved
 from toolbus.client.tool import Tool
 from toolbus.client.toolcalls import ToolCall, answers
-from toolbus.envelope import new_id
+from toolbus.envelope import new_run
 from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult
 
 if TYPE_CHECKING:
@@ -240,14 +240,14 @@ class Turn:
         :raises ToolError: ``forbidden`` or ``deadline_exceeded``.
         """
         executor = self._executor
-        if executor.confirmer is None and not executor.events and not self._streaming:
+        if executor.confirmer is None and not executor.confirm_anywhere and not executor.events and not self._streaming:
             message = f"{tool.name!r} needs a person's permission, and there is nobody to ask"
             raise ToolError(message, type="forbidden", code="unconfirmed")
         confirmation = Confirmation(
-            new_id(), running.call.id, tool, arguments, user=executor.user, session=executor.session, timeout=executor.confirm_timeout
+            new_run(), running.call.id, tool, arguments, user=executor.user, session=executor.session, timeout=executor.confirm_timeout
         )
         self._emit(running, Confirming(confirmation))
-        refused = await executor.confirmations.settled(confirmation, executor.confirmer)
+        refused = await executor.confirmations.settled(confirmation, executor.confirmer, shared=executor.confirm_anywhere)
         if refused is not None:
             raise ToolError(refused)
 
