@@ -105,6 +105,16 @@ def test_the_example_for_models_runs(tmp_path: Path) -> None:
     compile(watching, "watching", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
+def test_the_example_for_confirmations_runs(tmp_path: Path) -> None:
+    """The example of the guide to confirmations prints what the guide says."""
+    page = read("docs/guides/confirmations.md")
+    (tmp_path / "example.py").write_text(blocks("docs/guides/confirmations.md")[0])
+    said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    expected = re.search(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert expected is not None
+    assert said.stdout == expected[1], said.stderr
+
+
 def test_the_agent_example_is_python() -> None:
     """The example of the guide to the agent compiles, and everything it imports is there."""
     (example,) = blocks("docs/guides/agent.md")

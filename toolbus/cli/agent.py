@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.cli.common import Failure, fail, output_option, print_json, run, settings_of
+from toolbus.cli.person import Person
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
-    from toolbus.client.confirmation import Confirmation
     from toolbus.settings import Settings
 
 _MOST_SHOWN = 200
@@ -104,7 +103,7 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
                 user=options["user"],
                 session=options["session"],
                 model=model,
-                confirmer=(lambda request: True) if options["yes"] else _Person(screen).ask,
+                confirmer=(lambda request: True) if options["yes"] else Person(screen.ask).ask,
             )
             agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"])
             return await agent.ask(question, screen.show)
@@ -181,34 +180,6 @@ class _Screen:
     def _line(self, text: str) -> None:
         self.end()
         click.secho(_visible(text).replace("\n", " "), dim=True, err=True)
-
-
-class _Person:
-    """Asks the person at the terminal, one question at a time; where there is none, the answer is no."""
-
-    def __init__(self, screen: _Screen) -> None:
-        self._screen = screen
-        self._one = asyncio.Lock()
-
-    async def ask(self, request: Confirmation) -> bool:
-        """Whether the person allows a call."""
-        if not sys.stdin.isatty():
-            return False
-        async with self._one:
-            self._screen.ask(str(request))
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[str] = loop.create_future()
-
-            def read() -> None:
-                if not answer.done():
-                    answer.set_result(sys.stdin.readline())
-
-            # Not in a thread: one that waits for a line can't be cancelled.
-            loop.add_reader(sys.stdin, read)
-            try:
-                return (await answer).strip().lower() in {"y", "yes"}
-            finally:
-                loop.remove_reader(sys.stdin)
 
 
 def _short(text: str) -> str:

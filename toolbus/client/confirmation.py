@@ -150,11 +150,11 @@ class Confirmations(Mapping[str, Confirmation]):
         :raises ConfirmationClosed: it is not open, or another answer won.
         :raises BrokerError: the server can't be reached.
         """
-        await self._settle(id, ConfirmationAnswer(True, note, by))
+        await self.answer(id, ConfirmationAnswer(True, note, by))
 
     async def deny(self, id: str, reason: str = "", *, by: str = "") -> None:
         """End a call of any process as ``forbidden``; raises as ``allow`` does."""
-        await self._settle(id, ConfirmationAnswer(False, reason, by))
+        await self.answer(id, ConfirmationAnswer(False, reason, by))
 
     def watch(self) -> AsyncIterator[ConfirmationRequest]:
         """Each open request of all processes once, and then new ones as they come, until the bus is closed.
@@ -163,7 +163,8 @@ class Confirmations(Mapping[str, Confirmation]):
         """
         return self._store().watch()
 
-    async def _settle(self, id: str, answer: ConfirmationAnswer) -> None:
+    async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
+        """Answer a request of any process; raises as ``allow`` does."""
         try:
             await self._store().answer(id, answer)
         except ConfirmationClosed as error:
