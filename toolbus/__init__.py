@@ -3,7 +3,7 @@
 from toolbus.client.bus import ToolBus
 from toolbus.client.call import Call
 from toolbus.client.confirmation import Confirmation
-from toolbus.client.events import Event, Finished, Reset, Started, Text
+from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.client.executor import ToolExecutor
 from toolbus.client.observers import Confirming, Requested, ToolEvent
 from toolbus.client.tool import Tool, ToolChange
@@ -38,6 +38,8 @@ from toolbus.worker.retry import Retry
 from toolbus.worker.worker import Worker
 
 __all__ = [
+    "Answered",
+    "Asked",
     "Blob",
     "BrokerError",
     "BrokerUnavailable",

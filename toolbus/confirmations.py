@@ -7,6 +7,11 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from toolbus.results import ErrorInfo
+
+PATIENCE = 300.0
+"""Seconds for which a person may answer, unless whoever asks says otherwise."""
+
 MOST_OPEN = 1_000
 """Most requests of a namespace that wait for an answer."""
 
@@ -98,3 +103,9 @@ def cut(text: str, limit: int) -> str:
     """The text, or its start and an ellipsis; lone surrogates, which can't travel, are replaced."""
     text = text if len(text) <= limit else f"{text[: limit - 1]}…"
     return text.encode("utf-8", "replace").decode()
+
+
+def denied(what: str, reason: str = "", by: str = "") -> ErrorInfo:
+    """How a call ends that a person did not allow."""
+    why = f": {cut(reason, 500)}" if reason else ""
+    return ErrorInfo("forbidden", "denied", f"{by or 'a person'} did not allow {what}{why}")

@@ -118,12 +118,14 @@ class RedisAgentBroker:
             return
         self._publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once"))
 
-    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
+    def cancel(
+        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+    ) -> None:
         """Remove a queued call, or tell the worker that runs it."""
         if request.shared:
-            self._shared.cancel(request, queue, entry, on_fate)
+            self._shared.cancel(request, queue, entry, on_fate, waited)
             return
-        self._publisher.cancel(request.id, queue, entry, int(request.timeout * 1000), on_fate)
+        self._publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate)
 
     def forget(self, request: Request) -> None:
         """Stop reading for a call that has ended."""

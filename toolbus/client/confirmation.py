@@ -10,12 +10,9 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.broker import protocols
 from toolbus.client.tool import Tool
-from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, readable
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, denied, readable
 from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, ErrorInfo, ToolError
 from toolbus.schema.refusal import shorten
-
-TIMEOUT = 300.0
-"""Seconds that a call waits for a person, unless the executor says otherwise."""
 
 # Seconds that an answer of this process waits for the server to say that it is the first one.
 _TELLING = 1.0
@@ -229,12 +226,6 @@ class Confirmations(Mapping[str, Confirmation]):
         if answer is None:
             return _unanswered(confirmation)
         return None if answer.allowed else denied(f"this call of {confirmation.tool!r}", answer.reason, answer.by)
-
-
-def denied(what: str, reason: str = "", by: str = "") -> ErrorInfo:
-    """How a call ends that a person did not allow."""
-    why = f": {shorten(reason, 500)}" if reason else ""
-    return ErrorInfo("forbidden", "denied", f"{by or 'a person'} did not allow {what}{why}")
 
 
 def _unanswered(confirmation: Confirmation) -> ErrorInfo:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolbus.client.arguments import Preparers
-from toolbus.client.confirmation import TIMEOUT, Confirmations, Confirmer
+from toolbus.client.confirmation import Confirmations, Confirmer
 from toolbus.client.observations import LIMIT
 from toolbus.client.observers import EventBus
 from toolbus.client.references import Memories
@@ -14,6 +14,7 @@ from toolbus.client.tool import Tool
 from toolbus.client.toolcalls import ToolCall, tool_calls
 from toolbus.client.toolview import ToolView
 from toolbus.client.turn import Turn
+from toolbus.confirmations import PATIENCE
 from toolbus.envelope import new_id
 from toolbus.results import ConfigurationError, ToolResult
 
@@ -55,7 +56,7 @@ class ToolExecutor:
         options: Mapping[str, Any] | None = None,
         output_limit: int = LIMIT,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = TIMEOUT,
+        confirm_timeout: float = PATIENCE,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.broker.protocols import Usage
 from toolbus.client.call import Call, Target
-from toolbus.client.confirmation import TIMEOUT, Confirmations, Confirmer
+from toolbus.client.confirmation import Confirmations, Confirmer
 from toolbus.client.executor import ExecutorState, ToolExecutor
 from toolbus.client.observations import LIMIT
 from toolbus.client.observers import EventBus
 from toolbus.client.toolview import ToolView
 from toolbus.client.turn import Turn
+from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, merged
 from toolbus.results import ToolResult
 
@@ -68,7 +69,7 @@ class BusView:
         tools: ToolView | None = None,
         output_limit: int = LIMIT,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = TIMEOUT,
+        confirm_timeout: float = PATIENCE,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
