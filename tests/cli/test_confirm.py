@@ -16,12 +16,17 @@ import pytest
 from tests.cli.shell import Shell
 
 TOOLS = '''
-from toolbus import tool
+from toolbus import invocation, tool
 
 @tool(effect="once", confirm=True)
 async def order(item: str, count: int = 1):
     """Order an item."""
     return f"ordered {count} x {item}"
+
+@tool(effect="read")
+def tidy():
+    """Ask, and tidy."""
+    return f"tidied, {invocation().confirm_sync('Tidy up?')}"
 '''
 
 
@@ -103,6 +108,18 @@ def test_two_processes_answer_at_once(shell: Shell) -> None:
     assert sorted(code for code, _, _ in ends) == [0, 1, 1, 1]
     assert all(f"by p{winner} before" in err for code, _, err in ends if code)
     assert said(call)[0] == (0 if words[winner][0] == "allow" else 1)
+
+
+@pytest.mark.parametrize("words", [(), ("--stream",), ("--output", "json")])
+def test_a_handler_that_asks_is_told(shell: Shell, words: tuple[str, ...]) -> None:
+    """`toolbus call` says on standard error what a running handler asks and how to answer; standard output is the result alone."""
+    call = shell.start("call", "tidy", "--wait", "20", *words)
+    [request] = waiting(shell)
+    assert shell.run("confirm", "allow", str(request["id"]), "--by", "bob").returncode == 0
+    code, out, err = said(call)
+    assert code == 0, err
+    assert (json.loads(out)["output"] if "json" in words else out.strip()) == "tidied, allowed by bob"
+    assert err == f"tidy asks: Tidy up?\nit waits 300 s: toolbus confirm allow {request['id']}\n"
 
 
 def test_requests_are_watched(shell: Shell) -> None:

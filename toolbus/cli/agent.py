@@ -143,7 +143,7 @@ class _Screen:
         click.echo(f"{text}\n[y/N] ", nl=False, err=True)
 
     def _call(self, told: Any) -> None:
-        from toolbus import Finished, Progress, Reset, Text
+        from toolbus import Asked, Finished, Progress, Reset, Text
         from toolbus.client.observers import Requested
 
         event = told.event
@@ -157,6 +157,8 @@ class _Screen:
         elif isinstance(event, Progress):
             total = f"/{event.total:g}" if event.total else ""
             self._line(f"  {told.tool} [{event.done:g}{total}] {event.message}")
+        elif isinstance(event, Asked):
+            self._line(f"  {told.tool} asks: {event.question}; it waits {event.timeout:g} s: toolbus confirm allow {event.id}")
         elif isinstance(event, Reset):
             self._line(f"  {told.tool}: attempt {event.attempt} starts anew")
         elif isinstance(event, Finished) and event.result.error is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.cli.common import fail, output_option, print_json, run, settings_of
+from toolbus.confirmations import visible
 
 if TYPE_CHECKING:
     from toolbus import ErrorInfo, Tool, ToolBus, ToolResult
@@ -74,10 +75,8 @@ def call_command(
                 refused = await _refused(bus, known, arguments, user, session, confirm_timeout)
                 if refused is not None:
                     return ToolResult.fail(refused)
-            if not streaming:
-                return await bus.call(tool, arguments, **options)
             async with bus.stream(tool, arguments, **options) as call:
-                return await _print(call)
+                return await _print(call, quiet=not streaming)
 
     result = run(main())
     if output == "json":
@@ -112,12 +111,20 @@ async def _refused(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: st
     return await bus.confirmations.settled(confirmation, Person(show).ask if here else None, shared=True)
 
 
-async def _print(call: Call) -> ToolResult:
-    from toolbus import Finished, Progress, Reset, Text
+async def _print(call: Call, *, quiet: bool) -> ToolResult:
+    """Show what happens; ``quiet`` leaves out all but what somebody has to do."""
+    from toolbus import Asked, Finished, Progress, Reset, Text
 
     printed = False
     async for event in call.events():
-        if isinstance(event, Text):
+        if isinstance(event, Asked):
+            asks = f"{call.target.tool} asks: {visible(event.question)}"
+            click.echo(f"{asks}\nit waits {event.timeout:g} s: toolbus confirm allow {event.id}", err=True)
+        elif isinstance(event, Finished) and quiet:
+            return event.result
+        elif quiet:
+            continue
+        elif isinstance(event, Text):
             click.echo(event.text, nl=False)
             printed = not event.text.endswith("\n")
         elif isinstance(event, Progress) and sys.stderr.isatty():

@@ -9,19 +9,18 @@ local known = redis.call('HMGET', KEYS[1], 'answer', 'token', 'to')
 -- The same answer again, after a lost connection.
 if known[2] == ARGV[3] then return {'done'} end
 if known[1] then return {'answered', known[1]} end
-local kind, to = (known[3] or ''):match('^(%a+) (.+)$')
-local told = false
+if not known[3] then return {'gone'} end
+local kind, to = known[3]:match('^(%a+) (.+)$')
+-- An asker that can't be told now, because its reply stream is being made anew, finds the answer when it asks again.
 if kind == 'agent' then
-  told = reply(ARGV[4] .. 'rsp:' .. to, ARGV[1], 'c')
+  local told = reply(ARGV[4] .. 'rsp:' .. to, ARGV[1], 'c')
   if told == 'moving' then return redis.error_reply('TRYAGAIN the slot is being moved') end
 elseif kind == 'worker' then
   redis.call('PUBLISH', ARGV[4] .. 'wake:' .. to, 'confirm ' .. ARGV[1])
-  told = true
 end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('DEL', KEYS[1])
 redis.call('PUBLISH', ARGV[6], 'closed ' .. ARGV[1])
-if not told then return {'gone'} end
 redis.call('HSET', KEYS[1], 'answer', ARGV[2], 'token', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return {'done'}
