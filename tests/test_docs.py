@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from toolbus import telemetry
 from toolbus.broker.keys import Keys
 from toolbus.results import ERROR_TYPES
 from toolbus.settings import PREFIX, Settings
+from toolbus.testing import InvocationEnvironment
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -106,9 +109,18 @@ def test_the_example_for_models_runs(tmp_path: Path) -> None:
 
 
 def test_the_example_for_confirmations_runs(tmp_path: Path) -> None:
-    """The example of the guide to confirmations prints what the guide says."""
+    """The example of the guide to confirmations prints what the guide says, and its handler asks before it says what it did."""
     page = read("docs/guides/confirmations.md")
-    (tmp_path / "example.py").write_text(blocks("docs/guides/confirmations.md")[0])
+    example, handler = blocks("docs/guides/confirmations.md")
+    (tmp_path / "example.py").write_text(example)
+    defined: dict[str, Any] = {"__name__": "guide"}
+    exec(handler, defined)
+
+    async def tidied() -> str:
+        async with InvocationEnvironment(confirm=lambda request: "3 rows of orders" in request.question) as environment:
+            return (await environment.run(defined["tidy"], {"table": "orders"})).text
+
+    assert asyncio.run(tidied()) == "deleted 3 rows, allowed"
     said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     expected = re.search(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
     assert expected is not None
