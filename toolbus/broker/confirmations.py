@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -46,8 +46,12 @@ class Confirmations:
 
     # -- asking -----------------------------------------------------------------------------------
 
-    async def ask(self, request: ConfirmationRequest, seconds: float, *, address: str = "") -> ConfirmationAnswer | None:
+    async def ask(
+        self, request: ConfirmationRequest, seconds: float, *, address: str = "", opened: Callable[[], None] | None = None
+    ) -> ConfirmationAnswer | None:
         """Open a request and wait for its answer; None when nobody answers within ``seconds``. Cancelling it withdraws the request.
+
+        ``opened`` is called when it can be answered.
 
         :raises ToolError: ``overloaded``, because too many requests wait.
         :raises BrokerError: the server refuses.
@@ -63,6 +67,9 @@ class Confirmations:
                         answer = await self._put(request.id, document, until, address or self._address)
                         if answer is not None:
                             return answer
+                        if opened is not None:
+                            opened()
+                            opened = None
                         with contextlib.suppress(TimeoutError):
                             await asyncio.wait_for(answered.wait(), self._again)
             return await self._withdrawn(request.id)

@@ -427,9 +427,11 @@ class MemoryWorkerBroker:
                 delivery.queue.waiting.appendleft(held[1])
         self._hub.arrived.set()
 
-    async def ask(self, delivery: Delivery, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
         """Ask a person on a handler's behalf."""
-        return await self._hub.confirmations.ask(request, seconds)
+        return await self._hub.confirmations.ask(request, seconds, opened)
 
     async def extend(self, delivery: Delivery, note: Note) -> None:
         """Note the later deadline of a delivery."""

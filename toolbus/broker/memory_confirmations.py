@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -23,8 +23,10 @@ class MemoryConfirmations:
         self._answered: dict[str, tuple[ConfirmationAnswer, float]] = {}
         self._watchers = Watchers()
 
-    async def ask(self, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
-        """Open a request and wait for its answer; None when nobody answers within ``seconds``.
+    async def ask(
+        self, request: ConfirmationRequest, seconds: float, opened: Callable[[], None] | None = None
+    ) -> ConfirmationAnswer | None:
+        """Open a request and wait for its answer; None when nobody answers within ``seconds``. ``opened`` is called in between.
 
         :raises ToolError: ``overloaded``, because too many requests wait.
         """
@@ -36,6 +38,8 @@ class MemoryConfirmations:
         stamped = msgspec.structs.replace(request.bounded(), asked_at=now, expires_at=now + seconds)
         self._open[request.id] = stamped, answer
         self._watchers.look()
+        if opened is not None:
+            opened()
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -309,8 +309,10 @@ class WorkerBroker(Protocol):
     async def recover(self) -> None:
         """Look now for what dead workers left, rather than at the next turn; returns when it has been heard of."""
 
-    async def ask(self, delivery: Delivery, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
-        """Ask a person on a handler's behalf, see ``Confirmations.ask``."""
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
+        """Ask a person on a handler's behalf, see ``Confirmations.ask``; ``opened`` is called when the request can be answered."""
 
     async def extend(self, delivery: Delivery, note: Note) -> None:
         """Note the later deadline of a delivery, so that its next run keeps to it.

@@ -321,10 +321,12 @@ class RedisWorkerBroker:
         """Look now for what dead workers left."""
         await self._upkeep.recover()
 
-    async def ask(self, delivery: Delivery, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
         """Ask a person on a handler's behalf."""
         stream: RequestStream = delivery.queue
-        return await self._confirmations.ask(request, seconds, address=f"worker {stream.queue}")
+        return await self._confirmations.ask(request, seconds, address=f"worker {stream.queue}", opened=opened)
 
     async def extend(self, delivery: Delivery, note: Note) -> None:
         """Note the later deadline of a delivery, and keep what must outlive it."""

@@ -29,10 +29,23 @@ class Confirmation:
         arguments: what it would be called with.
         user, session: on whose behalf.
         timeout: seconds after which it is over.
+        question: what the running handler asks; empty when the tool wants permission before it runs.
         shared: whether other processes are asked, too.
+        reason: why it was denied here.
     """
 
-    def __init__(self, id: str, call: str, tool: Tool, arguments: Mapping[str, Any], *, user: str, session: str, timeout: float) -> None:
+    def __init__(
+        self,
+        id: str,
+        call: str,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        *,
+        user: str,
+        session: str,
+        timeout: float,
+        question: str = "",
+    ) -> None:
         self.id = id
         self.call = call
         self.tool = tool.name
@@ -43,7 +56,9 @@ class Confirmation:
         self.user = user
         self.session = session
         self.timeout = timeout
+        self.question = question
         self.shared = False
+        self.reason = ""
         self._service = tool.service
         self._owner = tool.owner
         self._answer: asyncio.Future[ErrorInfo | None] = asyncio.get_running_loop().create_future()
@@ -59,6 +74,8 @@ class Confirmation:
 
     def deny(self, reason: str = "") -> bool:
         """End the call as ``forbidden``; False when it was answered before."""
+        if not self.answered:
+            self.reason = reason
         return self._settle(denied(f"this call of {self.tool!r}", reason))
 
     async def answer(self) -> ErrorInfo | None:
@@ -79,7 +96,8 @@ class Confirmation:
             self.id,
             self.call,
             self.tool,
-            "\n".join(lines),
+            self.question or "\n".join(lines),
+            asker="worker" if self.question else "agent",
             service=self._service,
             owner=self._owner,
             user=self.user,
@@ -186,6 +204,12 @@ class Confirmations(Mapping[str, Confirmation]):
         telemetry.log.info("confirmation.settled", tool=confirmation.tool, id=confirmation.id, call=confirmation.call, outcome=outcome)
         return refused
 
+    async def relay(self, confirmation: Confirmation, confirmer: Confirmer) -> None:
+        """Let a confirmer answer what a running handler asks, unless somebody else is first."""
+        answer = await _here(confirmation, confirmer, confirmation.timeout)
+        if answer is None or answer.type == "forbidden":
+            await self._won(confirmation, answer)
+
     async def _first(self, confirmation: Confirmation, confirmer: Confirmer | None) -> ErrorInfo | None:
         """The first answer, of this process or of another."""
         here = asyncio.create_task(_here(confirmation, confirmer, None))
@@ -205,7 +229,7 @@ class Confirmations(Mapping[str, Confirmation]):
 
     async def _won(self, confirmation: Confirmation, own: ErrorInfo | None) -> bool:
         """Whether our own answer is the first one; other processes are told of it."""
-        answer = ConfirmationAnswer(own is None, "" if own is None else own.message)
+        answer = ConfirmationAnswer(own is None, confirmation.reason)
         try:
             async with asyncio.timeout(_TELLING):
                 await self._store().answer(confirmation.id, answer)

@@ -98,8 +98,11 @@ class Recorder:
         except ToolError as error:
             return ToolResult.fail(error.error)
 
-    async def ask(self, delivery: Delivery, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
         """Answer a handler's question as the test says."""
+        opened()
         said = self._confirm(request) if callable(self._confirm) else self._confirm
         if isinstance(said, bool):
             return ConfirmationAnswer(said)

@@ -64,21 +64,29 @@ class Questions:
         delivery, since = self._asker.delivery, time.monotonic()
         request, deadline = self._request(question, data), delivery.deadline
         answer: ConfirmationAnswer | None = None
+        told = False
+
+        def opened() -> None:
+            # Not before: whoever hears of the request may answer it at once.
+            nonlocal told
+            told = True
+            self._asker.tell(Confirm(request.id, request.question, since + seconds - time.monotonic()))
+
         self._asker.extend(deadline + seconds)
-        self._asker.tell(Confirm(request.id, request.question, seconds))
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._broker.extend(delivery, Note(deadline, since, since + seconds))
                 left = since + seconds - time.monotonic()
-                answer = await self._broker.ask(delivery, request, left) if left > 0 else None
+                answer = await self._broker.ask(delivery, request, left, opened) if left > 0 else None
         except BrokerError as error:
             raise ToolError(ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked: {error}", retryable=True)) from None
         finally:
             took = min(time.monotonic() - since, seconds)
             self._left -= took
             self._asker.extend(deadline + took)
-            self._asker.tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
+            if told:
+                self._asker.tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
         with contextlib.suppress(BrokerError):
             # Without it the next run has a little more time than it should.
             await self._broker.extend(delivery, Note(delivery.deadline))
