@@ -213,6 +213,9 @@ async def test_open_requests_are_bounded(place: Place, monkeypatch: pytest.Monke
         error = (await executor.execute("erase", {"rows": 3})).error
         assert error is not None
         assert (error.type, error.retryable) == ("overloaded", True)
+        # Whoever can ask somebody here does without the others.
+        both = bus.executor(confirmer=lambda confirmation: asyncio.sleep(0.1, True), confirm_anywhere=True)
+        assert (await both.execute("erase", {"rows": 4})).output == "erased 4"
         for request in await bus.confirmations.pending():
             await bus.confirmations.deny(request.id)
         assert [(await each).success for each in waiting] == [False, False]

@@ -47,6 +47,7 @@ EVENTS: Mapping[str, str] = {
     "definition.set_aside": "a tool's schema can't be carried by a format; the tool is left out of its definitions",
     "descriptor.invalid": "a descriptor in the registry is invalid and is left out; the error names its field",
     "confirmation.asked": "a call waits for a person's permission",
+    "confirmation.not_shared": "other processes could not be asked about a call; the confirmer here is",
     "confirmation.settled": "a person's answer came, or nobody answered in time; `outcome` is `allowed` or why not",
     "confirmation.unreadable": "a confirmation request on the server can't be read and is left out",
     "confirmation.failed": "asking a person about a call raised, so the call was not allowed; the traceback follows",

@@ -202,7 +202,8 @@ class Call(msgspec.Struct, eq=False):
                     self._desk.withdraw(self)
                 self._complete(event.result)
                 return
-            self._heed(event, now)
+            if type(event) is not Text:
+                self._heed(event, now)
             if self.streaming:
                 seen = self._unseen(event) if self._skip else event
                 self._buffered += len(seen.text) if type(seen) is Text else size_of(seen)

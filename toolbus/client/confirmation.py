@@ -16,6 +16,7 @@ from toolbus.schema.refusal import shorten
 
 # Seconds that an answer of this process waits for the server to say that it is the first one.
 _TELLING = 1.0
+_NOT_ASKED = frozenset({"overloaded", "unavailable"})
 _EFFECTS = {"read": "only reads", "idempotent": "may be repeated without harm", "once": "takes effect each time it runs"}
 
 
@@ -217,11 +218,19 @@ class Confirmations(Mapping[str, Confirmation]):
         try:
             await asyncio.wait((here, there), return_when=asyncio.FIRST_COMPLETED)
             if there.done():
-                return there.result()
+                refused = there.result()
+                if confirmer is None or refused is None or refused.type not in _NOT_ASKED:
+                    return refused
+                # Others can't be asked, and somebody here is.
+                telemetry.log.warning("confirmation.not_shared", id=confirmation.id, tool=confirmation.tool, error=str(refused))
+                async with asyncio.timeout(confirmation.timeout):
+                    return await here
             own = here.result()
             if (own is None or own.type == "forbidden") and await self._won(confirmation, own):
                 return own
             return await there
+        except TimeoutError:
+            return _unanswered(confirmation)
         finally:
             for task in (here, there):
                 task.cancel()
@@ -236,7 +245,7 @@ class Confirmations(Mapping[str, Confirmation]):
         except ConfirmationClosed as error:
             return not error.answered
         except (BrokerError, TimeoutError):
-            # Nobody else can have been heard, either.
+            # Whoever answered elsewhere can't be heard: what was said here holds.
             return True
         return True
 
