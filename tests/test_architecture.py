@@ -21,7 +21,7 @@ FORBIDDEN = {
     "adapters": ("worker", "agent", "cli", "compat", "demo", "sync", "testing"),
     "": ("agent", "adapters", "cli", "compat", "demo", "testing", "toolkit"),
 }
-LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry")
+LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry", "confirmations")
 
 
 def imports_of(path: Path) -> set[str]:

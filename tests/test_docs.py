@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +18,7 @@ from toolbus import telemetry
 from toolbus.broker.keys import Keys
 from toolbus.results import ERROR_TYPES
 from toolbus.settings import PREFIX, Settings
+from toolbus.testing import InvocationEnvironment
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -58,6 +61,7 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     page = read("docs/protocol.md")
     keys = Keys("n")
     made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused]
+    made += [keys.confirmations, keys.confirmed, keys.confirmation("<x>"), keys.pause("<x>")]
     made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
     made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
@@ -103,6 +107,25 @@ def test_the_example_for_models_runs(tmp_path: Path) -> None:
     assert expected is not None
     assert said.stdout == expected[1], said.stderr
     compile(watching, "watching", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_the_example_for_confirmations_runs(tmp_path: Path) -> None:
+    """The example of the guide to confirmations prints what the guide says, and its handler asks before it says what it did."""
+    page = read("docs/guides/confirmations.md")
+    example, handler = blocks("docs/guides/confirmations.md")
+    (tmp_path / "example.py").write_text(example)
+    defined: dict[str, Any] = {"__name__": "guide"}
+    exec(handler, defined)
+
+    async def tidied() -> str:
+        async with InvocationEnvironment(confirm=lambda request: "3 rows of orders" in request.question) as environment:
+            return (await environment.run(defined["tidy"], {"table": "orders"})).text
+
+    assert asyncio.run(tidied()) == "deleted 3 rows, allowed"
+    said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    expected = re.search(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert expected is not None
+    assert said.stdout == expected[1], said.stderr
 
 
 def test_the_agent_example_is_python() -> None:

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from tests.contract import Place
-from toolbus import tool
+from toolbus import Answered, Asked, Finished, Started, Text, invocation, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -148,3 +148,85 @@ async def test_a_worker_written_by_hand_serves_an_agent(redis_place: Place) -> N
     left = list(server.redis.scan_iter(server.prefix + "q:*"))
     server.redis.close()
     assert left == []
+
+
+@tool(service="documented-asking", effect="read")
+async def permit() -> str:
+    """Ask a person."""
+    return str(await invocation().confirm("May it?", {"n": 1}))
+
+
+def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
+    """Whoever answers: look for open requests, answer one twice with one token, and once more with another."""
+    found: list[bytes] = []
+    while not found:
+        found = server.redis.zrange(f"{server.prefix}confirms", 0, 999)
+    [identity] = [each.decode() for each in found]
+    stored = server.redis.hgetall(f"{server.prefix}confirm:{identity}")
+    assert server.redis.get(f"{server.prefix}pause:{call}") is not None
+    keys = [f"confirm:{identity}", "confirms"]
+    answer = json.dumps({"allowed": True, "by": "hand"})
+    rest = (server.prefix, 60_000, f"{server.prefix}confirmed")
+    assert server.run("answer", keys, identity, answer, "t1", *rest) == [b"done"]
+    assert server.run("answer", keys, identity, answer, "t1", *rest) == [b"done"], "the same answer again is no other"
+    assert server.run("answer", keys, identity, json.dumps({"allowed": False}), "t2", *rest) == [b"answered", answer.encode()]
+    assert server.run("answer", ["confirm:none", "confirms"], "none", answer, "t3", *rest) == [b"gone"]
+    document: dict[str, Any] = json.loads(stored[b"doc"])
+    return document | {"asked": int(stored[b"asked"]), "expires": int(stored[b"expires"])}
+
+
+async def test_a_request_is_answered_by_hand(redis_place: Place) -> None:
+    """What a real worker asks is found, read and answered with the page's keys and scripts; the caller sees both frames."""
+    server = Server(redis_place)
+    async with redis_place.serving(permit) as bus, bus.stream("permit") as call:
+        seen: list[Any] = []
+        async for event in call.events():
+            seen.append(event)
+            if isinstance(event, Asked):
+                document = await asyncio.to_thread(answer_by_hand, server, call.id)
+    server.redis.close()
+    assert (document["call"], document["asker"], document["question"]) == (call.id, "worker", "May it?")
+    assert document["expires"] - document["asked"] == pytest.approx(300_000, abs=1000)
+    assert [type(event) for event in seen] == [Started, Asked, Answered, Text, Finished]
+    assert (await call.result()).output == "allowed by hand"
+
+
+def ask_by_hand(server: Server) -> list[Any]:
+    """Whoever asks: open a request, keep it open, hear of the answer on the reply stream, read it; then withdraw another."""
+    agent, identity = secrets.token_hex(8), secrets.token_hex(6)
+    replies = f"{server.prefix}rsp:{agent}"
+    server.redis.xadd(replies, {"o": "1"})
+    server.redis.pexpire(replies, 10_000)
+    document = {"id": identity, "call": "c1", "tool": "by-hand", "question": "Allow it?"}
+    keys, channel = [f"confirm:{identity}", "confirms"], f"{server.prefix}confirmed"
+    arguments = (identity, json.dumps(document), f"agent {agent}", 60_000, 10_000, 1000, channel)
+    assert server.run("ask", keys, *arguments) == [b"open"]
+    last: Any = b"0"
+    told: bytes | None = None
+    while told is None:
+        for entry, fields in server.entries(server.redis.xread({replies: last}, block=2000)):
+            last, told = entry, fields.get(b"c")
+    assert told.decode() == identity
+    answer = server.run("ask", keys, *arguments)
+    assert server.run("withdraw", keys, identity, channel) == answer[1]
+    server.redis.delete(replies)
+    other = [f"confirm:{identity}x", "confirms"]
+    for _ in range(2):
+        assert server.run("ask", other, f"{identity}x", *arguments[1:]) == [b"open"]
+    assert server.run("withdraw", other, f"{identity}x", channel) is None
+    assert server.redis.zcard(f"{server.prefix}confirms") == 0
+    return list(answer)
+
+
+async def test_a_request_is_asked_by_hand(redis_place: Place) -> None:
+    """A hand-made asker's request is seen and denied by a real bus, and it hears so."""
+    server = Server(redis_place)
+    async with redis_place.bus() as bus:
+        asking = asyncio.create_task(asyncio.to_thread(ask_by_hand, server))
+        async for request in bus.confirmations.watch():
+            assert str(request) == "Allow it?"
+            await bus.confirmations.deny(request.id, "no", by="bob")
+            break
+        word, answer = await asking
+    server.redis.close()
+    assert (word, json.loads(answer)) == (b"answered", {"allowed": False, "reason": "no", "by": "bob"})

@@ -3,12 +3,13 @@
 from toolbus.client.bus import ToolBus
 from toolbus.client.call import Call
 from toolbus.client.confirmation import Confirmation
-from toolbus.client.events import Event, Finished, Reset, Started, Text
+from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.client.executor import ToolExecutor
 from toolbus.client.observers import Confirming, Requested, ToolEvent
 from toolbus.client.tool import Tool, ToolChange
 from toolbus.client.toolcalls import ToolCall
 from toolbus.client.turn import Turn
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.options import CallOptions
 from toolbus.results import (
     Blob,
@@ -16,6 +17,7 @@ from toolbus.results import (
     BrokerUnavailable,
     CallCancelled,
     ConfigurationError,
+    ConfirmationClosed,
     DescriptorError,
     EnvelopeError,
     ErrorInfo,
@@ -38,6 +40,8 @@ from toolbus.worker.retry import Retry
 from toolbus.worker.worker import Worker
 
 __all__ = [
+    "Answered",
+    "Asked",
     "Blob",
     "BrokerError",
     "BrokerUnavailable",
@@ -46,6 +50,9 @@ __all__ = [
     "CallOptions",
     "ConfigurationError",
     "Confirmation",
+    "ConfirmationAnswer",
+    "ConfirmationClosed",
+    "ConfirmationRequest",
     "Confirming",
     "DescriptorError",
     "EnvelopeError",

@@ -74,6 +74,22 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     shared: bool = False
 
 
+class Confirm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A handler waits for a person, or does so no longer.
+
+    Attributes:
+        id: of the confirmation request.
+        question: what the person is asked.
+        timeout: seconds that the handler waits at most; 0 when it has stopped waiting.
+        allowed: the answer, when it has stopped waiting; None when there was none.
+    """
+
+    id: str
+    question: str = ""
+    timeout: float = 0.0
+    allowed: bool | None = None
+
+
 class Frame(msgspec.Struct, omit_defaults=True):
     """One piece of a response; the last of a run has ``end_of_stream``.
 
@@ -91,6 +107,7 @@ class Frame(msgspec.Struct, omit_defaults=True):
         blob: of a ``blob`` frame; ``more`` says that the next one continues it.
         epoch: how many times the service's consumer group has been made anew; attempts count from 1 in each.
         texts: of a ``text`` frame that carries several pieces, those, in order; ``response`` is None then.
+        confirm: of a ``confirm`` frame.
         worker: instance id, on the first frame of a run.
         queued_ms: milliseconds the request waited, on the first frame of a run.
     """
@@ -111,6 +128,7 @@ class Frame(msgspec.Struct, omit_defaults=True):
     queued_ms: float = 0.0
     epoch: int = 0
     texts: list[str] | None = None
+    confirm: Confirm | None = None
 
 
 class _Ids:

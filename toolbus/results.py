@@ -11,6 +11,7 @@ The exception tree::
     │   └── ToolkitError         an edge, a score or a chain of a toolkit graph is impossible; a ValueError, too
     ├── EnvelopeError            a message on a stream can't be read
     ├── RegistrationRefused      a name belongs to another owner
+    ├── ConfirmationClosed       a confirmation request is not open (any more)
     ├── EndpointError            a model's endpoint gave no whole answer
     └── BrokerError              the server said no
         ├── BrokerUnavailable    the server can't be reached
@@ -225,6 +226,18 @@ class RegistrationRefused(ToolbusError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.__class__, (str(self), self.names)
+
+
+class ConfirmationClosed(ToolbusError):
+    """A confirmation request can't be answered: it was answered, expired or withdrawn, or there never was one.
+
+    Attributes:
+        answered: whether another answer is known to have won.
+    """
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
 
 
 class EndpointError(ToolbusError):

@@ -17,6 +17,7 @@ from toolbus import (
     Blob,
     ConfigurationError,
     Confirmation,
+    ConfirmationClosed,
     Confirming,
     Finished,
     Requested,
@@ -375,8 +376,9 @@ async def test_a_confirmation_waits_for_anybody(bus: ToolBus) -> None:
                 loop = asyncio.get_running_loop()
                 loop.call_later(0.5, event.event.confirmation.allow)
             elif isinstance(event.event, Confirming):
-                assert bus.confirmations.deny(event.event.confirmation.id, "too much")
-                assert not bus.confirmations.allow("another")
+                await bus.confirmations.deny(event.event.confirmation.id, "too much")
+                with pytest.raises(ConfirmationClosed):
+                    await bus.confirmations.allow("another")
         allowed, denied = await turn.messages()
     assert allowed["content"] == "paid 1"
     assert "too much" in denied["content"]
@@ -392,7 +394,7 @@ async def test_a_confirmation_that_nobody_gives_ends(bus: ToolBus) -> None:
         await asyncio.sleep(60)
 
     for executor, kind in (
-        (bus.executor(), "forbidden"),
+        (bus.executor(confirm_anywhere=False), "forbidden"),
         (bus.executor(confirmer=broken), "forbidden"),
         (bus.executor(confirmer=gone, confirm_timeout=0.05), "deadline_exceeded"),
         (bus.executor(confirmer=lambda confirmation: None, confirm_timeout=0.05), "deadline_exceeded"),

@@ -243,3 +243,27 @@ async def test_a_failing_clean_up_stops_no_other() -> None:
     with pytest.raises(OSError, match="stuck"):
         await environment.__aexit__(None, None, None)
     assert service.life == ["startup", "cleanup"]
+
+
+async def test_a_persons_answer_is_given() -> None:
+    """A handler's question is answered as the test says: yes unless told otherwise, no, nothing, or by looking at it."""
+
+    @tool(replace=True)
+    async def careful(rows: int) -> str:
+        """Ask."""
+        answer = await invocation().confirm(f"Delete {rows}?", {"rows": rows})
+        return f"done, {answer}"
+
+    async with InvocationEnvironment() as environment:
+        outcome = await environment.run(careful, {"rows": 1})
+        assert outcome.text == "done, allowed"
+        assert [type(event).__name__ for event in outcome.events] == ["Started", "Asked", "Answered", "Text", "Finished"]
+    for confirm, code in (
+        (False, "denied"),
+        (lambda request: None, "unconfirmed"),
+        (lambda request: "9" not in request.question, "denied"),
+    ):
+        async with InvocationEnvironment(confirm=confirm) as environment:
+            error = (await environment.call(careful, {"rows": 9})).error
+            assert error is not None
+            assert error.code == code

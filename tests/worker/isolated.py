@@ -108,6 +108,12 @@ def iso_nested() -> Any:
 
 
 @tool(effect="read", isolation="process")
+def iso_asks() -> Any:
+    """Ask a person."""
+    return invocation().confirm_sync("May I?").allowed
+
+
+@tool(effect="read", isolation="process")
 def iso_fail(how: str) -> Any:
     """Fail in many ways."""
     if how == "tool_error":

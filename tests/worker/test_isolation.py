@@ -89,12 +89,12 @@ async def test_arguments_are_bound_in_the_child(here: Place) -> None:
 
 
 async def test_the_invocation_is_there(here: Place) -> None:
-    """User, session, attempt, deadline and progress work in the child; calling another tool is refused, saying why."""
+    """User, session, attempt, deadline and progress work in the child; calling another tool or a person is refused, saying why."""
     async with here.serving(isolated) as bus:
         async with bus.stream("iso_here", user="al", session="s", timeout=20, metadata={"k": "v"}) as call:
             progress = [event async for event in call.events() if isinstance(event, Progress)]
             result = await call.result()
-        nested = await bus.call("iso_nested")
+        nested, asking = await bus.call("iso_nested"), await bus.call("iso_asks")
     data = result.data
     assert 15 < data.pop("left") < 20
     assert data.pop("id") == result.meta.id
@@ -110,6 +110,8 @@ async def test_the_invocation_is_there(here: Place) -> None:
     assert progress == [Progress(1, 2, "half")]
     assert nested.error is not None
     assert nested.error.code == "no_nested_calls"
+    assert asking.error is not None
+    assert asking.error.code == "no_questions"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ class Keys:
         self.meta = f"{self.prefix}reg:meta"
         self.items = f"{self.prefix}reg:items"
         self.paused = f"{self.prefix}reg:paused"
+        self.confirmations = f"{self.prefix}confirms"
+        self.confirmed = f"{self.prefix}confirmed"
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
@@ -58,6 +60,14 @@ class Keys:
     def started(self, call: str) -> str:
         """Mark that a ``once`` handler began."""
         return f"{self.prefix}started:{call}"
+
+    def confirmation(self, id: str) -> str:
+        """A request that waits for a person, or what was answered to it a moment ago."""
+        return f"{self.prefix}confirm:{id}"
+
+    def pause(self, call: str) -> str:
+        """The deadline of a call whose handler has waited for a person, and since when it does."""
+        return f"{self.prefix}pause:{call}"
 
     def rate(self, digest: str) -> str:
         """How much of a rate is used."""

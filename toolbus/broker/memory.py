@@ -17,8 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import AgentListener, Beginning, Delivery, Fate, Sender, ServiceRecord, Verdict, WorkerListener
+from toolbus.broker.memory_confirmations import MemoryConfirmations
+from toolbus.broker.protocols import AgentListener, Beginning, Delivery, Fate, Note, Sender, ServiceRecord, Verdict, WorkerListener
 from toolbus.broker.tallies import MemoryTallies
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.envelope import (
     Request,
@@ -86,6 +88,7 @@ class _Hub:
         self.shared: dict[str, _Shared] = {}
         self.shared_calls: dict[str, _Shared] = {}
         self.tallies = MemoryTallies()
+        self.confirmations = MemoryConfirmations()
         self.arrived = asyncio.Event()
         self.entries = itertools.count(1)
 
@@ -146,6 +149,11 @@ class MemoryAgentBroker:
     def tallies(self) -> MemoryTallies:
         """What all processes count together."""
         return self._joined().tallies
+
+    @property
+    def confirmations(self) -> MemoryConfirmations:
+        """Requests that wait for a person."""
+        return self._joined().confirmations
 
     def statistics(self) -> dict[str, int]:
         """Counts for people and metrics."""
@@ -209,7 +217,9 @@ class MemoryAgentBroker:
         self._hub.arrived.set()
         return Verdict("queued", entry=entry.id)
 
-    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
+    def cancel(
+        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+    ) -> None:
         """Remove a queued call, or tell the worker that runs it."""
         fate = self._leave(request, queue) if request.shared else self._cancel(request.id, queue, entry)
         if on_fate is not None:
@@ -429,6 +439,18 @@ class MemoryWorkerBroker:
                 delivery.queue.running -= 1
                 delivery.queue.waiting.appendleft(held[1])
         self._hub.arrived.set()
+
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
+        """Ask a person on a handler's behalf."""
+        return await self._hub.confirmations.ask(request, seconds, opened)
+
+    async def extend(self, delivery: Delivery, note: Note) -> None:
+        """Note the later deadline of a delivery."""
+        held = self._held.get(delivery.entry.decode())
+        if held is not None:
+            self._held[delivery.entry.decode()] = held[0], held[1]._replace(deadline=note.deadline + note.until - note.since)
 
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""

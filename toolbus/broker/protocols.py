@@ -6,11 +6,12 @@ The client and the worker speak only to these protocols, so the same tools run o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, Request
 from toolbus.results import ErrorInfo
@@ -90,6 +91,38 @@ class Tallies(Protocol):
         """
 
 
+class Confirmations(Protocol):
+    """Requests that wait for a person, whom any process of a namespace may be."""
+
+    async def ask(self, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
+        """Open a request and wait for its answer; None when nobody answers within ``seconds``. Cancelling it withdraws the request.
+
+        :raises ToolError: ``overloaded``, because too many requests wait.
+        :raises BrokerError: the server refuses.
+        """
+
+    async def pending(self) -> list[ConfirmationRequest]:
+        """The open requests, the oldest first.
+
+        :raises BrokerError: the server could not be asked.
+        """
+
+    async def get(self, id: str) -> ConfirmationRequest:
+        """One open request.
+
+        :raises ConfirmationClosed: it is not open.
+        """
+
+    async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
+        """Answer a request; of several answers exactly one wins.
+
+        :raises ConfirmationClosed: it is not open, or another answer won.
+        """
+
+    def watch(self) -> AsyncIterator[ConfirmationRequest]:
+        """Each request once: those that are open, and then new ones as they come."""
+
+
 class AgentListener(Protocol):
     """Hears what arrives for an agent. Methods are called in the event loop and must not block."""
 
@@ -117,6 +150,10 @@ class AgentBroker(Protocol):
         """What all processes count together."""
 
     @property
+    def confirmations(self) -> Confirmations:
+        """Requests that wait for a person."""
+
+    @property
     def agent(self) -> str:
         """This process's agent id, fresh at each start."""
 
@@ -137,8 +174,13 @@ class AgentBroker(Protocol):
         :raises EnvelopeError: the request can't be encoded, or is too large.
         """
 
-    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
-        """Remove a queued call, or tell the worker that runs it. Returns at once; ``on_fate`` hears what was found."""
+    def cancel(
+        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+    ) -> None:
+        """Remove a queued call, or tell the worker that runs it. Returns at once; ``on_fate`` hears what was found.
+
+        ``waited`` are the seconds by which its deadline is later than its timeout says.
+        """
 
     def forget(self, request: Request) -> None:
         """Nobody listens for this call any more."""
@@ -170,6 +212,7 @@ class Delivery(msgspec.Struct, eq=False):
     ``deadline`` is local monotonic seconds, ``queued_ms`` how long the request waited, and ``attempt`` its
     delivery number, which starts anew in each ``epoch`` of the consumer group. ``replies`` is where its frames
     go, or empty when nobody waits for them. ``queue``, ``entry``, ``fence`` and ``server`` are the broker's.
+    ``extended`` when a handler of the call has waited for a person, so that the deadline is later than the request says.
     """
 
     request: Request
@@ -183,10 +226,27 @@ class Delivery(msgspec.Struct, eq=False):
     queued_ms: float
     run: str
     server: bytes = b""
+    extended: bool = False
 
     def again(self, attempt: int, run: str) -> Delivery:
         """The same request, for a further run on this worker."""
         return msgspec.structs.replace(self, attempt=attempt, run=run)
+
+
+class Note(NamedTuple):
+    """When a call's time is up, for whoever runs it next; local monotonic seconds.
+
+    ``since`` and ``until`` are 0 when its handler does not wait for a person now; else its time stands still
+    between them.
+    """
+
+    deadline: float
+    since: float = 0.0
+    until: float = 0.0
+
+    def effective(self, now: float) -> float:
+        """The deadline, if the wait is over now."""
+        return self.deadline + max(0.0, min(now, self.until) - self.since)
 
 
 class WorkerListener(Protocol):
@@ -251,6 +311,17 @@ class WorkerBroker(Protocol):
 
     async def recover(self) -> None:
         """Look now for what dead workers left, rather than at the next turn; returns when it has been heard of."""
+
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
+        """Ask a person on a handler's behalf, see ``Confirmations.ask``; ``opened`` is called when the request can be answered."""
+
+    async def extend(self, delivery: Delivery, note: Note) -> None:
+        """Note the later deadline of a delivery, so that its next run keeps to it.
+
+        :raises BrokerError: the server could not be told.
+        """
 
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""

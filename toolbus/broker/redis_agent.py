@@ -11,6 +11,7 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.command import ReplyError
+from toolbus.broker.confirmations import Confirmations
 from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.pair import Pair
@@ -55,6 +56,11 @@ class RedisAgentBroker:
         """What all processes count together."""
         return self._tallies
 
+    @property
+    def confirmations(self) -> Confirmations:
+        """Requests that wait for a person."""
+        return self._confirmations
+
     def statistics(self) -> dict[str, int]:
         """Counts for people and metrics."""
         link = self._link.statistics()
@@ -73,11 +79,12 @@ class RedisAgentBroker:
     async def open(self, listener: AgentListener) -> None:
         """Connect, load the registry's snapshot, and start to listen."""
         self._listener = listener
-        self._pair = Pair(self._connector, on_up=self._up, on_blocking_up=self._up)
+        self._pair = Pair(self._connector, on_push=self._pushed, on_up=self._up, on_blocking_up=self._up)
         self._link, self._blocking = self._pair.writing, self._pair.blocking
         self._publisher = Publisher(self._link, self._keys, self._agent)
         self._shared = SharedCalls(self._link, self._keys, self._agent, self._settings.retention, self._wake)
         self._tallies = Tallies(self._link, self._keys)
+        self._confirmations = Confirmations(self._link, self._keys, self._settings.lease, f"agent {self._agent}")
         self._registry = Registry(self._link, self._keys, self._settings)
         self._follower = RegistryFollower(self._link, self._keys, listener)
         async with self._pair.opening():
@@ -92,6 +99,7 @@ class RedisAgentBroker:
         """Stop listening and remove this agent's keys."""
         if not self._pair.open:
             return
+        self._confirmations.close()
         try:
             async with asyncio.timeout(2):
                 await self._link.execute("DEL", self._replies, self._keys.flushes(self._agent))
@@ -110,12 +118,14 @@ class RedisAgentBroker:
             return
         self._publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once"))
 
-    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None) -> None:
+    def cancel(
+        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+    ) -> None:
         """Remove a queued call, or tell the worker that runs it."""
         if request.shared:
-            self._shared.cancel(request, queue, entry, on_fate)
+            self._shared.cancel(request, queue, entry, on_fate, waited)
             return
-        self._publisher.cancel(request.id, queue, entry, int(request.timeout * 1000), on_fate)
+        self._publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate)
 
     def forget(self, request: Request) -> None:
         """Stop reading for a call that has ended."""
@@ -168,8 +178,10 @@ class RedisAgentBroker:
             self._listener.on_frames(self._shared.addressed(stream, self._frames(flat)))
 
     def _frames(self, flat: list[bytes]) -> list[Frame]:
-        # Entries without frames only create the stream, or wake its reader.
         if len(flat) < 2 or flat[0] != b"f":
+            # Entries without frames create the stream, wake its reader, or tell that a confirmation request was answered.
+            if flat[:1] == [b"c"]:
+                self._confirmations.heard(flat[1].decode())
             return []
         frames, problems = decode_frames(flat[1], limit=self._entry_limit)
         for problem in problems:
@@ -218,6 +230,10 @@ class RedisAgentBroker:
         self._clock.hush()
         self._resync = True
         self._publisher.flush()
+        self._confirmations.nudge()
+
+    def _pushed(self, message: list[Any]) -> None:
+        self._confirmations.pushed(message)
 
     async def _upkeep(self) -> None:
         """Renew the reply stream three times a lease, sweep once a lease, reconcile about once a minute."""

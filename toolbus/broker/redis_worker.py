@@ -17,16 +17,18 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.command import ReplyError
+from toolbus.broker.confirmations import Confirmations
 from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.leases import Beat, LeaseThread, Renewal
 from toolbus.broker.outbox import Outbox
 from toolbus.broker.pair import Pair
-from toolbus.broker.protocols import Beginning, Delivery, WorkerListener
+from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener
 from toolbus.broker.registry import Registry
 from toolbus.broker.requests import GROUP, BadEntry, Fence, Found, RequestStream
 from toolbus.broker.tallies import Tallies
-from toolbus.broker.upkeep import Upkeep
+from toolbus.broker.upkeep import Upkeep, write_note
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, BrokerUnavailable, ErrorInfo, RegistrationRefused
@@ -34,6 +36,8 @@ from toolbus.settings import Settings
 
 _RETRY = 0.2
 _STOP_WAITING = 3.0
+# Milliseconds for which the note of a deadline outlives it.
+_NOTE_TTL = 60_000
 # A worker that takes everything at once leaves caller, server and worker waiting for each other in turn. Half of what there is keeps all
 # three busy: at 64 in flight parts of 32 gave 32,100 calls/s and parts of 64 28,000; at 256, 32,200 and 41,200.
 _LEAST_PART, _MOST_PART = 32, 128
@@ -110,6 +114,7 @@ class RedisWorkerBroker:
         self._pair = Pair(self._connector, on_push=self._pushed, on_up=self._up)
         self._link, self._blocking = self._pair.writing, self._pair.blocking
         self._tallies = Tallies(self._link, self._keys)
+        self._confirmations = Confirmations(self._link, self._keys, self._settings.lease)
         self._registry = Registry(self._link, self._keys, self._settings)
         self._outbox = Outbox(
             self._link,
@@ -316,6 +321,24 @@ class RedisWorkerBroker:
         """Look now for what dead workers left."""
         await self._upkeep.recover()
 
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
+        """Ask a person on a handler's behalf."""
+        stream: RequestStream = delivery.queue
+        return await self._confirmations.ask(request, seconds, address=f"worker {stream.queue}", opened=opened)
+
+    async def extend(self, delivery: Delivery, note: Note) -> None:
+        """Note the later deadline of a delivery, and keep what must outlive it."""
+        request, keys = delivery.request, self._keys
+        delivery.extended = True
+        left = int(max(0.0, note.deadline + note.until - note.since - time.monotonic()) * 1000)
+        kept = [keys.started(request.id)]
+        if request.shared:
+            kept += [keys.call(request.id), keys.shared(share_digest(request))]
+        args = (write_note(note, self._clock), left + _NOTE_TTL, left + int(self._settings.retention * 1000))
+        await self._link.execute_script(scripts.EXTEND, (keys.pause(request.id), *kept), args, repeatable=True)
+
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
         stream: RequestStream = delivery.queue
@@ -357,6 +380,8 @@ class RedisWorkerBroker:
         # A failure is not kept for the next caller with the same key, unless the work must not happen twice.
         frees = self._keys.shared(share_digest(request)) if failed and request.shared and request.effect != "once" else ""
         self._outbox.finish(delivery, frame, frees)
+        if delivery.extended:
+            self._drop_note(delivery)
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
@@ -374,12 +399,19 @@ class RedisWorkerBroker:
                 frames=join_frames([frame]),
             )
         )
+        if delivery.extended:
+            self._drop_note(delivery)
+
+    def _drop_note(self, delivery: Delivery) -> None:
+        key = self._keys.pause(delivery.request.id)
+        self._outbox.then(lambda: self._link.send(("DEL", key), repeatable=True))
 
     # -- upkeep -----------------------------------------------------------------------------------
 
     def _up(self, restarted: bool) -> None:
         # After any (re)connect nobody's lease may be judged for one lease.
         self._clock.hush()
+        self._confirmations.nudge()
         if self._pair.open and self._link.statistics().connects > 1:
             self._leases.nudge()
             for stream in self._streams.values():
@@ -393,6 +425,8 @@ class RedisWorkerBroker:
         word, _, rest = bytes(message[2]).decode("utf-8", "replace").partition(" ")
         if word == "cancel":
             self._listener.on_cancelled(rest)
+        elif word == "confirm":
+            self._confirmations.heard(rest)
         elif word == "back" and rest in self._streams:
             self._pair.start(self._upkeep.take_back(self._streams[rest]))
         elif word in {"pause", "resume"} and rest in self._streams:

@@ -51,8 +51,13 @@ PURGE = Script("purge")
 SPEND = Script("spend")
 QUOTA = Script("quota")
 USAGE = Script("usage")
+ASK = Script("ask")
+ANSWER = Script("answer")
+WITHDRAW = Script("withdraw")
+EXTEND = Script("extend")
 
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
+    ASK, ANSWER, WITHDRAW, EXTEND,
 )  # fmt: skip

@@ -87,7 +87,7 @@ class SharedCalls:
             same_server=once,
         )
 
-    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None) -> None:
+    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None, waited: float) -> None:
         """Stop waiting for a shared call; it is cancelled when nobody else waits for it."""
 
         def done(reply: Reply) -> None:
@@ -98,7 +98,7 @@ class SharedCalls:
         stream = self._stream_of.get(request.id)
         runs = self._followed[stream].call if stream is not None else request.id
         keys = (self._keys.shared(share_digest(request)), self._keys.queue(queue), self._keys.cancelled(queue))
-        left = max(1, int(request.timeout * 1000))
+        left = max(1, int((request.timeout + waited) * 1000))
         args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix)
         self._link.run(scripts.LEAVE, keys, args, done, repeatable=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from toolbus import telemetry
@@ -11,7 +12,7 @@ from toolbus.broker.clock import ServerClock
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.outbox import Outbox
-from toolbus.broker.protocols import Delivery, WorkerListener
+from toolbus.broker.protocols import Delivery, Note, WorkerListener
 from toolbus.broker.registry import Registry
 from toolbus.broker.requests import Entry, Fence, Found, RequestStream
 from toolbus.results import BrokerError, ErrorInfo
@@ -129,8 +130,23 @@ class Upkeep:
         deliveries = self._deliveries(stream, fence, [(entry.id, entry.attempt, entry.fields)])
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
-        self._listener.on_recovered(deliveries)
+        for delivery in deliveries:
+            await self._stretch(delivery)
+        # Lost again meanwhile, perhaps.
+        self._listener.on_recovered([delivery for delivery in deliveries if stream.held.get(delivery.entry) is delivery])
         await asyncio.sleep(0)
+
+    async def _stretch(self, delivery: Delivery) -> None:
+        """Give a delivery the later deadline of a call whose handler has waited for a person."""
+        try:
+            found = await self._link.execute("GET", self._keys.pause(delivery.request.id), repeatable=True)
+        except BrokerError as error:
+            telemetry.log.warning("upkeep.failed", error=str(error))
+            return
+        note = None if found is None else read_note(found, self._clock)
+        if note is not None:
+            delivery.extended = True
+            delivery.deadline = max(delivery.deadline, note.effective(time.monotonic()))
 
     async def without_abandoned(self, taken: list[Delivery]) -> list[Delivery]:
         """What was taken, without calls whose callers are gone: nobody would read the answer, so nothing is run."""
@@ -158,3 +174,17 @@ class Upkeep:
         except BrokerError:
             return set()
         return {key for key, exists in zip(replies, found, strict=True) if not exists}
+
+
+def write_note(note: Note, clock: ServerClock) -> str:
+    """A note as it stands on the server: its times in milliseconds of the server's clock, 0 for those that are not."""
+    return " ".join(str(int((when + clock.offset) * 1000) if when else 0) for when in note)
+
+
+def read_note(text: bytes, clock: ServerClock) -> Note | None:
+    """The note in local times; None when it can't be read."""
+    try:
+        times = [int(word) / 1000 for word in text.split()]
+        return Note(*(when and when - clock.offset for when in times))
+    except (ValueError, TypeError):
+        return None

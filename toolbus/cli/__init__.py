@@ -11,6 +11,7 @@ import click
 _COMMANDS = {
     "agent": "agent",
     "call": "calls",
+    "confirm": "confirm",
     "dead": "dead",
     "demo": "demo",
     "describe": "look",

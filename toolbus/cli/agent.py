@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.cli.common import Failure, fail, output_option, print_json, run, settings_of
+from toolbus.cli.person import Person
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
-    from toolbus.client.confirmation import Confirmation
     from toolbus.client.toolview import ToolView
     from toolbus.settings import Settings
     from toolbus.toolkit.walk import Walk
@@ -111,7 +110,7 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
                 user=options["user"],
                 session=options["session"],
                 model=model,
-                confirmer=(lambda request: True) if options["yes"] else _Person(screen).ask,
+                confirmer=(lambda request: True) if options["yes"] else Person(screen.ask).ask,
             )
             walk = _walk(executor.tools, question, options) if options["walk"] or options["actions"] else None
             agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"], walk=walk)
@@ -167,7 +166,7 @@ class _Screen:
         click.echo(f"{text}\n[y/N] ", nl=False, err=True)
 
     def _call(self, told: Any) -> None:
-        from toolbus import Finished, Progress, Reset, Text
+        from toolbus import Asked, Finished, Progress, Reset, Text
         from toolbus.client.observers import Requested
 
         event = told.event
@@ -181,6 +180,8 @@ class _Screen:
         elif isinstance(event, Progress):
             total = f"/{event.total:g}" if event.total else ""
             self._line(f"  {told.tool} [{event.done:g}{total}] {event.message}")
+        elif isinstance(event, Asked):
+            self._line(f"  {told.tool} asks: {event.question}; it waits {event.timeout:g} s: toolbus confirm allow {event.id}")
         elif isinstance(event, Reset):
             self._line(f"  {told.tool}: attempt {event.attempt} starts anew")
         elif isinstance(event, Finished) and event.result.error is not None:
@@ -204,34 +205,6 @@ class _Screen:
     def _line(self, text: str) -> None:
         self.end()
         click.secho(_visible(text).replace("\n", " "), dim=True, err=True)
-
-
-class _Person:
-    """Asks the person at the terminal, one question at a time; where there is none, the answer is no."""
-
-    def __init__(self, screen: _Screen) -> None:
-        self._screen = screen
-        self._one = asyncio.Lock()
-
-    async def ask(self, request: Confirmation) -> bool:
-        """Whether the person allows a call."""
-        if not sys.stdin.isatty():
-            return False
-        async with self._one:
-            self._screen.ask(str(request))
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[str] = loop.create_future()
-
-            def read() -> None:
-                if not answer.done():
-                    answer.set_result(sys.stdin.readline())
-
-            # Not in a thread: one that waits for a line can't be cancelled.
-            loop.add_reader(sys.stdin, read)
-            try:
-                return (await answer).strip().lower() in {"y", "yes"}
-            finally:
-                loop.remove_reader(sys.stdin)
 
 
 def _short(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.cli.common import fail, output_option, print_json, run, settings_of
+from toolbus.confirmations import visible
 
 if TYPE_CHECKING:
-    from toolbus import Tool, ToolResult
+    from toolbus import ErrorInfo, Tool, ToolBus, ToolResult
     from toolbus.client.call import Call
 
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 @click.option("--stream/--no-stream", default=None, help="Print text as it is produced; on by default on a terminal.")
 @click.option("--timeout", type=float, help="Seconds until the call ends whatever happens (default: the tool's, else 60).")
 @click.option("--wait", type=float, help="Seconds to wait for a worker to appear.")
+@click.option("--yes", is_flag=True, help="Allow a tool that wants a person's permission; otherwise you and others are asked.")
+@click.option("--confirm-timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, help="Seconds to answer.")
 @output_option
 @click.pass_context
 def call_command(
@@ -36,6 +40,8 @@ def call_command(
     stream: bool | None,
     timeout: float | None,
     wait: float | None,
+    yes: bool,
+    confirm_timeout: float,
     output: str,
 ) -> None:
     """Call a tool. The exit code is 0 when it succeeded and 1 when it failed.
@@ -43,27 +49,34 @@ def call_command(
     KEY=VALUE is read by the tool's schema: text stays text, numbers, lists and objects are read as
     JSON. KEY:=VALUE is always JSON, KEY=@FILE is a file's text.
 
+    A tool that declares `confirm` waits until it is allowed: at this terminal, or by `toolbus confirm allow` anywhere.
+
     \b
     Examples:
       toolbus call calculator expression='2**64'
       toolbus call text_stats text=@README.md --output json
       toolbus call tell-pun topic=cats --user alice
     """
-    from toolbus import ToolBus
+    from toolbus import ToolBus, ToolResult
 
     settings = settings_of(ctx)
     options: dict[str, Any] = {"user": user, "session": session}
-    options |= {name: value for name, value in (("timeout", timeout), ("wait", wait)) if value is not None}
+    options |= {} if timeout is None else {"timeout": timeout}
     streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
 
     async def main() -> ToolResult:
         async with ToolBus(settings=settings) as bus:
             known = bus.tools.get(tool)
+            if wait is not None and (known is None or not known.available):
+                with contextlib.suppress(TimeoutError):
+                    known = await bus.wait_for_tool(tool, wait)
             arguments = _arguments(pairs, document, known)
-            if not streaming:
-                return await bus.call(tool, arguments, **options)
+            if known is not None and known.available and known.descriptor.confirm and not yes:
+                refused = await _refused(bus, known, arguments, user, session, confirm_timeout)
+                if refused is not None:
+                    return ToolResult.fail(refused)
             async with bus.stream(tool, arguments, **options) as call:
-                return await _print(call)
+                return await _print(call, quiet=not streaming)
 
     result = run(main())
     if output == "json":
@@ -76,12 +89,42 @@ def call_command(
         fail(f"{result.error.type}: {result.error.message or result.error.code}")
 
 
-async def _print(call: Call) -> ToolResult:
-    from toolbus import Finished, Progress, Reset, Text
+async def _refused(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float) -> ErrorInfo | None:
+    """Ask for a person's permission, here and everywhere: None when the call may run."""
+    from toolbus import Confirmation, ToolError
+    from toolbus.cli.person import Person
+    from toolbus.envelope import new_run
+
+    try:
+        tool.check(arguments)
+    except ToolError as error:
+        return error.error
+    confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds)
+    here = sys.stdin.isatty()
+
+    def show(text: str) -> None:
+        hint = f"or elsewhere, within {seconds:g} s: toolbus confirm allow {confirmation.id}"
+        click.echo(f"{text}\n[y/N] {hint}" if here else f"{text}\nit waits {hint.partition(', ')[2]}", err=True)
+
+    if not here:
+        show(str(confirmation))
+    return await bus.confirmations.settled(confirmation, Person(show).ask if here else None, shared=True)
+
+
+async def _print(call: Call, *, quiet: bool) -> ToolResult:
+    """Show what happens; ``quiet`` leaves out all but what somebody has to do."""
+    from toolbus import Asked, Finished, Progress, Reset, Text
 
     printed = False
     async for event in call.events():
-        if isinstance(event, Text):
+        if isinstance(event, Asked):
+            asks = f"{call.target.tool} asks: {visible(event.question)}"
+            click.echo(f"{asks}\nit waits {event.timeout:g} s: toolbus confirm allow {event.id}", err=True)
+        elif isinstance(event, Finished) and quiet:
+            return event.result
+        elif quiet:
+            continue
+        elif isinstance(event, Text):
             click.echo(event.text, nl=False)
             printed = not event.text.endswith("\n")
         elif isinstance(event, Progress) and sys.stderr.isatty():

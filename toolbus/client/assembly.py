@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.client.events import Event, Finished, Reset, Started, Text
+from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.envelope import Frame
 from toolbus.results import Blob, ErrorInfo, ResultMeta, ToolResult
 
@@ -138,6 +138,8 @@ class Assembly:
                     events.append(frame.progress)
             case "blob":
                 self._take_blob(frame, events)
+            case "confirm":
+                self._take_confirm(frame, events)
             case "output":
                 self._output.append(frame.response or "")
             case "data":
@@ -147,6 +149,20 @@ class Assembly:
                 self._reset(events)
             case _:
                 pass
+
+    def _take_confirm(self, frame: Frame, events: list[Event]) -> None:
+        # Also of a run that is held back: it is about now, and no part of the answer.
+        if frame.confirm is None:
+            return
+        if frame.confirm.timeout > 0:
+            events.append(Asked(frame.confirm.id, frame.confirm.question, frame.confirm.timeout))
+        else:
+            events.append(Answered(frame.confirm.id, frame.confirm.allowed))
+
+    @property
+    def run(self) -> str:
+        """The current run."""
+        return self._run
 
     # -- text and blobs ---------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import AgentBroker, agent_broker
-from toolbus.broker.protocols import Fate, ServiceRecord, Tallies
+from toolbus.broker.protocols import Confirmations, Fate, ServiceRecord, Tallies
 from toolbus.client.call import Call, Target
 from toolbus.client.catalogue import Catalogue
 from toolbus.client.guarded import Guard
@@ -64,6 +64,7 @@ class ToolBus(BusView):
     ) -> None:
         super().__init__(self, {})
         self.settings = Settings.load(base=settings, url=url, namespace=namespace)
+        self.most_waiting = self.settings.max_timeout
         self._broker: AgentBroker | None = None
         self._catalogue: Catalogue | None = None
         self._calls: dict[str, Call] = {}
@@ -142,6 +143,11 @@ class ToolBus(BusView):
     def tallies(self) -> Tallies:
         """What all processes of the namespace count together."""
         return self._opened().tallies
+
+    @property
+    def shared_confirmations(self) -> Confirmations:
+        """The requests of all processes of the namespace that wait for a person; ``confirmations`` is the door."""
+        return self._opened().confirmations
 
     @property
     def services(self) -> Mapping[str, ServiceRecord]:
@@ -235,7 +241,7 @@ class ToolBus(BusView):
         if call in self._waiting and self._catalogue is not None:
             self._catalogue.wake()
         if call.entry and call.request is not None and self._broker is not None:
-            self._broker.cancel(call.request, call.queue, call.entry)
+            self._broker.cancel(call.request, call.queue, call.entry, waited=call.ends - call.deadline + call.waited)
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """End a ``once`` call when it is known whether it began, and after a second in any case."""
@@ -253,7 +259,7 @@ class ToolBus(BusView):
 
         self._deadlines.add(time.monotonic() + _INQUIRY, (call.id, "inquiry"), unknown)
         if call.request is not None and self._broker is not None:
-            self._broker.cancel(call.request, call.queue, call.entry, heard)
+            self._broker.cancel(call.request, call.queue, call.entry, heard, waited=call.ends - call.deadline + call.waited)
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
@@ -263,6 +269,16 @@ class ToolBus(BusView):
             self._deadlines.remove(call.slot, call.id)
             if call.idle_slot:
                 self._deadlines.remove(call.idle_slot, (call.id, "idle"))
+
+    def rearm(self, call: Call, now: float) -> None:
+        """Take in that the call's deadline has changed, or its time stands still, or goes on."""
+        if call.id in self._calls:
+            self._deadlines.remove(call.slot, call.id)
+            call.slot = self._deadlines.add(call.ends, call.id, call.expire)
+            if call.idle_slot:
+                self._deadlines.remove(call.idle_slot, (call.id, "idle"))
+                call.last_heard = now
+                self._watch_idle(call)
 
     def _try(self, call: Call) -> ErrorInfo | None:
         """Publish the call, or say why it can't be."""
@@ -329,7 +345,8 @@ class ToolBus(BusView):
         except EnvelopeError as error:
             return ErrorInfo("invalid_arguments", message=str(error))
         self._calls[call.id] = call
-        call.slot = self._deadlines.add(now + request.timeout, call.id, call.expire)
+        call.deadline = now + request.timeout
+        call.slot = self._deadlines.add(call.deadline, call.id, call.expire)
         if call.idle_timeout:
             call.last_heard = now
             self._watch_idle(call)
@@ -363,7 +380,8 @@ class ToolBus(BusView):
         return timeout
 
     def _watch_idle(self, call: Call) -> None:
-        left = call.last_heard + call.idle_timeout - time.monotonic()
+        heard = call.last_heard if call.pause is None else call.pause.until
+        left = heard + call.idle_timeout - time.monotonic()
         if left <= 0:
             message = f"nothing was heard for {call.idle_timeout:g} s (idle timeout)"
             call.give_up(ErrorInfo("deadline_exceeded", "idle_timeout", message, retryable=True))

@@ -14,7 +14,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
 from toolbus.client.assembly import Assembly, only
-from toolbus.client.events import Event, Finished, Reset, Text
+from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Text
 from toolbus.envelope import Frame, Request
 from toolbus.results import Blob, ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
 
@@ -30,7 +30,13 @@ class Target(msgspec.Struct, frozen=True, gc=False):
 
 
 class Desk(Protocol):
-    """What a call needs of the bus that made it."""
+    """What a call needs of the bus that made it.
+
+    Attributes:
+        most_waiting: seconds for which a call's time may stand still, in all.
+    """
+
+    most_waiting: float
 
     def launch(self, call: Call) -> Coroutine[Any, Any, None] | None:
         """Resolve, check and publish; returns what is to be awaited when the call waits for a worker.
@@ -46,6 +52,22 @@ class Desk(Protocol):
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
+
+    def rearm(self, call: Call, now: float) -> None:
+        """Take in that the call's deadline has changed, or its time stands still, or goes on."""
+
+
+class Pause(msgspec.Struct):
+    """A call's time stands still: its handler waits for a person.
+
+    Attributes:
+        run: whose handler that is.
+        since, until: monotonic seconds; longer than ``until`` it does not wait.
+    """
+
+    run: str
+    since: float
+    until: float
 
 
 class Call(msgspec.Struct, eq=False):
@@ -83,6 +105,10 @@ class Call(msgspec.Struct, eq=False):
     idle_slot: int = 0
     idle_timeout: float = 0.0
     last_heard: float = 0.0
+    # Monotonic seconds, without the pause that lasts; ``waited`` are the seconds of those that are over.
+    deadline: float = 0.0
+    waited: float = 0.0
+    pause: Pause | None = None
     span: telemetry.CallSpan | None = None
     withdrawn: bool = False
 
@@ -165,16 +191,19 @@ class Call(msgspec.Struct, eq=False):
             self._end(only(frame, self.id, self._elapsed_ms()))
             return
         self.last_heard = now
-        for event in self._assembled().feed(frame):
+        events = self._assembled().feed(frame)
+        if self.pause is not None and self.pause.run != self._assembled().run:
+            # The worker that asked is gone; the run that replaces it asks anew.
+            self._go_on(now)
+        for event in events:
             if type(event) is Finished:
                 if not frame.end_of_stream:
                     # Ended here for a gap: the worker still runs.
                     self._desk.withdraw(self)
                 self._complete(event.result)
                 return
-            if type(event) is Reset:
-                telemetry.count("toolbus.resets")
-                self._skip = 0
+            if type(event) is not Text:
+                self._heed(event, now)
             if self.streaming:
                 seen = self._unseen(event) if self._skip else event
                 self._buffered += len(seen.text) if type(seen) is Text else size_of(seen)
@@ -185,6 +214,36 @@ class Call(msgspec.Struct, eq=False):
             self.complete_with(ErrorInfo("slow_consumer", message=f"more than {self._buffer} bytes wait to be read from this call"))
         elif self._events:
             self._wake()
+
+    @property
+    def ends(self) -> float:
+        """When its time is up, monotonic seconds, with the pause that lasts as long as it may."""
+        return self.deadline + (0.0 if self.pause is None else self.pause.until - self.pause.since)
+
+    def _heed(self, event: Event, now: float) -> None:
+        """Do what an event asks for beside being read."""
+        if type(event) is Asked:
+            self._stand_still(event.timeout, now)
+        elif type(event) is Answered:
+            self._go_on(now)
+        elif type(event) is Reset:
+            telemetry.count("toolbus.resets")
+            self._skip = 0
+
+    def _stand_still(self, seconds: float, now: float) -> None:
+        self._go_on(now)
+        # However often it asks: what its callers wait for is bounded.
+        self.pause = Pause(self._assembled().run, now, now + min(seconds, self._desk.most_waiting - self.waited))
+        self._desk.rearm(self, now)
+
+    def _go_on(self, now: float) -> None:
+        if self.pause is None:
+            return
+        took = max(0.0, min(now, self.pause.until) - self.pause.since)
+        self.deadline += took
+        self.waited += took
+        self.pause = None
+        self._desk.rearm(self, now)
 
     def _unseen(self, event: Event) -> Event:
         """The event without the text that the caller has from before it re-attached."""

@@ -1,22 +1,22 @@
-"""A person's word before a call runs: the request that the person reads, and those that still wait for an answer."""
+"""A person's word before a call runs: the request that the person reads, and everything that waits for an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from toolbus import telemetry
+from toolbus.broker import protocols
 from toolbus.client.tool import Tool
-from toolbus.results import ConfigurationError, ErrorInfo
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, denied, readable
+from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, ErrorInfo, ToolError
 from toolbus.schema.refusal import shorten
 
-TIMEOUT = 300.0
-"""Seconds that a call waits for a person, unless the executor says otherwise."""
-
-_MOST_SHOWN = 4000
+# Seconds that an answer of this process waits for the server to say that it is the first one.
+_TELLING = 1.0
+_NOT_ASKED = frozenset({"overloaded", "unavailable"})
 _EFFECTS = {"read": "only reads", "idempotent": "may be repeated without harm", "once": "takes effect each time it runs"}
 
 
@@ -24,15 +24,29 @@ class Confirmation:
     """One call that waits for a person; ``str()`` is what the person reads.
 
     Attributes:
-        id: unique in the bus.
+        id: what an answer names, in this process or another.
         call: the model's id of the call.
         tool, description, effect, external: the tool, as its publisher describes it.
         arguments: what it would be called with.
         user, session: on whose behalf.
         timeout: seconds after which it is over.
+        question: what the running handler asks; empty when the tool wants permission before it runs.
+        shared: whether other processes are asked, too.
+        reason: why it was denied here.
     """
 
-    def __init__(self, id: str, call: str, tool: Tool, arguments: Mapping[str, Any], *, user: str, session: str, timeout: float) -> None:
+    def __init__(
+        self,
+        id: str,
+        call: str,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        *,
+        user: str,
+        session: str,
+        timeout: float,
+        question: str = "",
+    ) -> None:
         self.id = id
         self.call = call
         self.tool = tool.name
@@ -43,6 +57,11 @@ class Confirmation:
         self.user = user
         self.session = session
         self.timeout = timeout
+        self.question = question
+        self.shared = False
+        self.reason = ""
+        self._service = tool.service
+        self._owner = tool.owner
         self._answer: asyncio.Future[ErrorInfo | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -56,24 +75,39 @@ class Confirmation:
 
     def deny(self, reason: str = "") -> bool:
         """End the call as ``forbidden``; False when it was answered before."""
-        why = f": {shorten(reason, 500)}" if reason else ""
-        return self._settle(ErrorInfo("forbidden", "denied", f"a person did not allow this call of {self.tool!r}{why}"))
+        if not self.answered:
+            self.reason = reason
+        return self._settle(denied(f"this call of {self.tool!r}", reason))
 
     async def answer(self) -> ErrorInfo | None:
         """Wait for the answer: None when the call may run."""
         return await self._answer
 
-    def __str__(self) -> str:
-        arguments = json.dumps(self.arguments, ensure_ascii=False, indent=2, default=str)
+    @property
+    def request(self) -> ConfirmationRequest:
+        """The same for other processes."""
         behalf = f" for {self.user}" if self.user else ""
         effect = _EFFECTS.get(self.effect, "does not say what it does to the world")
         lines = [
             f"Allow {self.tool}{behalf}?",
             f"  {shorten(' '.join(self.description.split()), 500)}",
             f"  This tool {effect}{'; it is external' if self.external else ''}.",
-            f"  Arguments: {shorten(arguments, _MOST_SHOWN)}",
         ]
-        return "\n".join(map(_visible, lines))
+        return ConfirmationRequest(
+            self.id,
+            self.call,
+            self.tool,
+            self.question or "\n".join(lines),
+            asker="worker" if self.question else "agent",
+            service=self._service,
+            owner=self._owner,
+            user=self.user,
+            session=self.session,
+            arguments=readable(self.arguments),
+        )
+
+    def __str__(self) -> str:
+        return str(self.request)
 
     def __repr__(self) -> str:
         return f"<confirmation {self.id}: {self.tool!r}>"
@@ -85,19 +119,19 @@ class Confirmation:
         return True
 
 
-def _visible(text: str) -> str:
-    """The text with everything that could hide or turn around a part of it written out."""
-    return "".join(character if character.isprintable() or character == "\n" else f"\\u{ord(character):04x}" for character in text)
-
-
 Confirmer = Callable[[Confirmation], "Awaitable[bool | None] | bool | None"]
 """Answers with True or False, or with None and later by ``allow()`` or ``deny()``."""
 
 
 class Confirmations(Mapping[str, Confirmation]):
-    """The calls of a bus that wait for a person, by id, oldest first."""
+    """What waits for a person: a mapping of this bus's own calls by id, and methods that reach every process of the namespace.
 
-    def __init__(self) -> None:
+    Args:
+        store: the open bus's shared requests.
+    """
+
+    def __init__(self, store: Callable[[], protocols.Confirmations]) -> None:
+        self._store = store
         self._waiting: dict[str, Confirmation] = {}
 
     def __getitem__(self, id: str) -> Confirmation:
@@ -109,28 +143,146 @@ class Confirmations(Mapping[str, Confirmation]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def allow(self, id: str) -> bool:
-        """Let a call run; False when it does not wait any more."""
-        return id in self._waiting and self._waiting[id].allow()
+    # -- answering --------------------------------------------------------------------------------
 
-    def deny(self, id: str, reason: str = "") -> bool:
-        """End a call as ``forbidden``; False when it does not wait any more."""
-        return id in self._waiting and self._waiting[id].deny(reason)
+    async def pending(self, *, user: str | None = None) -> list[ConfirmationRequest]:
+        """The open requests of all processes, the oldest first, perhaps of one user only.
 
-    async def settled(self, confirmation: Confirmation, confirmer: Confirmer | None) -> ErrorInfo | None:
-        """Ask, and wait for the answer: None when the call may run, else how it ends."""
-        self._waiting[confirmation.id] = confirmation
+        :raises BrokerError: the server can't be reached.
+        """
+        return [request for request in await self._store().pending() if user is None or request.user == user]
+
+    async def get(self, id: str) -> ConfirmationRequest:  # type: ignore[override] # the mapping's own could only find ours
+        """One open request of any process.
+
+        :raises ConfirmationClosed: it is not open.
+        :raises BrokerError: the server can't be reached.
+        """
+        return await self._store().get(id)
+
+    async def allow(self, id: str, note: str = "", *, by: str = "") -> None:
+        """Let a call of any process go on.
+
+        :raises ConfirmationClosed: it is not open, or another answer won.
+        :raises BrokerError: the server can't be reached.
+        """
+        await self.answer(id, ConfirmationAnswer(True, note, by))
+
+    async def deny(self, id: str, reason: str = "", *, by: str = "") -> None:
+        """End a call of any process as ``forbidden``; raises as ``allow`` does."""
+        await self.answer(id, ConfirmationAnswer(False, reason, by))
+
+    def watch(self) -> AsyncIterator[ConfirmationRequest]:
+        """Each open request of all processes once, and then new ones as they come, until the bus is closed.
+
+        :raises BrokerError: the server can't be reached.
+        """
+        return self._store().watch()
+
+    async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
+        """Answer a request of any process; raises as ``allow`` does."""
         try:
-            async with asyncio.timeout(confirmation.timeout):
-                if confirmer is not None:
-                    await _ask(confirmer, confirmation)
-                return await confirmation.answer()
-        except TimeoutError:
-            message = f"nobody answered within {confirmation.timeout:g} s whether {confirmation.tool!r} may run, so it did not"
-            return ErrorInfo("deadline_exceeded", "unconfirmed", message)
+            await self._store().answer(id, answer)
+        except ConfirmationClosed as error:
+            # One of our own that others are not asked about, or not yet.
+            own = self._waiting.get(id)
+            if error.answered or own is None or not (own.allow() if answer.allowed else own.deny(answer.reason)):
+                raise
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    async def settled(self, confirmation: Confirmation, confirmer: Confirmer | None, *, shared: bool) -> ErrorInfo | None:
+        """Ask, and wait for the first answer: None when the call may run, else how it ends. ``shared`` asks all processes."""
+        self._waiting[confirmation.id] = confirmation
+        confirmation.shared = shared
+        telemetry.log.info("confirmation.asked", tool=confirmation.tool, id=confirmation.id, call=confirmation.call, user=confirmation.user)
+        try:
+            refused = await (self._first(confirmation, confirmer) if shared else _here(confirmation, confirmer, confirmation.timeout))
         finally:
             del self._waiting[confirmation.id]
             confirmation.deny("it is over")
+        outcome = "allowed" if refused is None else refused.code
+        telemetry.log.info("confirmation.settled", tool=confirmation.tool, id=confirmation.id, call=confirmation.call, outcome=outcome)
+        return refused
+
+    async def relay(self, confirmation: Confirmation, confirmer: Confirmer) -> None:
+        """Let a confirmer answer what a running handler asks, unless somebody else is first."""
+        answer = await _here(confirmation, confirmer, confirmation.timeout)
+        if answer is None or answer.type == "forbidden":
+            await self._won(confirmation, answer)
+
+    async def _first(self, confirmation: Confirmation, confirmer: Confirmer | None) -> ErrorInfo | None:
+        """The first answer, of this process or of another."""
+        here = asyncio.create_task(_here(confirmation, confirmer, None))
+        there = asyncio.create_task(self._there(confirmation))
+        try:
+            await asyncio.wait((here, there), return_when=asyncio.FIRST_COMPLETED)
+            if there.done():
+                refused = there.result()
+                if confirmer is None or refused is None or refused.type not in _NOT_ASKED:
+                    return refused
+                # Others can't be asked, and somebody here is.
+                telemetry.log.warning("confirmation.not_shared", id=confirmation.id, tool=confirmation.tool, error=str(refused))
+                async with asyncio.timeout(confirmation.timeout):
+                    return await here
+            own = here.result()
+            if (own is None or own.type == "forbidden") and await self._won(confirmation, own):
+                return own
+            return await there
+        except TimeoutError:
+            return _unanswered(confirmation)
+        finally:
+            for task in (here, there):
+                task.cancel()
+            await asyncio.gather(here, there, return_exceptions=True)
+
+    async def _won(self, confirmation: Confirmation, own: ErrorInfo | None) -> bool:
+        """Whether our own answer is the first one; other processes are told of it."""
+        answer = ConfirmationAnswer(own is None, confirmation.reason)
+        try:
+            async with asyncio.timeout(_TELLING):
+                await self._store().answer(confirmation.id, answer)
+        except ConfirmationClosed as error:
+            return not error.answered
+        except (BrokerError, TimeoutError):
+            # Whoever answered elsewhere can't be heard: what was said here holds.
+            return True
+        return True
+
+    async def _there(self, confirmation: Confirmation) -> ErrorInfo | None:
+        try:
+            answer = await self._store().ask(confirmation.request, confirmation.timeout)
+        except ToolError as error:
+            return error.error
+        except BrokerError as error:
+            return ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked whether {confirmation.tool!r} may run: {error}")
+        if answer is None:
+            return _unanswered(confirmation)
+        return None if answer.allowed else denied(f"this call of {confirmation.tool!r}", answer.reason, answer.by)
+
+
+def _unanswered(confirmation: Confirmation) -> ErrorInfo:
+    message = f"nobody answered within {confirmation.timeout:g} s whether {confirmation.tool!r} may run, so it did not"
+    return ErrorInfo("deadline_exceeded", "unconfirmed", message)
+
+
+async def _here(confirmation: Confirmation, confirmer: Confirmer | None, seconds: float | None) -> ErrorInfo | None:
+    """The answer of this process within so many seconds: of the confirmer, or of whoever has the request."""
+    answer = asyncio.ensure_future(confirmation.answer())
+    asking = [] if confirmer is None else [asyncio.create_task(_ask(confirmer, confirmation))]
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.wait((answer, *asking), return_when=asyncio.FIRST_COMPLETED)
+            for asked in asking:
+                if asked.done():
+                    asked.result()
+            return await answer
+    except TimeoutError:
+        return _unanswered(confirmation)
+    finally:
+        for task in (answer, *asking):
+            task.cancel()
+        await asyncio.gather(answer, *asking, return_exceptions=True)
 
 
 async def _ask(confirmer: Confirmer, confirmation: Confirmation) -> None:

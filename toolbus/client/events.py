@@ -21,6 +21,24 @@ class Text(msgspec.Struct, frozen=True):
     text: str
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """The running handler waits for a person, for ``timeout`` seconds at most; the call's own time stands still.
+
+    ``bus.confirmations`` answers by the ``id``, in any process.
+    """
+
+    id: str
+    question: str
+    timeout: float
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The handler waits no longer; ``allowed`` is None when nobody answered."""
+
+    id: str
+    allowed: bool | None = None
+
+
 class Reset(msgspec.Struct, frozen=True):
     """A new attempt diverged: everything delivered so far is void, the new text follows."""
 
@@ -33,4 +51,4 @@ class Finished(msgspec.Struct, frozen=True):
     result: ToolResult
 
 
-Event = Started | Text | Progress | Blob | Reset | Finished
+Event = Started | Text | Progress | Blob | Asked | Answered | Reset | Finished

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolbus.client.arguments import Preparers
-from toolbus.client.confirmation import TIMEOUT, Confirmations, Confirmer
+from toolbus.client.confirmation import Confirmations, Confirmer
 from toolbus.client.observations import LIMIT
 from toolbus.client.observers import EventBus
 from toolbus.client.references import Memories
@@ -15,6 +15,7 @@ from toolbus.client.tool import Tool
 from toolbus.client.toolcalls import ToolCall, tool_calls
 from toolbus.client.toolview import ToolView
 from toolbus.client.turn import Turn
+from toolbus.confirmations import PATIENCE
 from toolbus.envelope import new_id
 from toolbus.results import ConfigurationError, ToolResult
 
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 class ExecutorState:
     """What the executors of one bus share: earlier results, prepared schemas, observers, and calls that wait for a person."""
 
-    def __init__(self) -> None:
+    def __init__(self, confirmations: Confirmations) -> None:
         self.memories = Memories()
         self.preparers = Preparers()
         self.events = EventBus()
-        self.confirmations = Confirmations()
+        self.confirmations = confirmations
 
 
 class ToolExecutor:
@@ -41,7 +42,8 @@ class ToolExecutor:
     Attributes:
         tools: the tools that may be called; others do not exist for the model.
         output_limit: most characters of an observation, for tools that set no limit of their own.
-        confirmer: asks a person about tools that declare ``confirm``; without one, whoever reads the events is asked.
+        confirmer: asks a person about tools that declare ``confirm``.
+        confirm_anywhere: whether any process of the namespace may answer: unless told otherwise, when there is no confirmer.
         confirm_timeout: seconds that such a call waits for an answer, beside its own time.
         model: the default of ``build_request``.
     """
@@ -55,7 +57,8 @@ class ToolExecutor:
         options: Mapping[str, Any] | None = None,
         output_limit: int = LIMIT,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = TIMEOUT,
+        confirm_timeout: float = PATIENCE,
+        confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
     ) -> None:
@@ -69,6 +72,7 @@ class ToolExecutor:
         self.output_limit = output_limit
         self.confirmer = confirmer
         self.confirm_timeout = confirm_timeout
+        self.confirm_anywhere = confirmer is None if confirm_anywhere is None else confirm_anywhere
         self.model = model
         self.memories = state.memories
         self.preparers = state.preparers

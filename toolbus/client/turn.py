@@ -16,13 +16,13 @@ import msgspec
 from toolbus import telemetry
 from toolbus.client.arguments import said
 from toolbus.client.confirmation import Confirmation
-from toolbus.client.events import Finished, Text
+from toolbus.client.events import Asked, Finished, Text
 from toolbus.client.observations import observe
 from toolbus.client.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.references import Kept, kept_of, references, resolved
 from toolbus.client.tool import Tool
 from toolbus.client.toolcalls import ToolCall, answers
-from toolbus.envelope import new_id
+from toolbus.envelope import new_run
 from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult
 
 if TYPE_CHECKING:
@@ -199,15 +199,25 @@ class Turn:
 
     async def _call(self, running: _Running, name: str, arguments: dict[str, Any]) -> ToolResult:
         call = self._executor.stream(name, arguments, running.call.id or str(running.index))
-        if not self._streaming and not self._executor.events:
+        confirmer = self._executor.confirmer
+        if not self._streaming and not self._executor.events and confirmer is None:
             return await call.result()
-        async with call:
-            async for event in call.events():
-                if type(event) is Finished:
-                    return event.result
-                self._emit(running, event)
-                await self._room.wait()
-        return await call.result()
+        relays: list[asyncio.Task[None]] = []
+        try:
+            async with call:
+                async for event in call.events():
+                    if type(event) is Finished:
+                        return event.result
+                    if type(event) is Asked and confirmer is not None and running.tool is not None:
+                        asked = self._confirmation(running, running.tool, arguments, event)
+                        relays.append(asyncio.create_task(self._executor.confirmations.relay(asked, confirmer)))
+                    self._emit(running, event)
+                    await self._room.wait()
+            return await call.result()
+        finally:
+            for relay in relays:
+                relay.cancel()
+            await asyncio.gather(*relays, return_exceptions=True)
 
     async def _resolved(self, running: _Running, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments with earlier results in the place of references; those of this turn are waited for."""
@@ -240,16 +250,28 @@ class Turn:
         :raises ToolError: ``forbidden`` or ``deadline_exceeded``.
         """
         executor = self._executor
-        if executor.confirmer is None and not executor.events and not self._streaming:
+        if executor.confirmer is None and not executor.confirm_anywhere and not executor.events and not self._streaming:
             message = f"{tool.name!r} needs a person's permission, and there is nobody to ask"
             raise ToolError(message, type="forbidden", code="unconfirmed")
-        confirmation = Confirmation(
-            new_id(), running.call.id, tool, arguments, user=executor.user, session=executor.session, timeout=executor.confirm_timeout
-        )
+        confirmation = self._confirmation(running, tool, arguments)
         self._emit(running, Confirming(confirmation))
-        refused = await executor.confirmations.settled(confirmation, executor.confirmer)
+        refused = await executor.confirmations.settled(confirmation, executor.confirmer, shared=executor.confirm_anywhere)
         if refused is not None:
             raise ToolError(refused)
+
+    def _confirmation(self, running: _Running, tool: Tool, arguments: dict[str, Any], asked: Asked | None = None) -> Confirmation:
+        """The request for a call before it runs, or for what its running handler asks."""
+        executor = self._executor
+        return Confirmation(
+            new_run() if asked is None else asked.id,
+            running.call.id,
+            tool,
+            arguments,
+            user=executor.user,
+            session=executor.session,
+            timeout=executor.confirm_timeout if asked is None else asked.timeout,
+            question="" if asked is None else asked.question,
+        )
 
     # -- telling ----------------------------------------------------------------------------------
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.broker.protocols import Usage
 from toolbus.client.call import Call, Target
-from toolbus.client.confirmation import TIMEOUT, Confirmations, Confirmer
+from toolbus.client.confirmation import Confirmations, Confirmer
 from toolbus.client.executor import ExecutorState, ToolExecutor
 from toolbus.client.observations import LIMIT
 from toolbus.client.observers import EventBus
 from toolbus.client.toolview import ToolView
 from toolbus.client.turn import Turn
+from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, merged
 from toolbus.results import ToolResult
 
@@ -26,7 +27,7 @@ class BusView:
     def __init__(self, bus: ToolBus, defaults: Mapping[str, Any]) -> None:
         self._bus = bus
         self._defaults = defaults
-        self._executors: ExecutorState = ExecutorState() if bus is self else bus._executors
+        self._executors: ExecutorState = ExecutorState(Confirmations(lambda: bus.shared_confirmations)) if bus is self else bus._executors
 
     @property
     def tools(self) -> ToolView:
@@ -60,7 +61,7 @@ class BusView:
 
     @property
     def confirmations(self) -> Confirmations:
-        """The calls of executors that wait for a person, by id."""
+        """What waits for a person: this bus's own calls by id, and ways to answer those of every process."""
         return self._executors.confirmations
 
     def executor(
@@ -69,7 +70,8 @@ class BusView:
         tools: ToolView | None = None,
         output_limit: int = LIMIT,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = TIMEOUT,
+        confirm_timeout: float = PATIENCE,
+        confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
         **options: Unpack[CallOptions],
@@ -80,6 +82,7 @@ class BusView:
         :param output_limit: most characters of an observation, for tools that set no limit of their own.
         :param confirmer: asks a person about tools that declare ``confirm``.
         :param confirm_timeout: seconds that a call waits for the person.
+        :param confirm_anywhere: whether any process of the namespace may answer; left out, when there is no confirmer.
         :param sequential: tools whose calls wait for the calls before them in their turn, and are waited for by those after them.
         :param model: the model of ``build_request``.
         :raises ConfigurationError: an option is wrong.
@@ -92,6 +95,7 @@ class BusView:
             output_limit=output_limit,
             confirmer=confirmer,
             confirm_timeout=confirm_timeout,
+            confirm_anywhere=confirm_anywhere,
             sequential=sequential,
             model=model,
         )

@@ -15,7 +15,7 @@ from toolbus.middleware.chain import Middleware, checked
 from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 from toolbus.settings import Settings
 from toolbus.testing.outcome import Outcome
-from toolbus.testing.recorder import Recorder
+from toolbus.testing.recorder import Confirm, Recorder
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool_of
 from toolbus.worker.handlers import Served, collect
@@ -39,6 +39,7 @@ class InvocationEnvironment:
         timeout: seconds until the deadline; the tool's own, else the settings', when left out.
         attempt: which delivery of its request the call is.
         answers: stand-ins for the tools that the handler calls, see ``answer``.
+        confirm: what a person says when the handler asks: True, False, or what a function makes of the request (None: no answer).
         middleware: around every handler.
         provide: what handlers' parameters of these types are filled in with, as for ``Worker``.
         settings: limits on frames and output.
@@ -55,6 +56,7 @@ class InvocationEnvironment:
         metadata: Mapping[str, str] | None = None,
         idempotency_key: str = "",
         answers: Mapping[str, object] | None = None,
+        confirm: Confirm = True,
         middleware: Sequence[Middleware] = (),
         provide: Mapping[type, object] | None = None,
         settings: Settings | None = None,
@@ -68,6 +70,7 @@ class InvocationEnvironment:
         self.idempotency_key = idempotency_key
         self.settings = Settings() if settings is None else settings
         self._answers = dict(answers or {})
+        self._confirm = confirm
         self._middleware = checked(middleware)
         self._services = Services(provide)
         self._served: dict[object, Served] = {}
@@ -117,20 +120,20 @@ class InvocationEnvironment:
         owner, name = _aim(target, tool)
         served = await self._serve(owner)
         request = self._request(served, name, dict(arguments or {}))
-        recorder = Recorder(self.settings, self._threads, self._isolations[owner], self._middleware, self._answers)
+        recorder = Recorder(self.settings, self._threads, self._isolations[owner], self._middleware, self._answers, self._confirm)
         delivery = Delivery(request, "test", None, b"", None, 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run())
         loop = asyncio.get_running_loop()
         run = Run(recorder, loop, delivery, served, served.handler(request))
         run.task = task = loop.create_task(run.execute())
         self._runs.add(run)
-        timer = loop.call_later(request.timeout, run.expire)
+        recorder.extended(run)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
             run.abandon()
             raise
         finally:
-            timer.cancel()
+            recorder.disarm()
             self._runs.discard(run)
         return recorder.outcome()
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack, cast
 
-from toolbus.broker.protocols import Beginning, Delivery, WorkerBroker
+from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerBroker
 from toolbus.broker.tallies import MemoryTallies
 from toolbus.client.assembly import Assembly
 from toolbus.client.events import Event, Finished
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import decode_frames, join_frames
 from toolbus.middleware.chain import Middleware
 from toolbus.options import CallOptions, merged
@@ -25,6 +27,9 @@ from toolbus.worker.threads import Threads
 
 INSTANCE = "testing"
 
+Confirm = bool | Callable[[ConfirmationRequest], bool | ConfirmationAnswer | None]
+"""What a person says to a handler's question; None when nobody answers."""
+
 
 class Recorder:
     """A worker and its broker, as far as one run needs them: frames are put together as a caller would."""
@@ -36,6 +41,7 @@ class Recorder:
         isolation: Isolation,
         middleware: tuple[Middleware, ...],
         answers: Mapping[str, object],
+        confirm: Confirm,
     ) -> None:
         self.settings = settings
         self.threads = threads
@@ -47,6 +53,8 @@ class Recorder:
         self.tallies = MemoryTallies()
         self.congested = False
         self._answers = answers
+        self._confirm = confirm
+        self._timer: asyncio.TimerHandle | None = None
         self._assembly = Assembly()
         self._events: list[Event] = []
         self._calls: list[NestedCall] = []
@@ -65,6 +73,17 @@ class Recorder:
 
     def stopped(self, run: Run) -> None:
         """Hear that a run was told to stop."""
+
+    def extended(self, run: Run) -> None:
+        """Take in a run's deadline, the first one too."""
+        self.disarm()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, run.delivery.deadline - time.monotonic()), run.expire)
+
+    def disarm(self) -> None:
+        """The run has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def try_again(self, run: Run, error: ErrorInfo) -> bool:
         """Every failure is the outcome; nothing is tried again."""
@@ -86,6 +105,19 @@ class Recorder:
             return result_of(await value if inspect.isawaitable(value) else value)
         except ToolError as error:
             return ToolResult.fail(error.error)
+
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
+        """Answer a handler's question as the test says."""
+        opened()
+        said = self._confirm(request) if callable(self._confirm) else self._confirm
+        if isinstance(said, bool):
+            return ConfirmationAnswer(said)
+        return said
+
+    async def extend(self, delivery: Delivery, note: Note) -> None:
+        """Nobody else runs it."""
 
     # -- the broker -------------------------------------------------------------------------------
 

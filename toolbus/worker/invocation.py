@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
+from toolbus.confirmations import PATIENCE, ConfirmationAnswer
 from toolbus.envelope import Request
 from toolbus.options import CallOptions
 from toolbus.results import CallCancelled, ErrorInfo, Progress, ToolResult
+
+T = TypeVar("T")
 
 
 class Caller(Protocol):
@@ -40,13 +43,16 @@ class Host(Protocol):
     async def caller(self) -> Caller:
         """The bus for nested calls, opened at first use."""
 
+    async def confirm(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
+        """Ask a person."""
+
 
 class Invocation:
     """One running call.
 
     Attributes:
         attempt: delivery number, from 1; more than 1 after a worker crashed.
-        deadline: monotonic seconds (``time.monotonic()``) at which the caller gives up.
+        deadline: monotonic seconds (``time.monotonic()``) at which the caller gives up; later when a person was asked.
     """
 
     __slots__ = ("_host", "_loop", "_nested", "_request", "attempt", "deadline")
@@ -55,7 +61,7 @@ class Invocation:
         self._host = host
         self._loop = loop
         self._request = request
-        self._nested: set[concurrent.futures.Future[ToolResult]] | None = None
+        self._nested: set[concurrent.futures.Future[Any]] | None = None
         self.attempt = attempt
         self.deadline = deadline
 
@@ -139,19 +145,47 @@ class Invocation:
         :raises CallCancelled: nobody waits for this call any more; the nested call is cancelled with it.
         :raises RuntimeError: called in the event loop's own thread, which it would block for good.
         """
-        if _in_loop(self._loop):
-            raise RuntimeError("call_sync() would block the event loop; use `await invocation().call(...)`")
+        return self._wait_for(self.call(tool, arguments, **options), "call")
+
+    async def confirm(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+        """Wait until a person allows what ``question`` says, which ``data`` may show in detail; returns who did, and a note.
+
+        The request can be answered from any process, by ``toolbus confirm`` or ``bus.confirmations``. The call's time stands still
+        meanwhile. A run that replaces this one after a crash asks anew.
+
+        :param timeout: seconds for which it can be answered.
+        :raises ToolError: ``forbidden`` when it is denied, ``deadline_exceeded`` when nobody answers; let it pass, and the call ends so.
+        :raises ConfigurationError: ``timeout`` is no time.
+        """
         self.check_cancelled()
+        return await self._host.confirm(question, data, timeout)
+
+    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+        """``confirm`` for handlers that run in a thread.
+
+        :raises CallCancelled: nobody waits for this call any more.
+        :raises RuntimeError: called in the event loop's own thread, which it would block for good.
+        """
+        return self._wait_for(self.confirm(question, data, timeout=timeout), "confirm")
+
+    def _wait_for(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """Do something in the event loop and wait for it in this thread."""
+        if _in_loop(self._loop):
+            work.close()
+            raise RuntimeError(f"{name}_sync() would block the event loop; use `await invocation().{name}(...)`")
+        if self._host.stopped is not None:
+            work.close()
+            self.check_cancelled()
         if self._nested is None:
             self._nested = set()
-        future = asyncio.run_coroutine_threadsafe(self.call(tool, arguments, **options), self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._nested.add(future)
         try:
             if self._host.stopped is not None:
                 future.cancel()
             return future.result()
         except concurrent.futures.CancelledError:
-            raise CallCancelled(str(self._host.stopped or "the nested call was cancelled")) from None
+            raise CallCancelled(str(self._host.stopped or f"the nested {name} was cancelled")) from None
         finally:
             self._nested.discard(future)
 

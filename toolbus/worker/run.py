@@ -14,10 +14,12 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
-from toolbus.envelope import Frame, Request, encode, pieces
+from toolbus.confirmations import ConfirmationAnswer
+from toolbus.envelope import Confirm, Frame, Request, encode, pieces
 from toolbus.middleware.chain import Middleware
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.settings import Settings
+from toolbus.worker.asking import Questions
 from toolbus.worker.function import FunctionTool
 from toolbus.worker.handlers import Handler, Served, mismatch
 from toolbus.worker.invocation import Caller, Invocation, enter
@@ -54,6 +56,9 @@ class Shelter(Protocol):
 
     def stopped(self, run: Run) -> None:
         """Hear that a run was told to stop before its end."""
+
+    def extended(self, run: Run) -> None:
+        """Hear that a run's deadline has changed."""
 
     def try_again(self, run: Run, error: ErrorInfo) -> bool:
         """Keep the request of a failed run for another attempt; False when there is to be none."""
@@ -92,6 +97,7 @@ class Run(msgspec.Struct, eq=False):
     _iteration: ThreadIteration | None = None
     _thread: asyncio.Future[Any] | None = None
     _invocation: Invocation | None = None
+    _questions: Questions | None = None
 
     # -- the run's own life -----------------------------------------------------------------------
 
@@ -143,7 +149,7 @@ class Run(msgspec.Struct, eq=False):
             self.ended = True
             self.shelter.ended(self)
             # The task's context and the invocation refer to this run: rings that only the collector finds, for 12 % of a worker's time.
-            self.task = self._invocation = None
+            self.task = self._invocation = self._questions = None
 
     def stop(self, error: ErrorInfo | None) -> None:
         """End the run now: answer with ``error``, or not at all when the delivery is lost (None); cancel the handler."""
@@ -217,6 +223,33 @@ class Run(msgspec.Struct, eq=False):
     async def caller(self) -> Caller:
         """The bus for nested calls."""
         return await self.shelter.caller()
+
+    async def confirm(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
+        """Ask a person; the call's time stands still meanwhile."""
+        if self._questions is None:
+            self._questions = Questions(self, self.shelter.broker, self.shelter.settings.max_timeout)
+        return await self._questions.ask(question, data, timeout)
+
+    # -- Asker, for the questions -----------------------------------------------------------------
+
+    @property
+    def owner(self) -> str:
+        """Who published the tool."""
+        return self.served.publication.owner
+
+    def tell(self, confirm: Confirm) -> None:
+        """Tell the caller that its call waits for a person, or does so no longer."""
+        if not self._answered:
+            frame = self._frame("confirm")
+            frame.confirm = confirm
+            self._send(frame)
+
+    def extend(self, deadline: float) -> None:
+        """Take in a later deadline."""
+        self.delivery.deadline = deadline
+        if self._invocation is not None:
+            self._invocation.deadline = deadline
+        self.shelter.extended(self)
 
     # -- handling ---------------------------------------------------------------------------------
 

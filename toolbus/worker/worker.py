@@ -371,6 +371,13 @@ class Worker:
         if self._waiting.due:
             self._start_due()
 
+    def extended(self, run: Run) -> None:
+        """Take in that a run's deadline has changed."""
+        if run.slot and not run.ended:
+            key = run.delivery.run
+            self._deadlines.remove(run.slot, key)
+            run.slot = self._deadlines.add(run.delivery.deadline, key, run.expire)
+
     def stopped(self, run: Run) -> None:
         """Look later whether the handler has indeed stopped."""
         self._wake.set()

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Unpack
 
+from toolbus.confirmations import PATIENCE, ConfirmationAnswer
 from toolbus.envelope import decode_request, encode, pieces
 from toolbus.options import CallOptions
 from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
@@ -71,6 +72,12 @@ class _Here(Invocation):
     def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         raise _no_calls(tool)
 
+    async def confirm(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+        raise _no_questions()
+
+    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+        raise _no_questions()
+
 
 class _Running:
     """The one call that runs here."""
@@ -93,6 +100,10 @@ class _Running:
     async def caller(self) -> Caller:
         """Nobody: see ``_no_calls``."""
         raise _no_calls("")
+
+    async def confirm(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
+        """Nobody is asked: see ``_no_questions``."""
+        raise _no_questions()
 
 
 def main(descriptor: int, found: tuple[Found, ...], parent: int) -> NoReturn:
@@ -248,6 +259,11 @@ def _no_calls(tool: str) -> ToolError:
         f"a tool with isolation='process' can't call other tools ({tool!r}); leave the isolation out, or let the agent make both calls"
     )
     return ToolError(message, code="no_nested_calls")
+
+
+def _no_questions() -> ToolError:
+    message = "a tool with isolation='process' can't ask a person; declare confirm=True, or leave the isolation out"
+    return ToolError(message, code="no_questions")
 
 
 def _offspring() -> bool:

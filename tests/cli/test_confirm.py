@@ -1,0 +1,164 @@
+"""Calls that wait for a person, answered from the command line: real processes on a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.shell import Shell
+
+TOOLS = '''
+from toolbus import invocation, tool
+
+@tool(effect="once", confirm=True)
+async def order(item: str, count: int = 1):
+    """Order an item."""
+    return f"ordered {count} x {item}"
+
+@tool(effect="read")
+def tidy():
+    """Ask, and tidy."""
+    return f"tidied, {invocation().confirm_sync('Tidy up?')}"
+'''
+
+
+@pytest.fixture
+def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+    """A shell in a folder with a tool that wants permission, and a worker that serves it."""
+    (tmp_path / "shop.py").write_text(TOOLS)
+    made = Shell(tmp_path, valkey_server, namespace)
+    made.start("worker", "shop.py")
+    yield made
+    made.close()
+
+
+def waiting(shell: Shell, count: int = 1) -> list[dict[str, object]]:
+    """The open requests, once there are so many."""
+    deadline = time.monotonic() + 20
+    while True:
+        found: list[dict[str, object]] = shell.json("confirm", "list")
+        if len(found) == count:
+            return found
+        assert time.monotonic() < deadline, found
+
+
+def said(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """How a command ended."""
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def test_a_call_is_allowed_by_another_process(shell: Shell) -> None:
+    """`toolbus call` says what it waits for and how to allow it; list, show and allow do the rest, with the start of the id."""
+    call = shell.start("call", "order", "item=tea", "--user", "alice", "--wait", "20")
+    [request] = waiting(shell)
+    identity = str(request["id"])
+    table = shell.run("confirm", "list").stdout
+    assert table.split()[:6] == ["ID", "TOOL", "USER", "WAITS", "LEFT", "QUESTION"]
+    assert f"{identity}  order  alice" in table
+    assert "Allow order for alice? Order an item." in table
+    shown = shell.run("confirm", "show", identity).stdout
+    assert '"item": "tea"' in shown
+    assert shell.json("confirm", "list", "--user", "bob") == []
+    allowed = shell.run("confirm", "allow", identity[:6], "--note", "fine", "--by", "bob")
+    assert (allowed.returncode, allowed.stdout) == (0, f"{identity} allowed\n"), allowed.stderr
+    code, out, err = said(call)
+    assert (code, out) == (0, "ordered 1 x tea\n"), err
+    assert f"toolbus confirm allow {identity}" in err
+    assert err.startswith("Allow order for alice?\n")
+    again = shell.run("confirm", "deny", identity)
+    assert (again.returncode, again.stdout, again.stderr) == (
+        1,
+        "",
+        f"toolbus: confirmation '{identity}' was allowed by bob: fine before\n",
+    )
+    assert shell.run("confirm", "list").stderr == "nothing waits for a person\n"
+
+
+def test_a_call_is_denied(shell: Shell) -> None:
+    """A denied call fails with the reason, and so does one that nobody answers; --yes needs nobody."""
+    call = shell.start("call", "order", "item=tea", "--wait", "20")
+    [request] = waiting(shell)
+    assert shell.run("confirm", "deny", str(request["id"]), "--reason", "no tea", "--by", "bob").returncode == 0
+    code, _, err = said(call)
+    assert code == 1
+    assert err.endswith("toolbus: forbidden: bob did not allow this call of 'order': no tea\n")
+    late = shell.run("call", "order", "item=tea", "--confirm-timeout", "0.2")
+    assert (late.returncode, "deadline_exceeded: nobody answered within 0.2 s" in late.stderr) == (1, True)
+    wrong = shell.run("call", "order", "count=2")
+    assert (wrong.returncode, "invalid_arguments" in wrong.stderr) == (1, True)
+    assert shell.run("call", "order", "item=tea", "--yes").stdout == "ordered 1 x tea\n"
+
+
+def test_two_processes_answer_at_once(shell: Shell) -> None:
+    """Of processes that answer together one succeeds; the others are told who did, with exit code 1."""
+    call = shell.start("call", "order", "item=tea", "--wait", "20")
+    identity = str(waiting(shell)[0]["id"])
+    words = [("allow", "--by", "p0"), ("deny", "--by", "p1"), ("allow", "--by", "p2"), ("deny", "--by", "p3")]
+    ends = [said(process) for process in [shell.start("confirm", word, identity, *rest) for word, *rest in words]]
+    [winner] = [index for index, (code, _, _) in enumerate(ends) if code == 0]
+    assert sorted(code for code, _, _ in ends) == [0, 1, 1, 1]
+    assert all(f"by p{winner} before" in err for code, _, err in ends if code)
+    assert said(call)[0] == (0 if words[winner][0] == "allow" else 1)
+
+
+@pytest.mark.parametrize("words", [(), ("--stream",), ("--output", "json")])
+def test_a_handler_that_asks_is_told(shell: Shell, words: tuple[str, ...]) -> None:
+    """`toolbus call` says on standard error what a running handler asks and how to answer; standard output is the result alone."""
+    call = shell.start("call", "tidy", "--wait", "20", *words)
+    [request] = waiting(shell)
+    assert shell.run("confirm", "allow", str(request["id"]), "--by", "bob").returncode == 0
+    code, out, err = said(call)
+    assert code == 0, err
+    assert (json.loads(out)["output"] if "json" in words else out.strip()) == "tidied, allowed by bob"
+    assert err == f"tidy asks: Tidy up?\nit waits 300 s: toolbus confirm allow {request['id']}\n"
+
+
+def test_requests_are_watched(shell: Shell) -> None:
+    """`confirm watch` prints each request as it comes, as JSON one a line, until it is interrupted."""
+    watch = shell.start("confirm", "watch", "--output", "json")
+    call = shell.start("call", "order", "item=tea", "--wait", "20")
+    assert watch.stdout is not None
+    request = json.loads(watch.stdout.readline())
+    assert (request["tool"], json.loads(request["arguments"])) == ("order", {"item": "tea"})
+    assert shell.run("confirm", "deny", request["id"]).returncode == 0
+    assert said(call)[0] == 1
+
+
+@pytest.mark.parametrize("words", [("allow", "nothing"), ("deny", "nothing"), ("show", "nothing"), ("allow", "")])
+def test_unknown_requests_are_errors(shell: Shell, words: tuple[str, ...]) -> None:
+    """An id that names no open request ends the command with one line and exit code 1."""
+    done = shell.run("confirm", *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "answered, expired or withdrawn" in done.stderr
+
+
+def test_the_person_at_the_terminal_is_asked(shell: Shell) -> None:
+    """On a terminal `toolbus call` asks there, too, and a yes lets the call go on."""
+    shell.run("call", "order", "item=x", "--yes", "--wait", "20")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolbus", "call", "order", "item=tea"],
+        cwd=shell.folder,
+        env=shell.environment,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    shell.started.append(process)
+    os.close(theirs)
+    waiting(shell)
+    os.write(ours, b"y\n")
+    code, out, err = said(process)
+    os.close(ours)
+    assert (code, out) == (0, "ordered 1 x tea\n"), err
+    assert "[y/N]" in err

@@ -1,0 +1,178 @@
+"""Calls that wait for a person while processes and servers die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import ConfirmationRequest, Settings, ToolBus, Worker, tool
+from toolbus.broker.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+WORKER = """
+import asyncio, sys
+from toolbus import Settings, Worker, invocation, tool
+
+@tool(service="dying", effect="idempotent")
+async def risky() -> str:
+    "Ask."
+    answer = await invocation().confirm("Go on?")
+    return f"went on, attempt {invocation().attempt}"
+
+@tool(service="dying", effect="once")
+async def risky_once() -> str:
+    "Ask."
+    await invocation().confirm("Go on?")
+    return "went on"
+
+asyncio.run(Worker([risky, risky_once], settings=Settings.load({}, url=sys.argv[1], namespace=sys.argv[2], lease=1.0)).run())
+"""
+
+AGENT = """
+import asyncio, sys
+from toolbus import ToolBus, Settings
+
+async def main():
+    async with ToolBus(settings=Settings.load({}, url=sys.argv[1], namespace=sys.argv[2], lease=1.0)) as bus:
+        await bus.wait_for_tool("guarded")
+        await bus.executor().execute("guarded", {})
+
+asyncio.run(main())
+"""
+
+
+@tool(service="guarded-service", effect="once", confirm=True)
+async def guarded() -> str:
+    """Run when it is allowed."""
+    return "ran"
+
+
+class Processes:
+    """Python programs on a test's namespace."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, program: str) -> subprocess.Popen[bytes]:
+        """Start one."""
+        words = [sys.executable, "-c", program, self._place.settings.url, self._place.settings.namespace]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        process = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+        self.started.append(process)
+        return process
+
+
+@pytest.fixture
+def processes(redis_place: Place) -> Iterator[Processes]:
+    """Programs of the test's own, killed at its end."""
+    made = Processes(redis_place)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+
+
+async def one_but(bus: ToolBus, *others: str) -> ConfirmationRequest:
+    """The one open request that is none of these."""
+
+    async def found() -> list[ConfirmationRequest]:
+        return [request for request in await bus.confirmations.pending() if request.id not in others]
+
+    [request] = await eventually(found, timeout=30)
+    return request
+
+
+async def test_the_request_of_a_dead_agent_disappears(redis_place: Place, processes: Processes) -> None:
+    """An agent that is killed while it waits leaves its request for ten seconds; who answers it meanwhile does no harm."""
+    async with redis_place.serving(guarded, lease=1.0) as bus:
+        agent = processes.start(AGENT)
+        await one_but(bus)
+        agent.kill()
+        killed = time.monotonic()
+
+        async def gone() -> bool:
+            return not await bus.confirmations.pending()
+
+        await eventually(gone, timeout=15)
+        assert time.monotonic() - killed < 12
+
+
+async def test_a_dead_workers_question_is_asked_anew(redis_place: Place, processes: Processes) -> None:
+    """When the worker is killed in mid-wait the next one asks anew, and the call goes on, though its timeout is long over."""
+    async with redis_place.bus(lease=1.0) as bus:
+        first = processes.start(WORKER)
+        await bus.wait_for_tool("risky", timeout=20)
+        call = asyncio.create_task(bus.call("risky", timeout=4.0))
+        old = await one_but(bus)
+        waited = time.monotonic()
+        await eventually(lambda: time.monotonic() > waited + 4.1)
+        first.kill()
+        processes.start(WORKER)
+        new = await one_but(bus, old.id)
+        assert not call.done()
+        await bus.confirmations.allow(new.id)
+        result = await call
+        assert result.output == "went on, attempt 2", result.error
+
+
+async def test_once_work_that_asked_is_not_run_again(redis_place: Place, processes: Processes) -> None:
+    """A `once` handler whose worker is killed in mid-wait ends as outcome_unknown, and nobody is asked twice."""
+    async with redis_place.bus(lease=1.0) as bus:
+        first = processes.start(WORKER)
+        await bus.wait_for_tool("risky_once", timeout=20)
+        call = asyncio.create_task(bus.call("risky_once", timeout=3.0))
+        await one_but(bus)
+        waited = time.monotonic()
+        await eventually(lambda: time.monotonic() > waited + 3.1)
+        first.send_signal(signal.SIGKILL)
+        processes.start(WORKER)
+        error = (await call).error
+        assert error is not None
+        assert error.type == "outcome_unknown"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_server_restart_in_mid_wait(fresh_server: Callable[..., EmbeddedServer], kept: bool) -> None:
+    """After a restart the request is there again, under its id, whether the server kept it or not, and can be answered."""
+    server = fresh_server(appendonly=kept)
+    settings = Settings.load({}, url=server.url, lease=1.0)
+    async with Worker([guarded], settings=settings), ToolBus(settings=settings) as bus, ToolBus(settings=settings) as other:
+        await bus.wait_for_tool("guarded")
+        call = asyncio.create_task(bus.executor(wait=10.0).execute("guarded", {}))
+        before = await one_but(other)
+        server.kill()
+        server.start()
+        assert (await one_but(other)).id == before.id
+        await other.confirmations.allow(before.id)
+        result = await call
+        assert result.output == "ran", result.error
+
+
+async def test_an_answer_that_was_not_heard_is_found(fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """An answer given while the asker is cut off reaches it when it is back: the connections are dropped just then."""
+    server = fresh_server()
+    settings = Settings.load({}, url=server.url, lease=1.0)
+    async with Worker([guarded], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("guarded")
+        for _ in range(5):
+            call = asyncio.create_task(bus.executor().execute("guarded", {}))
+            request = await one_but(bus)
+            async with ToolBus(settings=settings) as other:
+                with redis.Redis.from_url(server.url) as client:
+                    client.client_kill_filter(_type="normal", skipme=True)
+                await other.confirmations.allow(request.id)
+            async with asyncio.timeout(10):
+                assert (await call).output == "ran"

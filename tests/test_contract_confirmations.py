@@ -1,0 +1,256 @@
+"""A person's word from anywhere: confirmation requests that any process answers, over every transport."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import (
+    ConfirmationClosed,
+    ConfirmationRequest,
+    Confirming,
+    ToolBus,
+    ToolResult,
+    tool,
+)
+from toolbus.broker.redis_agent import RedisAgentBroker
+
+pytestmark = pytest.mark.anyio
+
+
+@tool(service="careful", effect="once", confirm=True, timeout=5)
+async def erase(rows: int, note: str = "") -> str:
+    """Erase rows."""
+    return f"erased {rows}"
+
+
+async def first_of(bus: ToolBus) -> ConfirmationRequest:
+    """The one open request."""
+    [found] = await eventually(bus.confirmations.pending)
+    return found
+
+
+def keys_like(place: Place, pattern: str) -> list[str]:
+    """The namespace's keys of a pattern."""
+    with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
+        return sorted(client.scan_iter(match=f"tb:{{{place.settings.namespace}}}:{pattern}", count=1000))
+
+
+async def test_another_process_allows(place: Place) -> None:
+    """A call of a tool that declares `confirm` waits in the namespace, says what it is about, and runs when another bus allows it."""
+    async with place.serving(erase) as bus, place.bus() as other:
+        executor = bus.executor(user="alice", session="s1", timeout=0.5)
+        call = asyncio.create_task(executor.execute("erase", {"rows": 12, "note": "\u202eold"}))
+        request = await first_of(other)
+        assert (request.tool, request.service, request.user, request.session, request.asker) == ("erase", "careful", "alice", "s1", "agent")
+        assert json.loads(request.arguments) == {"rows": 12, "note": "\u202eold"}
+        assert str(request).startswith("Allow erase for alice?\n  Erase rows.\n  This tool takes effect each time it runs.\n  Arguments: {")
+        assert "\u202e" not in str(request)
+        assert 290 < request.expires_at - request.asked_at <= 300
+        assert (await other.confirmations.get(request.id)) == request
+        assert await other.confirmations.pending(user="bob") == []
+        # Longer than the tool's own time: waiting does not count.
+        asked = time.monotonic()
+        await eventually(lambda: time.monotonic() > asked + 0.6)
+        await other.confirmations.allow(request.id, "go ahead", by="bob")
+        assert (await call).output == "erased 12"
+        assert await other.confirmations.pending() == []
+
+
+async def test_another_process_denies(place: Place) -> None:
+    """A denied call is forbidden with the reason and the person's name, and never runs."""
+    async with place.serving(erase) as bus, place.bus() as other:
+        call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
+        await other.confirmations.deny((await first_of(other)).id, "too many", by="bob")
+        error = (await call).error
+        assert error is not None
+        assert (error.type, error.code, error.message) == ("forbidden", "denied", "bob did not allow this call of 'erase': too many")
+
+
+async def test_nobody_answers(place: Place) -> None:
+    """Without an answer in time the call ends as deadline_exceeded, and its request is gone."""
+    async with place.serving(erase) as bus:
+        error = (await bus.executor(confirm_timeout=0.2).execute("erase", {"rows": 1})).error
+        assert error is not None
+        assert (error.type, error.code) == ("deadline_exceeded", "unconfirmed")
+        assert await bus.confirmations.pending() == []
+        assert not bus.confirmations
+
+
+async def test_of_many_answers_one_wins(place: Place) -> None:
+    """Of twenty answers given at once exactly one wins, the call ends as that one says, and the others are told."""
+    async with place.serving(erase) as bus, place.bus() as other:
+        call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
+        opened = (await first_of(other)).id
+        asked = [
+            (bus, other)[number % 2].confirmations.allow(opened, by=f"p{number}")
+            if number % 3
+            else (bus, other)[number % 2].confirmations.deny(opened, by=f"p{number}")
+            for number in range(20)
+        ]
+        ends = await asyncio.gather(*asked, return_exceptions=True)
+        [winner] = [number for number, end in enumerate(ends) if end is None]
+        lost = [end for end in ends if end is not None]
+        assert all(isinstance(end, ConfirmationClosed) and end.answered and f"by p{winner} before" in str(end) for end in lost)
+        result: ToolResult = await call
+        assert result.success == bool(winner % 3)
+
+
+async def test_wrong_ids_are_told(place: Place) -> None:
+    """Unknown ids, malformed ones, and requests that are over are clear errors."""
+    async with place.serving(erase) as bus:
+        for wrong in ("nothing", "", "a b", "x" * 99, "{y}"):
+            for doing in (bus.confirmations.allow(wrong), bus.confirmations.deny(wrong), bus.confirmations.get(wrong)):
+                with pytest.raises(ConfirmationClosed, match="there never was one"):
+                    await doing
+        call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
+        request = await first_of(bus)
+        await bus.confirmations.allow(request.id, by="bob")
+        with pytest.raises(ConfirmationClosed, match="was allowed by bob before"):
+            await bus.confirmations.get(request.id)
+        assert (await call).success
+
+
+async def test_a_cancelled_call_withdraws_its_request(place: Place) -> None:
+    """Nobody is asked any more when nobody waits any more."""
+    async with place.serving(erase) as bus, place.bus() as other:
+        call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
+        request = await first_of(other)
+        call.cancel()
+
+        async def gone() -> bool:
+            return not await other.confirmations.pending()
+
+        await eventually(gone)
+        with pytest.raises(ConfirmationClosed):
+            await other.confirmations.allow(request.id)
+
+
+async def test_requests_are_watched(place: Place) -> None:
+    """A watcher hears of what is open and of each new request, once, until its bus is closed."""
+    heard: list[str] = []
+
+    async def watch(bus: ToolBus) -> None:
+        async for request in bus.confirmations.watch():
+            heard.append(json.loads(request.arguments)["rows"])
+            await bus.confirmations.allow(request.id)
+
+    async with place.serving(erase) as bus:
+        executor = bus.executor()
+        first = asyncio.create_task(executor.execute("erase", {"rows": 0}))
+        await first_of(bus)
+        async with place.bus() as other:
+            watching = asyncio.create_task(watch(other))
+            assert (await first).success
+            for number in range(1, 4):
+                assert (await executor.execute("erase", {"rows": number})).success
+            if place.settings.url.startswith("memory"):
+                watching.cancel()
+        await asyncio.wait([watching], timeout=5)
+        assert watching.done()
+    assert heard == [0, 1, 2, 3]
+
+
+async def test_a_confirmer_here_is_asked_alone(place: Place) -> None:
+    """With a confirmer of its own an executor asks nobody else, unless it is told to; then the first answer wins."""
+    go = asyncio.Event()
+
+    async def slow(confirmation: Any) -> bool:
+        await go.wait()
+        return True
+
+    async with place.serving(erase) as bus, place.bus() as other:
+        alone = asyncio.create_task(bus.executor(confirmer=slow).execute("erase", {"rows": 1}))
+        await eventually(lambda: bus.confirmations)
+        assert await other.confirmations.pending() == []
+        [own] = bus.confirmations
+        await bus.confirmations.deny(own, "not so")
+        assert "not so" in str((await alone).error)
+        both = asyncio.create_task(bus.executor(confirmer=slow, confirm_anywhere=True).execute("erase", {"rows": 2}))
+        await other.confirmations.allow((await first_of(other)).id)
+        assert (await both).output == "erased 2"
+        here = asyncio.create_task(bus.executor(confirmer=slow, confirm_anywhere=True).execute("erase", {"rows": 3}))
+        request = await first_of(other)
+        go.set()
+        assert (await here).output == "erased 3"
+        with pytest.raises(ConfirmationClosed, match="was allowed before"):
+            await other.confirmations.deny(request.id)
+
+
+async def test_the_reader_of_events_learns_the_id(place: Place) -> None:
+    """The event `Confirming` carries the id under which any process can answer."""
+    async with place.serving(erase) as bus, place.bus() as other:
+        message = [{"id": "c1", "type": "function", "function": {"name": "erase", "arguments": '{"rows": 4}'}}]
+        async with bus.stream_tool_calls(message) as turn:
+            async for event in turn:
+                if isinstance(event.event, Confirming):
+                    told = event.event.confirmation.id
+                    assert (await first_of(other)).id == told
+                    await other.confirmations.allow(told)
+            [answer] = await turn.messages()
+    assert answer["content"] == "erased 4"
+
+
+async def test_open_requests_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace holds so many open requests; one more is refused as overloaded."""
+    for module in ("confirmations", "memory_confirmations"):
+        monkeypatch.setattr(f"toolbus.broker.{module}.MOST_OPEN", 2)
+    async with place.serving(erase) as bus:
+        executor = bus.executor()
+        waiting = [asyncio.create_task(executor.execute("erase", {"rows": number})) for number in range(2)]
+
+        async def open_now() -> bool:
+            return len(await bus.confirmations.pending()) == 2
+
+        await eventually(open_now)
+        error = (await executor.execute("erase", {"rows": 3})).error
+        assert error is not None
+        assert (error.type, error.retryable) == ("overloaded", True)
+        # Whoever can ask somebody here does without the others.
+        both = bus.executor(confirmer=lambda confirmation: asyncio.sleep(0.1, True), confirm_anywhere=True)
+        assert (await both.execute("erase", {"rows": 4})).output == "erased 4"
+        for request in await bus.confirmations.pending():
+            await bus.confirmations.deny(request.id)
+        assert [(await each).success for each in waiting] == [False, False]
+
+
+async def test_the_answer_wakes_without_polling(redis_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a call waits its agent sends nothing, with a lease that is long enough, and the answer arrives at once by its own stream."""
+    async with redis_place.worker(erase, lease=60.0), redis_place.bus(lease=60.0) as bus, redis_place.bus() as other:
+        call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
+        request = await first_of(other)
+        broker = bus._broker
+        assert isinstance(broker, RedisAgentBroker)
+        sent, asked = bus.statistics()["commands"], time.monotonic()
+        await eventually(lambda: time.monotonic() > asked + 0.3)
+        # One blocking read at most.
+        assert bus.statistics()["commands"] <= sent + 1
+        assert bus.statistics()["connects"] == 1
+        await other.confirmations.allow(request.id)
+        async with asyncio.timeout(2):
+            assert (await call).success
+
+
+async def test_no_key_stays(redis_place: Place) -> None:
+    """After an answer a mark says who gave it, for a bounded time; a withdrawn or expired request leaves nothing."""
+    async with redis_place.serving(erase) as bus:
+        await bus.executor(confirm_timeout=0.1).execute("erase", {"rows": 1})
+        assert keys_like(redis_place, "confirm*") == []
+        call = asyncio.create_task(bus.executor().execute("erase", {"rows": 2}))
+        request = await first_of(bus)
+        with redis.Redis.from_url(redis_place.settings.url) as client:
+            for key in keys_like(redis_place, "confirm*"):
+                assert 0 < client.pttl(key) <= 10_000, key
+            await bus.confirmations.allow(request.id)
+            assert (await call).success
+            [mark] = keys_like(redis_place, "confirm*")
+            assert mark.endswith(f"confirm:{request.id}")
+            assert 0 < client.pttl(mark) <= 60_000
+            assert b"doc" not in client.hgetall(mark)

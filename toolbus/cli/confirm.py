@@ -1,0 +1,165 @@
+"""``confirm``: calls that wait for a person."""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
+from toolbus.confirmations import ConfirmationAnswer, visible
+
+if TYPE_CHECKING:
+    from toolbus import ConfirmationRequest, ToolBus
+
+_by_option = click.option("--by", help="Who answers, for the log and the caller; the login name if left out.")
+
+
+@click.group("confirm", no_args_is_help=True)
+def confirm_command() -> None:
+    """Calls that wait for a person's permission, of every process of the namespace.
+
+    A tool that declares `confirm` waits before it runs, and a running tool may ask by itself. An ID may be cut short as long
+    as it names one request.
+
+    \b
+    Examples:
+      toolbus confirm list
+      toolbus confirm allow 5f3a --note "as discussed"
+      toolbus confirm deny 5f3a --reason "not on a Friday"
+    """
+
+
+@confirm_command.command("list")
+@click.option("--user", help="Only calls on behalf of this user.")
+@output_option
+@click.pass_context
+def list_command(ctx: click.Context, user: str | None, output: str) -> None:
+    """List what waits, the oldest first."""
+
+    async def main(bus: ToolBus) -> list[ConfirmationRequest]:
+        return await bus.confirmations.pending(user=user)
+
+    found = _with_bus(ctx, main)
+    if output == "json":
+        print_json(found)
+        return
+    columns = ("ID", "TOOL", "USER", "WAITS", "LEFT", "QUESTION")
+    print_table(columns, [_row(request) for request in found], empty="nothing waits for a person")
+
+
+@confirm_command.command("show")
+@click.argument("id")
+@output_option
+@click.pass_context
+def show_command(ctx: click.Context, /, id: str, output: str) -> None:
+    """Print one request as a person reads it, with its arguments."""
+
+    async def main(bus: ToolBus) -> ConfirmationRequest:
+        return await bus.confirmations.get(await _whole(bus, id))
+
+    found = _with_bus(ctx, main)
+    if output == "json":
+        print_json(found)
+    else:
+        click.echo(_text(found))
+
+
+@confirm_command.command("allow")
+@click.argument("id")
+@click.option("--note", default="", help="A remark for whoever asked.")
+@_by_option
+@click.pass_context
+def allow_command(ctx: click.Context, /, id: str, note: str, by: str | None) -> None:
+    """Let a call go on. Of several answers the first one wins; the exit code is 1 for the others."""
+    _answer(ctx, id, ConfirmationAnswer(True, note, _name(by)))
+
+
+@confirm_command.command("deny")
+@click.argument("id")
+@click.option("--reason", default="", help="Why; the caller is told.")
+@_by_option
+@click.pass_context
+def deny_command(ctx: click.Context, /, id: str, reason: str, by: str | None) -> None:
+    """End a call as forbidden. Of several answers the first one wins; the exit code is 1 for the others."""
+    _answer(ctx, id, ConfirmationAnswer(False, reason, _name(by)))
+
+
+@confirm_command.command("watch")
+@click.option("--user", help="Only calls on behalf of this user.")
+@output_option
+@click.pass_context
+def watch_command(ctx: click.Context, user: str | None, output: str) -> None:
+    """Print what waits, and then each new request as it comes, until Ctrl-C; as JSON one document a line."""
+    import msgspec
+
+    async def main(bus: ToolBus) -> None:
+        async for request in bus.confirmations.watch():
+            if user is None or request.user == user:
+                click.echo(msgspec.json.encode(request).decode() if output == "json" else f"{_text(request)}\n")
+
+    _with_bus(ctx, main)
+
+
+def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer) -> None:
+    async def main(bus: ToolBus) -> str:
+        whole = await _whole(bus, start)
+        await bus.confirmations.answer(whole, answer)
+        return whole
+
+    click.echo(f"{_with_bus(ctx, main)} {'allowed' if answer.allowed else 'denied'}")
+
+
+def _with_bus(ctx: click.Context, main: Callable[[ToolBus], Awaitable[Any]]) -> Any:
+    from toolbus import ToolBus
+
+    settings = settings_of(ctx)
+
+    async def connected() -> Any:
+        async with ToolBus(settings=settings) as bus:
+            return await main(bus)
+
+    return run(connected())
+
+
+async def _whole(bus: ToolBus, start: str) -> str:
+    """The id that starts so, if only one does; what names none is left to the server's own answer."""
+    found = [request.id for request in await bus.confirmations.pending() if start and request.id.startswith(start)]
+    if len(found) > 1:
+        fail(f"{len(found)} requests start with {start!r}: {', '.join(found[:5])}")
+    return found[0] if found else start
+
+
+def _name(by: str | None) -> str:
+    if by is not None:
+        return by
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # The system knows no name for who runs this.
+        return ""
+
+
+def _row(request: ConfirmationRequest) -> tuple[object, ...]:
+    now = time.time()
+    question = visible(" ".join(request.question.split()))
+    shown = question if len(question) <= 60 else f"{question[:59]}…"
+    names = (visible(request.tool or request.service), visible(request.user))
+    return (request.id, *names, _ago(now - request.asked_at), _ago(request.expires_at - now), shown)
+
+
+def _text(request: ConfirmationRequest) -> str:
+    until = datetime.datetime.fromtimestamp(request.expires_at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    about = [
+        f"{name} {value}" for name, value in (("service", request.service), ("session", request.session), ("call", request.call)) if value
+    ]
+    return f"{request.id}  until {until}\n{request}\n  {visible(', '.join(about))}"
+
+
+def _ago(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min"
