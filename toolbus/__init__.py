@@ -33,6 +33,7 @@ from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool
 from toolbus.worker.invocation import Invocation, invocation
 from toolbus.worker.retry import Retry
+from toolbus.worker.sessions import Session
 from toolbus.worker.worker import Worker
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Reset",
     "ResultMeta",
     "Retry",
+    "Session",
     "Settings",
     "Started",
     "StreamReset",

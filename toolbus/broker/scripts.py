@@ -40,6 +40,9 @@ REDRIVE = Script("redrive")
 COUNT = Script("count")
 HAND_BACK = Script("hand_back")
 RETIRE = Script("retire")
+OWN = Script("own")
+DISOWN = Script("disown")
+PASS_ON = Script("pass_on")
 REGISTER = Script("register")
 UNREGISTER = Script("unregister")
 SWEEP = Script("sweep")
@@ -55,4 +58,5 @@ USAGE = Script("usage")
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
+    OWN, DISOWN, PASS_ON,
 )  # fmt: skip
