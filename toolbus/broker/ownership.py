@@ -78,7 +78,7 @@ class Ownership:
         self._until = asked + self._lease
 
     def doubt(self) -> None:
-        """Believe nothing any more: the server is another one, or was restarted."""
+        """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
         self._since = max(self._since, time.monotonic())
 
     def _certain(self, asked: float) -> bool:
