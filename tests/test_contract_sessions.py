@@ -185,6 +185,30 @@ async def test_a_call_during_the_clean_up_waits_for_it(place: Place) -> None:
         assert notes.cleaned == [Session("", "s1")]
 
 
+async def test_a_session_that_is_closed_again_during_the_clean_up_takes_what_waited_with_it(place: Place) -> None:
+    """Calls that waited to begin it anew are cancelled, those of other buses too, and nothing of it stays open."""
+    notes = Notes()
+    notes.slow.add("s1")
+    async with place.worker(notes) as worker, place.bus() as bus, place.bus() as other:
+        await bus.wait_for_tool("note")
+        await other.wait_for_tool("note")
+        view = bus.bind(session="s1")
+        await view.call("note", {"text": "x"})
+        await view.close_session()
+        waits = asyncio.create_task(other.call("note", {"text": "y"}, session="s1"))
+        await eventually(lambda: worker.statistics()["running"] == 1)
+        mine = asyncio.create_task(view.call("note", {"text": "y"}))
+        await eventually(lambda: worker.statistics()["running"] == 2)
+        await view.close_session()
+        for call in (waits, mine):
+            error = (await call).error
+            assert error is not None
+            assert error.code == "session_closed"
+        notes.go.set()
+        await eventually(lambda: worker.statistics()["sessions"] == 0)
+        assert notes.cleaned == [Session("", "s1")]
+
+
 async def test_idle_sessions_end(place: Place) -> None:
     """A session that nobody uses for its idle limit is cleaned up; one in which a call runs is not idle."""
     notes = Notes()

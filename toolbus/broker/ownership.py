@@ -53,12 +53,18 @@ class Ownership:
         self._owned: dict[RequestStream, dict[Pair, float]] = {}
         # Since when our lease has been unbroken, and until when it lasts at least.
         self._since = self._until = 0.0
+        self._gaining = True
         self._given_up: list[str] = []
 
     @property
     def serves(self) -> bool:
         """Whether there is any service to look after."""
         return bool(self._owned)
+
+    @property
+    def gaining(self) -> bool:
+        """Whether sessions began here among what was taken last: more of them may be on their way."""
+        return self._gaining and self.serves
 
     def serve(self, stream: RequestStream) -> None:
         """Look after the sessions of a service."""
@@ -88,6 +94,7 @@ class Ownership:
 
     async def settle(self, deliveries: list[Delivery]) -> list[Delivery]:
         """The deliveries that are to run here; the others now wait for the workers that have their sessions."""
+        self._gaining = False
         for stream, owned in self._owned.items():
             told: set[str] = set()
             # Asking takes time, in which what was certain may cease to be.
@@ -159,6 +166,7 @@ class Ownership:
         if new and pair in owned:
             # Somebody else may have had it meanwhile: what is here of it is not to be trusted.
             self._sessions.moved(stream.service, *pair)
+        self._gaining = self._gaining or new
         owned[pair] = asked
 
     def _lose(self, stream: RequestStream, owned: dict[Pair, float], pair: Pair) -> None:

@@ -38,8 +38,8 @@ _STOP_WAITING = 3.0
 # A worker that takes everything at once leaves caller, server and worker waiting for each other in turn. Half of what there is keeps all
 # three busy: at 64 in flight parts of 32 gave 32,100 calls/s and parts of 64 28,000; at 256, 32,200 and 41,200.
 _LEAST_PART, _MOST_PART = 32, 128
-# What is taken with one read of a service whose sessions stay where they begin: a burst of new ones spreads over the workers.
-_STICKY_PART = 8
+# Where sessions stay where they begin, a burst of new ones is to spread over the workers.
+_GAINING_PART = 8
 
 
 class Published(msgspec.Struct):
@@ -251,8 +251,8 @@ class RedisWorkerBroker:
             self._rotation = (self._rotation + slots) % len(streams)
             streams = (streams + streams)[self._rotation : self._rotation + slots]
         part = max(_LEAST_PART, min(max(stream.depth for stream in streams) // 2, _MOST_PART))
-        if self._ownership.serves:
-            part = min(part, _STICKY_PART)
+        if self._ownership.gaining:
+            part = min(part, _GAINING_PART)
         command = (
             "XREADGROUP",
             "GROUP",

@@ -16,6 +16,7 @@ from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 from toolbus.settings import Settings
 from toolbus.testing.outcome import Outcome
 from toolbus.testing.recorder import Recorder
+from toolbus.testing.sessions import TriedSessions
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool_of
 from toolbus.worker.handlers import Served, collect
@@ -28,7 +29,7 @@ _THREADS = 32
 class InvocationEnvironment:
     """Calls handlers the way a worker does: bound, validated, in a thread or the loop, within their deadline.
 
-    ``async with`` it; services are started at their first call, and cleaned up at the end. Arguments and results
+    ``async with`` it; services are started at their first call, and cleaned up at the end, after their sessions. Arguments and results
     pass through the wire format, so what JSON can't carry fails here too. Failed runs are not tried again.
 
     Args:
@@ -78,10 +79,11 @@ class InvocationEnvironment:
         served, self._served = list(self._served.values()), {}
         errors: list[Exception] = []
         for each in served:
-            try:
-                await each.cleanup()
-            except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
-                errors.append(problem)
+            for session in (*(each.sessions.seen() if isinstance(each.sessions, TriedSessions) else ()), None):
+                try:
+                    await each.cleanup(session)
+                except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
+                    errors.append(problem)
         if self._threads is not None:
             self._threads.close()
             self._threads = None
@@ -111,7 +113,7 @@ class InvocationEnvironment:
         delivery = Delivery(request, "test", None, b"", None, 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run())
         loop = asyncio.get_running_loop()
         run = Run(recorder, loop, delivery, served, served.handler(request))
-        run.task = task = loop.create_task(run.execute())
+        run.task = task = loop.create_task(run.execute()) if served.sessions is None else served.sessions.start(run)
         self._runs.add(run)
         timer = loop.call_later(request.timeout, run.expire)
         try:
@@ -144,6 +146,8 @@ class InvocationEnvironment:
             if served is None:
                 served = collect(owner, self.settings)[0]
                 await served.startup()
+                if served.has_sessions:
+                    served.sessions = TriedSessions()
                 self._served[owner] = served
             return served
 

@@ -29,7 +29,7 @@ from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_o
 from toolbus.worker.retry import Retry
 
 if TYPE_CHECKING:
-    from toolbus.worker.sessions import OpenSessions, Session
+    from toolbus.worker.sessions import Session, SessionBook
 
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
@@ -75,7 +75,7 @@ class Served:
         self._handlers = handlers
         self._untyped = untyped
         self._service = service
-        self.sessions: OpenSessions | None = None
+        self.sessions: SessionBook | None = None
         self._cleans_sessions = service is not None and _takes_session(service)
         self.session_idle = math.inf if service is None else _positive(service, "session_idle")
         self.max_sessions = 0 if service is None else _positive(service, "max_sessions")

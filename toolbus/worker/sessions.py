@@ -37,6 +37,16 @@ class Session(NamedTuple):
     id: str
 
 
+class SessionBook(Protocol):
+    """Counts the calls of one service in their sessions."""
+
+    def start(self, run: Run) -> asyncio.Task[None]:
+        """Start a call in its session."""
+
+    def opened_by(self, request: Request) -> bool:
+        """Whether a running call is the one that opened its session here."""
+
+
 class Host(Protocol):
     """What sessions need of the worker that has them."""
 
@@ -140,7 +150,12 @@ class OpenSessions:
     def end(self, session: Session, reason: str, *, stop: bool = False) -> None:
         """End a session: its calls are stopped or waited for, and then the service cleans up after it."""
         found = self._open.get(session)
-        if found is None or found.closed is not None:
+        if found is None:
+            return
+        if found.closed is not None:
+            # It ends already; what waits to begin it anew is over as well.
+            for run in list(found.waiting) if stop else ():
+                run.stop(_CLOSED)
             return
         found.closed = asyncio.Event()
         task = self._loop.create_task(self._end(session, found, found.closed, reason, stop=stop))
