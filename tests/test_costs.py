@@ -17,7 +17,7 @@ from opentelemetry.trace import NoOpTracerProvider
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import Started, ToolBus, telemetry, tool
+from toolbus import Started, ToolBus, ToolService, telemetry, tool
 from toolbus.broker.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -121,6 +121,42 @@ async def test_a_call_costs_no_more_commands_and_bytes_than_it_did(
         meter.close()
     assert meter.commands / CALLS <= commands, f"{meter.commands / CALLS:.2f} commands a call"
     assert meter.bytes / CALLS <= size, f"{meter.bytes / CALLS:.0f} bytes a call"
+
+
+class Sticky(ToolService):
+    """A service that keeps its sessions where they began."""
+
+    id = "sticky"
+    sticky_sessions = True
+
+    @tool(effect="read")
+    async def echo_in_session(self, text: str) -> str:
+        """Give a text back."""
+        return text
+
+
+async def test_a_call_of_a_session_costs_no_more_commands_at_its_worker(fresh_server: Any, namespace: str) -> None:
+    """Who has a session is asked once: afterwards its calls cost what others do."""
+    server: EmbeddedServer = fresh_server()
+    place = Place(server.url, namespace)
+
+    async def call_in_sessions(bus: ToolBus) -> None:
+        async def one_after_another(session: str) -> None:
+            for _ in range(CALLS // 64):
+                assert (await bus.call("echo_in_session", {"text": TEXT}, session=session)).output == TEXT
+
+        await asyncio.gather(*(one_after_another(f"s{number}") for number in range(64)))
+
+    async with place.serving(Sticky(), lease=30.0) as bus:
+        await bus.wait_for_tool("echo_in_session")
+        await call_in_sessions(bus)
+        meter = Meter(server.url)
+        meter.start()
+        await call_in_sessions(bus)
+        meter.read()
+        meter.close()
+    # As for calls without a session.
+    assert meter.commands / CALLS <= 1.6, f"{meter.commands / CALLS:.2f} commands a call"
 
 
 @pytest.mark.parametrize(

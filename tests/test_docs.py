@@ -65,6 +65,7 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
     made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
+    made.append(keys.session("<x>", "<x>"))
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
     for kind in ERROR_TYPES:
@@ -124,6 +125,15 @@ def test_the_example_for_confirmations_runs(tmp_path: Path) -> None:
     assert asyncio.run(tidied()) == "deleted 3 rows, allowed"
     said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     expected = re.search(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert expected is not None, page
+    assert (said.stdout, said.stderr) == (expected[1], "")
+
+
+def test_the_example_of_sessions_runs(tmp_path: Path) -> None:
+    """The example of the guide to sessions prints what the guide says."""
+    (tmp_path / "example.py").write_text(blocks("docs/guides/sessions.md")[0])
+    said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    expected = re.search(r"It prints:\n\n```\n(.*?)```", read("docs/guides/sessions.md"), re.DOTALL)
     assert expected is not None
     assert said.stdout == expected[1], said.stderr
 

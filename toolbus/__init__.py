@@ -37,6 +37,7 @@ from toolbus.worker.invocation import Invocation, invocation
 from toolbus.worker.modules import init_tools
 from toolbus.worker.provide import provide
 from toolbus.worker.retry import Retry
+from toolbus.worker.sessions import Session
 from toolbus.worker.worker import Worker
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "Reset",
     "ResultMeta",
     "Retry",
+    "Session",
     "Settings",
     "Started",
     "StreamReset",

@@ -74,6 +74,7 @@ class ServiceDescriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename=
         config_params: values that tool descriptors carry inline.
         scale_to_zero: stays callable without live workers; calls wait for one to start.
         queue_limit: most requests queued and running at once; 0 means the publisher's setting.
+        sticky_sessions: calls of one session go to the worker that has its state.
     """
 
     id: str
@@ -83,6 +84,7 @@ class ServiceDescriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename=
     description: str = ""
     scale_to_zero: bool = False
     queue_limit: int = 0
+    sticky_sessions: bool = False
 
     @property
     def queue(self) -> str:
@@ -155,7 +157,10 @@ def parse_service(document: object) -> ServiceDescriptor:
     :raises DescriptorError: naming the field that is wrong.
     """
     fields = _mapping(document, "a service descriptor")
-    known = {"id", "type", "request-queue", "response-queue", "config-params", "description", "scale_to_zero", "queue_limit", "x-toolbus"}
+    known = {
+        "id", "type", "request-queue", "response-queue", "config-params", "description", "scale_to_zero", "queue_limit", "sticky_sessions",
+        "x-toolbus",
+    }  # fmt: skip
     for key in fields:
         if key not in known:
             raise DescriptorError(f"unknown key {key!r} of service {fields.get('id')!r}", path=f"$.{key}")
@@ -169,6 +174,7 @@ def parse_service(document: object) -> ServiceDescriptor:
             "description": fields.get("description", ""),
             "scale-to-zero": fields.get("scale_to_zero", False),
             "queue-limit": fields.get("queue_limit", 0),
+            "sticky-sessions": fields.get("sticky_sessions", False),
         },
         ServiceDescriptor,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -120,6 +120,20 @@ class _View:
     def bind(self, **options: Unpack[CallOptions]) -> BoundBus:
         """A cheap view with these options as defaults."""
         return BoundBus(self._portal_or_fail, self._view.bind(**options))
+
+    @contextmanager
+    def session(self, id: str, **options: Unpack[CallOptions]) -> Iterator[BoundBus]:
+        """A view bound to a session, which is closed at the end of the ``with``."""
+        options["session"] = id
+        view = self.bind(**options)
+        try:
+            yield view
+        finally:
+            view.close_session()
+
+    def close_session(self) -> None:
+        """End the bound session; see ``toolbus.ToolBus.close_session``."""
+        _run(self._portal_or_fail(), self._view.close_session)
 
     def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call a tool and wait for its result; see ``toolbus.ToolBus.call``."""

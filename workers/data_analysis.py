@@ -2,8 +2,8 @@
 
 ``toolbus worker workers.data_analysis`` serves ``data_upload``, ``data_tables``, ``data_describe`` and
 ``data_analysis``. Tables belong to the user and session of the call, live in the memory of a process of their own,
-and go when the session was idle for a while. Statements reach no file, no network and no setting. The tables of a
-session are known to the worker process that it was uploaded to, so serve this with one process in a namespace.
+and go with the session, or when it was idle for a while. Statements reach no file, no network and no setting. Calls of a
+session go to the worker that has its tables, so any number of workers may serve a namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from toolbus import ToolError, ToolResult, invocation
+from toolbus import Session, ToolError, ToolResult, invocation
 from workers.data_sessions import Key, Limits, Sessions, Statistics
 from workers.operations import Config, OperationService, load_limits, operation
 
@@ -52,19 +52,25 @@ class DataAnalysis(OperationService, config=DataConfig):
     """SQL over uploaded tables, in a sandbox for each session."""
 
     id = "data_analysis"
+    sticky_sessions = True
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = load_limits(Limits, "TOOLBUS_DATA_") if limits is None else limits
+        self.session_idle = self._limits.idle
         self._sessions: Sessions | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
     async def startup(self) -> None:
-        """Begin to look for idle sessions."""
+        """Begin to look for idle sessions: those of calls that name neither a user nor a session end in no other way."""
         self._sessions = Sessions(self._limits)
         self._sweeping = asyncio.create_task(self._sessions.sweep(), name="data-analysis-sweep")
 
-    async def cleanup(self) -> None:
-        """End every session."""
+    async def cleanup(self, session: Session | None = None) -> None:
+        """End a session with its tables, or every one."""
+        if session is not None:
+            if self._sessions is not None:
+                await self._sessions.end(Key(*session))
+            return
         if self._sweeping is not None:
             self._sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -237,6 +237,10 @@ class Sessions:
                 if not session.calls and now - session.used >= self.limits.idle:
                     await self._close(key)
 
+    async def end(self, key: Key) -> None:
+        """End a session, if it lives."""
+        await self._close(key)
+
     async def aclose(self) -> None:
         """End every session."""
         for key in list(self._live):

@@ -15,7 +15,7 @@ from redis.crc import key_slot
 
 from tests.servers import eventually
 from tests.topologies import Cluster, Watched, until
-from toolbus import BrokerUnavailable, Settings, ToolBus, Worker, tool
+from toolbus import BrokerUnavailable, Session, Settings, ToolBus, ToolService, Worker, invocation, tool
 from toolbus.broker.embedded import HOST, EmbeddedServer
 from toolbus.broker.keys import Keys
 
@@ -43,6 +43,28 @@ async def pay(name: str) -> str:
     """Have an effect."""
     runs.append(name)
     return f"paid {name}"
+
+
+class Kept(ToolService):
+    """Counts the calls of each session, at the worker that has it."""
+
+    id = "kept"
+    sticky_sessions = True
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+
+    @tool(effect="read")
+    async def more(self) -> int:
+        """Count a call."""
+        call = invocation()
+        self.counts[call.user, call.session] = self.counts.get((call.user, call.session), 0) + 1
+        return self.counts[call.user, call.session]
+
+    async def cleanup(self, session: Session | None = None) -> None:
+        """Forget a session."""
+        if session is not None:
+            del self.counts[session]
 
 
 @pytest.fixture
@@ -153,6 +175,22 @@ async def test_a_namespace_lives_in_one_slot_of_a_cluster(cluster: Cluster) -> N
             assert (await bus.call("echo", {"text": namespace}, wait=5.0)).output == namespace
             assert (await bus.call("count", {"n": 5})).output == "0 1 2 3 4 "
             assert (await bus.call("pay", {"name": namespace}, idempotency_key="k")).output == f"paid {namespace}"
+
+
+async def test_sessions_work_in_a_cluster(cluster: Cluster) -> None:
+    """Owners of sessions lie in the namespace's slot, and messages to the workers arrive whichever node they are published to."""
+    settings = Settings.load({}, url=cluster.url, lease=1.0)
+    services = [Kept(), Kept()]
+    workers = [Worker(service, settings=settings, concurrency=4) for service in services]
+    async with workers[0], workers[1], ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("more")
+
+        async def converse(session: str) -> list[int]:
+            return [(await bus.call("more", user="ann", session=session)).data for _ in range(5)]
+
+        assert await asyncio.gather(*(converse(f"s{number}") for number in range(10))) == [[1, 2, 3, 4, 5]] * 10
+        await bus.bind(user="ann", session="s0").close_session()
+        await eventually(lambda: sum(len(service.counts) for service in services) == 9)
 
 
 async def test_a_slot_that_moves_costs_no_call(cluster: Cluster) -> None:

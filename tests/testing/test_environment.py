@@ -17,6 +17,7 @@ from toolbus import (
     EnvelopeError,
     Finished,
     Progress,
+    Session,
     Started,
     Text,
     ToolError,
@@ -267,3 +268,36 @@ async def test_a_persons_answer_is_given() -> None:
             error = (await environment.call(careful, {"rows": 9})).error
             assert error is not None
             assert error.code == code
+
+
+async def test_sessions_are_cleaned_up_when_the_environment_is_left() -> None:
+    """A service with sessions sees which call opens one, and each of them ends before the service does; a failure stops nothing."""
+
+    class Keeping(ToolService):
+        """Keeps something for sessions."""
+
+        cleaned: list[Session | None]
+
+        async def startup(self) -> None:
+            """Begin."""
+            self.cleaned = []
+
+        @tool(effect="read")
+        async def is_new(self) -> bool:
+            """Say whether the session is new."""
+            return invocation().session_is_new
+
+        async def cleanup(self, session: Session | None = None) -> None:
+            """Write it down, and fail after a session."""
+            self.cleaned.append(session)
+            if session is not None:
+                raise RuntimeError("cleaning up failed")
+
+    service = Keeping()
+    environment = InvocationEnvironment(user="ann", session="s1")
+    await environment.__aenter__()
+    assert [(await environment.call(service.is_new)).data for _ in range(2)] == [True, False]
+    assert service.cleaned == []
+    with pytest.raises(RuntimeError, match="cleaning up failed"):
+        await environment.__aexit__(None, None, None)
+    assert service.cleaned == [Session("ann", "s1"), None]

@@ -541,6 +541,27 @@ async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server
         assert (await desk.sql("FROM t")).data["rows"] == [[1], [2]]
 
 
+async def test_several_workers_serve_a_namespace(valkey_server, namespace):
+    """Each session's tables are found again, whichever worker takes the call, and go when the session is closed."""
+    services = [DataAnalysis(Limits()) for _ in range(3)]
+    workers = [Worker(service, url=valkey_server, namespace=namespace, concurrency=2) for service in services]
+    async with workers[0], workers[1], workers[2], ToolBus(valkey_server, namespace=namespace) as bus:
+        await bus.wait_for_tool("data_analysis", 10)
+        desks = [Desk(bus, None, user=f"u{number % 2}", session=f"s{number // 2}") for number in range(6)]
+
+        async def use(desk, number):
+            assert (await desk.upload("t", f"a\n{number}\n")).success
+            for _ in range(3):
+                assert (await desk.sql("FROM t")).data["rows"] == [[number]]
+
+        await asyncio.gather(*(use(desk, number) for number, desk in enumerate(desks)))
+        assert sum(service.statistics().sessions for service in services) == 6
+        await bus.bind(user="u0", session="s0").close_session()
+        await until(lambda: sum(service.statistics().sessions for service in services) == 5)
+        assert (await desks[1].sql("FROM t")).data["rows"] == [[1]]
+        failed(await desks[0].sql("FROM t"), "invalid_arguments", "bad_sql")
+
+
 @LINUX
 async def test_one_command_serves_it_and_a_killed_worker_leaves_no_process(valkey_server, namespace):
     """The processes of its sessions end with the worker, even in the middle of a statement."""

@@ -34,7 +34,7 @@ class Keys:
         return f"{self.prefix}cancelled:{name}"
 
     def wake(self, name: str) -> str:
-        """Channel on which a service's workers hear of cancellations, pauses and hand-backs."""
+        """Channel on which a service's workers hear of cancellations, pauses, hand-backs and the ends of sessions."""
         return f"{self.prefix}wake:{name}"
 
     def dead_letters(self, name: str) -> str:
@@ -56,6 +56,10 @@ class Keys:
     def shared(self, digest: str) -> str:
         """Which call an idempotency key stands for, and who waits for it."""
         return f"{self.prefix}key:{digest}"
+
+    def session(self, queue: str, digest: str) -> str:
+        """Which worker has a session, for a service that asks for its calls to go to one worker."""
+        return f"{self.prefix}sess:{queue}:{digest}"
 
     def started(self, call: str) -> str:
         """Mark that a ``once`` handler began."""

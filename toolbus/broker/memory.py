@@ -11,14 +11,25 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.memory_confirmations import MemoryConfirmations
-from toolbus.broker.protocols import AgentListener, Beginning, Delivery, Fate, Note, Sender, ServiceRecord, Verdict, WorkerListener
+from toolbus.broker.protocols import (
+    AgentListener,
+    Beginning,
+    Delivery,
+    Fate,
+    Note,
+    Sender,
+    ServiceRecord,
+    Verdict,
+    WorkerListener,
+    session_of,
+)
 from toolbus.broker.tallies import MemoryTallies
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -47,6 +58,7 @@ class _Entry(NamedTuple):
     published: float
     deadline: float
     attempt: int
+    session: tuple[str, str] | None
 
 
 class _Queue:
@@ -54,6 +66,8 @@ class _Queue:
         self.waiting: deque[_Entry] = deque()
         self.running = 0
         self.dead: deque[tuple[str, bytes]] = deque(maxlen=_DEAD_LETTERS)
+        # Of a service whose sessions are sticky.
+        self.owners: dict[tuple[str, str], MemoryWorkerBroker] = {}
 
 
 class _Shared:
@@ -98,6 +112,10 @@ class _Hub:
         if holder != owner:
             raise RegistrationRefused(f"{key} belongs to {holder!r}", {key: holder})
 
+    def is_registered(self, worker: MemoryWorkerBroker) -> bool:
+        """Whether a worker takes requests: neither draining nor closed."""
+        return any(instance.worker is worker for instances in self.instances.values() for instance in instances)
+
     def record(self, service: str) -> ServiceRecord | None:
         instances = self.instances.get(service)
         return ServiceRecord(instances[-1].publication, True) if instances else None
@@ -108,6 +126,10 @@ class _Hub:
         for held in (self.shared, self.shared_calls):
             for key in [key for key, shared in held.items() if shared.kept_until < now]:
                 del held[key]
+
+    def serving(self, queues: Collection[str]) -> list[tuple[MemoryWorkerBroker, str]]:
+        """Who takes from these queues, draining workers too, each with its service."""
+        return [(worker, service) for worker in self.workers for service in worker.services_of(queues)]
 
     def announce(self, service: str) -> None:
         for agent in list(self.agents.values()):
@@ -170,6 +192,8 @@ class MemoryAgentBroker:
     async def aclose(self) -> None:
         """Leave the hub."""
         if self._hub is not None:
+            for worker in list(self._hub.workers):
+                worker.listener.sessions.gone({self._agent})
             self._hub.agents.pop(self._agent, None)
             self._hub = None
 
@@ -183,13 +207,13 @@ class MemoryAgentBroker:
         if sender.done:
             return
         if not request.shared or self._hub is None:
-            sender.settle(self._verdict(document, queue, limit, deadline))
+            sender.settle(self._verdict(request, document, queue, limit, deadline))
             return
         hub, key = self._hub, share_digest(request)
         hub.forget_old()
         shared = hub.shared.get(key)
         if shared is None:
-            verdict = self._verdict(document, queue, limit, deadline)
+            verdict = self._verdict(request, document, queue, limit, deadline)
             if verdict.status == "queued":
                 shared = _Shared(request, verdict.entry, deadline + self._settings.retention)
                 hub.shared[key] = hub.shared_calls[shared.call] = shared
@@ -203,7 +227,7 @@ class MemoryAgentBroker:
             for frames in shared.frames:
                 self.receive(frames, request.id)
 
-    def _verdict(self, document: bytes, queue: str, limit: int, deadline: float) -> Verdict:
+    def _verdict(self, request: Request, document: bytes, queue: str, limit: int, deadline: float) -> Verdict:
         if self._hub is None:
             return Verdict("failed", message="the bus is closed")
         target = self._hub.queues.get(queue)
@@ -212,7 +236,7 @@ class MemoryAgentBroker:
         depth = len(target.waiting) + target.running
         if depth >= limit:
             return Verdict("full", depth=depth)
-        entry = _Entry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1)
+        entry = _Entry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1, session_of(request))
         target.waiting.append(entry)
         self._hub.arrived.set()
         return Verdict("queued", entry=entry.id)
@@ -257,6 +281,16 @@ class MemoryAgentBroker:
         for worker in list(self._hub.workers):
             worker.listener.on_cancelled(call)
         return "signalled"
+
+    async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that a session is over."""
+        for worker, service in self._joined().serving(queues):
+            worker.listener.sessions.closed(service, user, session)
+
+    async def leave_sessions(self, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that this agent uses no session any more."""
+        for worker, service in self._joined().serving(queues):
+            worker.listener.sessions.left(service, self._agent)
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document."""
@@ -377,6 +411,12 @@ class MemoryWorkerBroker:
             else:
                 self._hub.instances.pop(service, None)
             self._hub.announce(service)
+        # What waits for this worker is anybody's now.
+        self._hub.arrived.set()
+
+    def services_of(self, queues: Collection[str]) -> list[str]:
+        """The services of this worker that take from one of these queues."""
+        return [service for service, publication in self._services.items() if publication.service.queue in queues]
 
     async def take(self, slots: int) -> list[Delivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
@@ -397,8 +437,7 @@ class MemoryWorkerBroker:
         taken: list[Delivery] = []
         for publication in self._services.values():
             queue = self._hub.queues[publication.service.queue]
-            while queue.waiting and len(taken) < slots:
-                entry = queue.waiting.popleft()
+            for entry in self._takeable(queue, slots - len(taken), sticky=publication.service.sticky_sessions):
                 try:
                     request = decode_request(entry.document, limit=self._settings.max_request + 1024)
                 except EnvelopeError as error:
@@ -413,6 +452,31 @@ class MemoryWorkerBroker:
                 queue.running += 1
                 taken.append(delivery)
         return taken
+
+    def _takeable(self, queue: _Queue, most: int, *, sticky: bool) -> list[_Entry]:
+        """Take entries off a queue; those of sessions that other live workers have stay for them."""
+        if not sticky:
+            return [queue.waiting.popleft() for _ in range(min(most, len(queue.waiting)))]
+        taken: list[_Entry] = []
+        for entry in list(queue.waiting):
+            if len(taken) < most and (entry.session is None or self._owns(queue, entry.session)):
+                queue.waiting.remove(entry)
+                taken.append(entry)
+        return taken
+
+    def _owns(self, queue: _Queue, session: tuple[str, str]) -> bool:
+        owner = queue.owners.get(session)
+        if owner is None or not self._hub.is_registered(owner):
+            owner = queue.owners[session] = self
+        return owner is self
+
+    def release_session(self, service: str, user: str, session: str) -> None:
+        """Give up a session that has ended here."""
+        publication = self._services.get(service)
+        queue = self._hub.queues.get(publication.service.queue) if publication is not None else None
+        if queue is not None and queue.owners.get((user, session)) is self:
+            del queue.owners[user, session]
+            self._hub.arrived.set()
 
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now."""

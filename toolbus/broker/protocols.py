@@ -6,7 +6,7 @@ The client and the worker speak only to these protocols, so the same tools run o
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -185,6 +185,18 @@ class AgentBroker(Protocol):
     def forget(self, request: Request) -> None:
         """Nobody listens for this call any more."""
 
+    async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that a session is over, after everything that was published or cancelled before.
+
+        :raises BrokerError: the server can't be reached.
+        """
+
+    async def leave_sessions(self, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that this agent uses no session any more.
+
+        :raises BrokerError: the server can't be reached.
+        """
+
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document under ``tool/<name>``, ``tool-service/<id>`` or ``toolkit/<name>``; with an ``owner``, who alone may change it.
 
@@ -249,8 +261,36 @@ class Note(NamedTuple):
         return self.deadline + max(0.0, min(now, self.until) - self.since)
 
 
+def session_of(request: Request) -> tuple[str, str] | None:
+    """The user and session that a call belongs to. One without a session belongs to the user's own, and without either to none."""
+    return (request.user, request.session) if request.session or request.user else None
+
+
+class SessionListener(Protocol):
+    """Hears what concerns the sessions that a worker has open. Methods are called in the event loop and must not block."""
+
+    def closed(self, service: str, user: str, session: str) -> None:
+        """A caller closed a session."""
+
+    def left(self, service: str, agent: str) -> None:
+        """A caller is going: sessions that only it used end."""
+
+    def moved(self, service: str, user: str, session: str) -> None:
+        """Another worker has, or had, the session: what is here of it ends."""
+
+    def agents(self) -> set[str]:
+        """The callers that use open sessions."""
+
+    def gone(self, agents: set[str]) -> None:
+        """Callers have died: sessions that only they used end."""
+
+
 class WorkerListener(Protocol):
     """Hears what concerns a worker's running calls. Methods are called in the event loop and must not block."""
+
+    @property
+    def sessions(self) -> SessionListener:
+        """Hears what concerns sessions."""
 
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Deliveries taken over from dead workers; they need slots like any other."""
@@ -328,6 +368,9 @@ class WorkerBroker(Protocol):
 
     async def retry(self, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
+
+    def release_session(self, service: str, user: str, session: str) -> None:
+        """Give up a session that has ended here: its next call may start it anew anywhere. Returns at once."""
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         """Give deliveries that have not been answered to other workers, without counting an attempt."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+
+import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.clock import ServerClock
@@ -131,6 +133,19 @@ class RedisAgentBroker:
         """Stop reading for a call that has ended."""
         if request.shared:
             self._shared.forget(request.id)
+
+    async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that a session is over."""
+        # Calls that are on their way get their verdict before this answer, and are cancelled before what follows it.
+        await self._link.execute("PING", repeatable=True)
+        await self._tell(queues, f"end {msgspec.json.encode((user, session)).decode()}")
+
+    async def leave_sessions(self, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that this agent uses no session any more."""
+        await self._tell(queues, f"left {self._agent}")
+
+    async def _tell(self, queues: Collection[str], message: str) -> None:
+        await asyncio.gather(*(self._link.execute("PUBLISH", self._keys.wake(queue), message, repeatable=True) for queue in queues))
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document."""

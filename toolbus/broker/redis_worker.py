@@ -22,6 +22,7 @@ from toolbus.broker.connection import BLOCK, Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.leases import Beat, LeaseThread, Renewal
 from toolbus.broker.outbox import Outbox
+from toolbus.broker.ownership import Ownership
 from toolbus.broker.pair import Pair
 from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener
 from toolbus.broker.registry import Registry
@@ -41,6 +42,8 @@ _NOTE_TTL = 60_000
 # A worker that takes everything at once leaves caller, server and worker waiting for each other in turn. Half of what there is keeps all
 # three busy: at 64 in flight parts of 32 gave 32,100 calls/s and parts of 64 28,000; at 256, 32,200 and 41,200.
 _LEAST_PART, _MOST_PART = 32, 128
+# Where sessions stay where they begin, a burst of new ones is to spread over the workers.
+_GAINING_PART = 8
 
 
 class Published(msgspec.Struct):
@@ -124,6 +127,7 @@ class RedisWorkerBroker:
             on_replies_gone=listener.on_replies_gone,
             on_lost=listener.on_lost,
         )
+        self._ownership = Ownership(self._link, self._keys, self._settings.lease, self._instance, listener.sessions)
         self._upkeep = Upkeep(
             self._link,
             self._keys,
@@ -133,6 +137,7 @@ class RedisWorkerBroker:
             self._outbox,
             self._streams,
             listener=listener,
+            ownership=self._ownership,
             deliveries=self._deliveries,
         )
         self._leases = LeaseThread(
@@ -180,6 +185,8 @@ class RedisWorkerBroker:
         published.start = answer.start
         stream = RequestStream(self._keys, service.id, service.queue, self._instance, self._clock, self._settings, self._listener.on_lost)
         stream.fence_is(answer.generation, answer.counter)
+        if service.sticky_sessions:
+            self._ownership.serve(stream)
         self._published[service.id] = published
         # Cancelled calls are known before the first take: subscribed first, then mirrored.
         self._link.subscribe(stream.wake)
@@ -199,6 +206,7 @@ class RedisWorkerBroker:
         members = [f"{service}/{self._instance}" for service in self._streams]
         if members:
             await self._registry.unregister(members)
+            await self._ownership.pass_on()
 
     def _stop_waiting(self) -> None:
         if self._taking:
@@ -208,6 +216,8 @@ class RedisWorkerBroker:
         return [f"{service}/{self._instance}" for service in list(self._published)] if self._registered else []
 
     async def _register_again(self, services: list[str]) -> None:
+        # What lost us may have lost who has which session, too.
+        self._ownership.doubt()
         for service in services:
             # A stream whose last worker leaves goes with it; a read that still waits on it says so.
             if not self._registered:
@@ -233,6 +243,10 @@ class RedisWorkerBroker:
         if self._interrupted.is_set():
             self._interrupted.clear()
             return []
+        if self._upkeep.mail:
+            # What it starts takes slots.
+            await self._upkeep.take_mail()
+            return []
         streams = [stream for stream in self._streams.values() if not stream.paused]
         if not streams or not self._blocking.connected:
             await self._pause_taking()
@@ -242,6 +256,8 @@ class RedisWorkerBroker:
             self._rotation = (self._rotation + slots) % len(streams)
             streams = (streams + streams)[self._rotation : self._rotation + slots]
         part = max(_LEAST_PART, min(max(stream.depth for stream in streams) // 2, _MOST_PART))
+        if self._ownership.gaining:
+            part = min(part, _GAINING_PART)
         command = (
             "XREADGROUP",
             "GROUP",
@@ -278,7 +294,9 @@ class RedisWorkerBroker:
             for key, entries in (reply.items() if isinstance(reply, dict) else reply)
             for delivery in self._deliveries(by_key[key], fences[key], [(entry, 1, fields) for entry, fields in entries])
         ]
-        return await self._upkeep.without_abandoned(taken)
+        taken = await self._upkeep.without_abandoned(taken)
+        # Last, since what it finds out holds for this moment.
+        return await self._ownership.settle(taken) if self._ownership.serves else taken
 
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now. Cancelling it instead could orphan what was just delivered."""
@@ -360,6 +378,10 @@ class RedisWorkerBroker:
         stream: RequestStream = delivery.queue
         return await stream.retry(self._link, delivery)
 
+    def release_session(self, service: str, user: str, session: str) -> None:
+        """Give up a session that has ended here."""
+        self._ownership.release(service, (user, session))
+
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         """Give deliveries that have not been answered to other workers, without counting an attempt."""
         for stream in self._streams.values():
@@ -417,6 +439,8 @@ class RedisWorkerBroker:
             for stream in self._streams.values():
                 self._pair.start(self._mirror_cancelled(stream))
         if restarted:
+            if self._pair.open:
+                self._ownership.doubt()
             telemetry.log.warning("link.server_restarted", server=self._connector.display)
 
     def _pushed(self, message: list[Any]) -> None:
@@ -431,17 +455,33 @@ class RedisWorkerBroker:
             self._pair.start(self._upkeep.take_back(self._streams[rest]))
         elif word in {"pause", "resume"} and rest in self._streams:
             self._pause(rest, word == "pause")
+        else:
+            self._told_of_session(bytes(message[1]).decode("utf-8", "replace"), word, rest)
+
+    def _told_of_session(self, channel: str, word: str, rest: str) -> None:
+        instance, _, service = rest.partition(" ")
+        if word == "to" and instance == self._instance and service in self._streams:
+            self._pair.start(self._upkeep.take_back(self._streams[service]))
+        for stream in [each for each in self._streams.values() if each.wake == channel]:
+            if word == "left":
+                self._listener.sessions.left(stream.service, rest)
+            elif word == "end":
+                with contextlib.suppress(msgspec.DecodeError):
+                    self._listener.sessions.closed(stream.service, *msgspec.json.decode(rest, type=tuple[str, str]))
 
     def _pause(self, service: str, paused: bool) -> None:
         if self._streams[service].paused != paused:
             self._streams[service].paused = paused
             telemetry.log.info("service.paused" if paused else "service.resumed", service=service)
+            if not paused and self._streams[service].sticky:
+                self._pair.start(self._upkeep.take_back(self._streams[service]))
             self.interrupt()
 
     def _beaten(self, beat: Beat | None) -> None:
         if beat is None or self._pair.closing:
             return
         self._clock.observe(beat.server_ms, beat.asked, beat.answered)
+        self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))
         for service, stream in self._streams.items():
             if (service in beat.paused) != stream.paused:
                 self._pause(service, service in beat.paused)

@@ -122,6 +122,8 @@ class RequestStream:
         # How many requests the stream held, queued and running, when this worker last finished one.
         self.depth = 0
         self.paused = False
+        # Whether calls of one session go to one worker.
+        self.sticky = False
         self._keys = keys
         self._clock = clock
         self._settings = settings

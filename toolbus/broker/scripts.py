@@ -40,6 +40,9 @@ REDRIVE = Script("redrive")
 COUNT = Script("count")
 HAND_BACK = Script("hand_back")
 RETIRE = Script("retire")
+OWN = Script("own")
+DISOWN = Script("disown")
+PASS_ON = Script("pass_on")
 REGISTER = Script("register")
 UNREGISTER = Script("unregister")
 SWEEP = Script("sweep")
@@ -60,4 +63,5 @@ ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
+    OWN, DISOWN, PASS_ON,
 )  # fmt: skip

@@ -12,12 +12,14 @@ from toolbus.broker.clock import ServerClock
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.outbox import Outbox
+from toolbus.broker.ownership import Ownership
 from toolbus.broker.protocols import Delivery, Note, WorkerListener
 from toolbus.broker.registry import Registry
 from toolbus.broker.requests import Entry, Fence, Found, RequestStream
 from toolbus.results import BrokerError, ErrorInfo
 
 _MOST_TAKEN_OVER = 256
+_MOST_CHECKED = 256
 # A reply stream outlives its agent by ten seconds at least, so what waited less need not be looked at.
 _MAY_BE_ABANDONED_MS = 5_000.0
 
@@ -45,6 +47,7 @@ class Upkeep:
         streams: Mapping[str, RequestStream],
         *,
         listener: WorkerListener,
+        ownership: Ownership,
         deliveries: Callable[[RequestStream, Fence, Sequence[Found]], list[Delivery]],
     ) -> None:
         self._link = link
@@ -55,9 +58,12 @@ class Upkeep:
         self._outbox = outbox
         self._streams = streams
         self._listener = listener
+        self._ownership = ownership
         self._deliveries = deliveries
         self.taking = True
         self.recovered = 0
+        self._mail: set[RequestStream] = set()
+        self._checked = 0
 
     async def run(self) -> None:
         """Reap three times a lease, and sweep the registry once a lease, until cancelled."""
@@ -74,6 +80,8 @@ class Upkeep:
                     if turn % 3 == 0:
                         await self._registry.sweep(self._clock)
                     await self._stop_abandoned()
+                    await self._end_abandoned()
+                await self._ownership.keep()
             except BrokerError as error:
                 telemetry.log.warning("upkeep.failed", error=str(error))
 
@@ -92,10 +100,25 @@ class Upkeep:
         except BrokerError as error:
             telemetry.log.warning("upkeep.failed", error=str(error))
 
+    @property
+    def mail(self) -> bool:
+        """Whether requests wait for this very worker, which had no room for them."""
+        return bool(self._mail)
+
+    async def take_mail(self) -> None:
+        """Take what waits for this very worker."""
+        for stream in list(self._mail):
+            await self.take_back(stream)
+
     async def _reap(self, stream: RequestStream, *, handed_back_only: bool = False) -> None:
         slots = self._listener.free_slots()
-        if slots < 1 or stream.paused or not self.taking:
+        if stream.paused or not self.taking:
             return
+        if slots < 1:
+            if handed_back_only and stream.sticky:
+                self._mail.add(stream)
+            return
+        self._mail.discard(stream)
         reaped = await stream.reap(
             self._link,
             self._keys.live,
@@ -107,6 +130,8 @@ class Upkeep:
         )
         if reaped.left:
             self._listener.on_left_over()
+        if stream.sticky and len(reaped.entries) >= min(slots, _MOST_TAKEN_OVER):
+            self._mail.add(stream)
         if not reaped.entries:
             return
         if handed_back_only:
@@ -130,6 +155,8 @@ class Upkeep:
         deliveries = self._deliveries(stream, fence, [(entry.id, entry.attempt, entry.fields)])
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
+        if stream.sticky:
+            deliveries = await self._ownership.settle(deliveries)
         for delivery in deliveries:
             await self._stretch(delivery)
         # Lost again meanwhile, perhaps.
@@ -166,6 +193,17 @@ class Upkeep:
         held = {delivery.replies for stream in self._streams.values() for delivery in list(stream.held.values())}
         for replies in await self._gone(held):
             self._listener.on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
+
+    async def _end_abandoned(self) -> None:
+        """End the sessions of callers that are gone; looks at a bounded number of callers, at others in the next turn."""
+        agents = sorted(self._listener.sessions.agents())
+        if len(agents) > _MOST_CHECKED:
+            self._checked = (self._checked + _MOST_CHECKED) % len(agents)
+            agents = (agents + agents)[self._checked : self._checked + _MOST_CHECKED]
+        replies = {self._keys.replies(agent): agent for agent in agents}
+        gone = await self._gone(set(replies))
+        if gone:
+            self._listener.sessions.gone({replies[key] for key in gone})
 
     async def _gone(self, replies: set[str]) -> set[str]:
         replies.discard("")

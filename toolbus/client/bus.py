@@ -18,6 +18,7 @@ from toolbus.broker.protocols import Confirmations, Fate, ServiceRecord, Tallies
 from toolbus.client.call import Call, Target
 from toolbus.client.catalogue import Catalogue
 from toolbus.client.guarded import Guard
+from toolbus.client.sessions import UsedSessions
 from toolbus.client.tool import Resolution, Tool
 from toolbus.client.toolview import ToolView
 from toolbus.client.views import BusView
@@ -69,6 +70,7 @@ class ToolBus(BusView):
         self._catalogue: Catalogue | None = None
         self._calls: dict[str, Call] = {}
         self._waiting: set[Call] = set()
+        self._used = UsedSessions()
         self._forks = _forks[0]
         self._lock = asyncio.Lock()
         self._guard: Guard | None = None
@@ -106,7 +108,10 @@ class ToolBus(BusView):
             self._broker = broker
 
     async def aclose(self) -> None:
-        """End every running call as cancelled, and disconnect; closing a closed bus does nothing."""
+        """End every running call as cancelled, leave the sessions, and disconnect; closing a closed bus does nothing.
+
+        A session that no other bus uses ends with it.
+        """
         async with self._lock:
             broker = self._broker
             if broker is None:
@@ -120,6 +125,7 @@ class ToolBus(BusView):
             if self._catalogue is not None:
                 self._catalogue.close()
             self._deadlines.close()
+            await self._used.leave(broker)
             await broker.aclose()
 
     # -- tools ------------------------------------------------------------------------------------
@@ -221,6 +227,15 @@ class ToolBus(BusView):
         if options and "resume_from" in options:
             call.resume_from(options["resume_from"])
         return call
+
+    async def end_session(self, user: str, session: str) -> None:
+        """End a session for everybody; ``close_session`` of a bound view is the door."""
+        self._check()
+        for call in [*self._calls.values(), *self._waiting]:
+            if call.options.get("session") == session and call.options.get("user", "") == user:
+                call.complete_with(ErrorInfo("cancelled", "session_closed", "the session was closed"))
+        self._executors.memories.forget(user, session)
+        await self._used.close(self._opened(), user, session)
 
     # -- Desk, for calls --------------------------------------------------------------------------
 
@@ -345,6 +360,8 @@ class ToolBus(BusView):
         except EnvelopeError as error:
             return ErrorInfo("invalid_arguments", message=str(error))
         self._calls[call.id] = call
+        if request.session:
+            self._used.add(request.user, request.session, call.queue)
         call.deadline = now + request.timeout
         call.slot = self._deadlines.add(call.deadline, call.id, call.expire)
         if call.idle_timeout:

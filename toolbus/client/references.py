@@ -71,6 +71,12 @@ class Memories:
         while self._size > _MOST_BYTES or len(self._sessions) > _MOST_SESSIONS:
             self._size -= self._sessions.popitem(last=False)[1].size
 
+    def forget(self, user: str, session: str) -> None:
+        """Drop the results of a session that is over."""
+        memory = self._sessions.pop((user, session), None)
+        if memory is not None:
+            self._size -= memory.size
+
     def _grow(self, memory: Memory, size: int) -> None:
         memory.size += size
         self._size += size

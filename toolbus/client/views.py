@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.broker.protocols import Usage
@@ -15,7 +16,7 @@ from toolbus.client.toolview import ToolView
 from toolbus.client.turn import Turn
 from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, merged
-from toolbus.results import ToolResult
+from toolbus.results import ConfigurationError, ToolResult
 
 if TYPE_CHECKING:
     from toolbus.client.bus import ToolBus
@@ -38,6 +39,28 @@ class BusView:
     def bind(self, **options: Unpack[CallOptions]) -> BusView:
         """A cheap view with these options as defaults, on top of this one's."""
         return BusView(self._bus, merged(self._defaults, options))
+
+    @asynccontextmanager
+    async def session(self, id: str, **options: Unpack[CallOptions]) -> AsyncIterator[BusView]:
+        """A view bound to a session, which is closed at the end of the ``async with``."""
+        options["session"] = id
+        view = self.bind(**options)
+        try:
+            yield view
+        finally:
+            await view.close_session()
+
+    async def close_session(self) -> None:
+        """End the bound session: this bus's calls in it are cancelled, and every service that it called in it hears of the end.
+
+        A session that is used again afterwards starts anew.
+
+        :raises ConfigurationError: no session is bound.
+        """
+        session = self._defaults.get("session")
+        if not session:
+            raise ConfigurationError("no session is bound here: use bus.bind(session=…), or `async with bus.session(…)`")
+        await self._bus.end_session(self._defaults.get("user", ""), session)
 
     async def usage(self, days: int = 1) -> list[Usage]:
         """What calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.

@@ -16,6 +16,7 @@ from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 from toolbus.settings import Settings
 from toolbus.testing.outcome import Outcome
 from toolbus.testing.recorder import Confirm, Recorder
+from toolbus.testing.sessions import TriedSessions
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import tool_of
 from toolbus.worker.handlers import Served, collect
@@ -30,7 +31,7 @@ _THREADS = 32
 class InvocationEnvironment:
     """Calls handlers the way a worker does: bound, validated, in a thread or the loop, within their deadline.
 
-    ``async with`` it; services are started at their first call, and cleaned up at the end. Arguments and results
+    ``async with`` it; services are started at their first call, and cleaned up at the end, after their sessions. Arguments and results
     pass through the wire format, so what JSON can't carry fails here too. Failed runs are not tried again.
 
     Args:
@@ -87,10 +88,11 @@ class InvocationEnvironment:
         served, self._served = list(self._served.values()), {}
         errors: list[Exception] = []
         for each in served:
-            try:
-                await each.cleanup()
-            except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
-                errors.append(problem)
+            for session in (*(each.sessions.seen() if isinstance(each.sessions, TriedSessions) else ()), None):
+                try:
+                    await each.cleanup(session)
+                except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
+                    errors.append(problem)
         await self._services.aclose()
         for isolation in self._isolations.values():
             await isolation.aclose()
@@ -124,7 +126,7 @@ class InvocationEnvironment:
         delivery = Delivery(request, "test", None, b"", None, 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run())
         loop = asyncio.get_running_loop()
         run = Run(recorder, loop, delivery, served, served.handler(request))
-        run.task = task = loop.create_task(run.execute())
+        run.task = task = loop.create_task(run.execute()) if served.sessions is None else served.sessions.start(run)
         self._runs.add(run)
         recorder.extended(run)
         try:
@@ -166,6 +168,8 @@ class InvocationEnvironment:
                     await isolation.aclose()
                     raise
                 self._isolations[owner] = isolation
+                if served.has_sessions:
+                    served.sessions = TriedSessions()
                 self._served[owner] = served
             return served
 

@@ -29,6 +29,9 @@ class ToolService:
         scale_to_zero: callable without live workers; calls wait for one to start.
         retry: run failed calls again, see ``Retry``; None answers with the first failure.
         queue_limit: most requests queued and running; 0 means the publisher's setting.
+        sticky_sessions: calls of one session go to the worker that has its state, see docs/guides/sessions.md.
+        session_idle: seconds after its last call when a session ends at a worker, if nobody ended it before.
+        max_sessions: most sessions that one worker has open; beyond, the one that was not used for the longest ends.
     """
 
     id: ClassVar[str] = ""
@@ -41,6 +44,9 @@ class ToolService:
     scale_to_zero: ClassVar[bool] = False
     queue_limit: ClassVar[int] = 0
     retry: ClassVar[Retry | None] = None
+    sticky_sessions: ClassVar[bool] = False
+    session_idle: float = 900.0
+    max_sessions: int = 1000
 
     def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
         """Run one call.
@@ -53,4 +59,8 @@ class ToolService:
         """Prepare what all calls share; runs once, before the service takes requests."""
 
     async def cleanup(self) -> None:
-        """Release what ``startup`` prepared; runs once, after the last call."""
+        """Release what ``startup`` prepared; runs once, after the last call.
+
+        Declared as ``cleanup(self, session=None)`` it runs for each ``Session`` too: when it ends, and when the worker leaves; and
+        then with None. A plain function runs in a thread then. Each may take 10 seconds; one that fails does not stop the others.
+        """

@@ -6,10 +6,11 @@ import asyncio
 import functools
 import importlib.metadata
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolbus import telemetry
 from toolbus.descriptors import (
@@ -30,6 +31,9 @@ from toolbus.worker.isolation.targets import target_of
 from toolbus.worker.modules import defined_in
 from toolbus.worker.provide import Services, injected
 from toolbus.worker.retry import Retry
+
+if TYPE_CHECKING:
+    from toolbus.worker.sessions import Session, SessionBook
 
 _MOST_DESCRIPTION = 16_384
 
@@ -75,7 +79,12 @@ class Handler:
 
 
 class Served:
-    """One service as this process serves it."""
+    """One service as this process serves it.
+
+    Attributes:
+        sessions: the open ones, while a worker serves a service that has any.
+        session_idle, max_sessions: what the service says of them.
+    """
 
     def __init__(
         self, publication: Publication, handlers: Mapping[str, Handler], untyped: Handler | None, service: ToolService | None
@@ -84,6 +93,10 @@ class Served:
         self._handlers = handlers
         self._untyped = untyped
         self._service = service
+        self.sessions: SessionBook | None = None
+        self._cleans_sessions = service is not None and _takes_session(service)
+        self.session_idle = math.inf if service is None else _positive(service, "session_idle")
+        self.max_sessions = 0 if service is None else _positive(service, "max_sessions")
 
     @property
     def id(self) -> str:
@@ -116,10 +129,24 @@ class Served:
         if self._service is not None:
             await _await(self._service.startup())
 
-    async def cleanup(self) -> None:
-        """Run the service's own clean-up."""
-        if self._service is not None:
-            await _await(self._service.cleanup())
+    @property
+    def has_sessions(self) -> bool:
+        """Whether its sessions are to be kept: it cleans up after them, or wants the calls of each at one worker."""
+        return self._cleans_sessions or self.publication.service.sticky_sessions
+
+    async def cleanup(self, session: Session | None = None) -> None:
+        """Run the service's own clean-up: after a session if it wants that, or with None after everything."""
+        if self._service is None:
+            return
+        if not self._cleans_sessions:
+            if session is None:
+                await _await(self._service.cleanup())
+            return
+        clean: Callable[[Session | None], Any] = self._service.cleanup  # type: ignore[assignment] # its own signature was looked at
+        if inspect.iscoroutinefunction(clean):
+            await clean(session)
+        else:
+            await _await(await asyncio.to_thread(clean, session))
 
 
 def collect(targets: object, settings: Settings, services: Services | None = None) -> list[Served]:
@@ -191,6 +218,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             "response-queue": service.response_queue,
             "scale_to_zero": service.scale_to_zero,
             "queue_limit": service.queue_limit,
+            "sticky_sessions": service.sticky_sessions,
         }
     )
     invoke = None if cls.invoke is ToolService.invoke else service.invoke
@@ -235,6 +263,18 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, ser
     return Handler(
         invoke, start, service.effect if tool is None else tool.effect, service.retry, tenants=() if tool is None else tool.tenants
     )
+
+
+def _takes_session(service: ToolService) -> bool:
+    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    return any(parameter.kind in positional for parameter in inspect.signature(service.cleanup).parameters.values())
+
+
+def _positive(service: ToolService, name: str) -> Any:
+    value = getattr(service, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigurationError(f"{type(service).__name__}.{name} must be a number above 0, not {value!r}")
+    return value
 
 
 def _arity(invoke: Callable[..., Any], cls: type) -> int:

@@ -37,6 +37,10 @@ class Host(Protocol):
     def invocation(self) -> Invocation:
         """The one invocation of this run."""
 
+    @property
+    def session_is_new(self) -> bool:
+        """Whether this call opened its session at this worker."""
+
     def emit(self, item: Progress) -> None:
         """Send progress to the caller; event loop only."""
 
@@ -89,6 +93,11 @@ class Invocation:
     def session(self) -> str:
         """The agent's session, or empty."""
         return self._request.session
+
+    @property
+    def session_is_new(self) -> bool:
+        """Whether this call opened its session at this worker, which has no state of it yet; for services that have sessions."""
+        return self._host.session_is_new
 
     @property
     def idempotency_key(self) -> str:

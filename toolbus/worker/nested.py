@@ -45,6 +45,11 @@ class NestedBus:
                     self._bus = bus
             return self._bus
 
+    async def close_session(self, user: str, session: str) -> None:
+        """End a session that handlers' calls were made in."""
+        if self._bus is not None:
+            await self._bus.end_session(user, session)
+
     async def aclose(self) -> None:
         """Close the bus, if a handler ever needed it."""
         if self._bus is not None:

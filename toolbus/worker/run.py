@@ -213,6 +213,12 @@ class Run(msgspec.Struct, eq=False):
                     self._invocation = Invocation(self, self.loop, delivery.request, attempt=delivery.attempt, deadline=delivery.deadline)
         return self._invocation
 
+    @property
+    def session_is_new(self) -> bool:
+        """Whether this call opened its session at this worker."""
+        sessions = self.served.sessions
+        return sessions is not None and sessions.opened_by(self.delivery.request)
+
     def emit(self, item: Progress) -> None:
         """Send progress to the caller."""
         if not self._answered:

@@ -28,6 +28,7 @@ from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.nested import NestedBus
 from toolbus.worker.provide import Services
 from toolbus.worker.run import Run
+from toolbus.worker.sessions import WorkerSessions
 from toolbus.worker.threads import Threads
 from toolbus.worker.waiting import Waiting
 
@@ -147,13 +148,14 @@ class Worker:
         # Nothing is run again here: other workers do that.
         await self._hand_back(self._waiting.clear())
         await home
+        await self.sessions.aclose()
         for served in self._served.values():
             await self._cleanup(served)
         await self._clean_services()
         await self.isolation.aclose()
         await self._nested.aclose()
         await self.broker.aclose()
-        self._deadlines.close()
+        self.deadlines.close()
         self.threads.close()
         telemetry.log.info("worker.stopped", calls=self.finished)
 
@@ -166,8 +168,9 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._stopping = False
         self._wake = asyncio.Event()
-        self._deadlines = Deadlines(self._loop)
+        self.deadlines = Deadlines(self._loop)
         self._nested = NestedBus(self.settings)
+        self.sessions = WorkerSessions(self)
         self.threads = Threads(self.settings.concurrency)
         isolated = [made for served in self._served.values() for made in served.isolated()]
         self.isolation = Isolation(self.settings, isolated)
@@ -181,6 +184,7 @@ class Worker:
             for served in self._served.values():
                 await served.startup()
                 ready.append(served)
+                self.sessions.open(served)
             for served in self._served.values():
                 await self._register(served)
         except BaseException:
@@ -350,20 +354,20 @@ class Worker:
         self._unwatched.append(run)
         # The worker itself is these tasks' group: it counts them in and out and waits for them when it drains.
         # A TaskGroup's own bookkeeping cost 8 % of a worker's time.
-        run.task = self._loop.create_task(run.execute())
+        run.task = self._loop.create_task(run.execute()) if served.sessions is None else served.sessions.start(run)
 
     def _watch_deadlines(self) -> None:
         """Give a deadline to each run that was started and has not ended. After one step most have: 4 % of the worker's time."""
         unwatched, self._unwatched = self._unwatched, []
         for run in unwatched:
             if not run.ended:
-                run.slot = self._deadlines.add(run.delivery.deadline, run.delivery.run, run.expire)
+                run.slot = self.deadlines.add(run.delivery.deadline, run.delivery.run, run.expire)
 
     def ended(self, run: Run) -> None:
         """Free a run's slot."""
         key = run.delivery.run
         if run.slot:
-            self._deadlines.remove(run.slot, key)
+            self.deadlines.remove(run.slot, key)
         del self._runs[key]
         self._free += 1
         self.finished += 1
@@ -375,13 +379,13 @@ class Worker:
         """Take in that a run's deadline has changed."""
         if run.slot and not run.ended:
             key = run.delivery.run
-            self._deadlines.remove(run.slot, key)
-            run.slot = self._deadlines.add(run.delivery.deadline, key, run.expire)
+            self.deadlines.remove(run.slot, key)
+            run.slot = self.deadlines.add(run.delivery.deadline, key, run.expire)
 
     def stopped(self, run: Run) -> None:
         """Look later whether the handler has indeed stopped."""
         self._wake.set()
-        self._deadlines.add(time.monotonic() + _STOPS_WITHIN, ("stopped", run.delivery.run), self._count_stuck)
+        self.deadlines.add(time.monotonic() + _STOPS_WITHIN, ("stopped", run.delivery.run), self._count_stuck)
 
     def _count_stuck(self) -> None:
         stuck = sum(run.stuck for run in self._runs.values())
@@ -398,7 +402,7 @@ class Worker:
         if at >= delivery.deadline:
             return False
         self._waiting.add_retry(delivery)
-        self._deadlines.add(at, ("retry", delivery.run), lambda: self._due(delivery.run))
+        self.deadlines.add(at, ("retry", delivery.run), lambda: self._due(delivery.run))
         return True
 
     def _due(self, run: str) -> None:
@@ -512,6 +516,10 @@ class Worker:
         """The bus for nested calls, opened when a handler first makes one."""
         return await self._nested.get()
 
+    async def close_nested(self, user: str, session: str) -> None:
+        """End a session that handlers' nested calls were made in."""
+        await self._nested.close_session(user, session)
+
     # -- for people -------------------------------------------------------------------------------
 
     @property
@@ -533,6 +541,7 @@ class Worker:
         """Counts: running, free, started and finished calls, and the broker's own."""
         return {
             "running": len(self._runs),
+            "sessions": len(self.sessions),
             "free": self._free,
             "started": self.started,
             "finished": self.finished,

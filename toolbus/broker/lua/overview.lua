@@ -6,6 +6,10 @@
 local length = redis.call('XLEN', KEYS[1])
 local pending = redis.pcall('XPENDING', KEYS[1], 'g')
 local running = pending.err and 0 or pending[1]
+-- What waits for a worker to take it back, or for the one that has its session, does not run.
+for _, consumer in ipairs(running > 0 and pending[4] or {}) do
+  if consumer[1]:sub(1, 1) == '~' then running = running - consumer[2] end
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local instances = 0

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- include _pulse
--- Move to this consumer what was handed back, and entries of dead consumers, and entries nobody renews.
+-- include _lease
+-- Move to this consumer what was handed back or over to it, and entries of dead consumers, and entries nobody renews.
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse
--- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back,
+-- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back or over,
 --       6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone,
 --       8 "1" when this worker could make room for one
 -- Returns {generation, counter, {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now}, ...},
@@ -49,12 +50,16 @@ local function take(entry, counted)
   return true
 end
 
-local function take_suspect(pending, counted)
+-- "~back" and "~to:<instance>" are no workers: what waits under them keeps its delivery count, since nobody died of it.
+local function waits(owner) return owner:sub(1, 1) == '~' end
+
+local function take_suspect(pending, once_more)
   if busy then return false end
   for _, entry in ipairs(pending) do
+    local counted = waits(entry[2]) and 0 or once_more
     if is_suspect(entry[4] + counted) then
       if take(entry, counted) then
-        if entry[2] ~= me then redis.call('HINCRBY', fence, 'c:' .. entry[2], 1) end
+        if entry[2] ~= me and not waits(entry[2]) then redis.call('HINCRBY', fence, 'c:' .. entry[2], 1) end
         room = 0
         may_make_room()
         return true
@@ -64,15 +69,18 @@ local function take_suspect(pending, counted)
   return false
 end
 
--- What was handed back keeps its delivery count: nobody died of it.
-local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), '~back')
-if back.err then return {'', '', {}, 0} end
-if take_suspect(back, 0) then return answer() end
-for _, entry in ipairs(back) do
-  if is_suspect(entry[4]) then
-    left = 1
-  else
-    take(entry, 0)
+for _, consumer in ipairs({'~to:' .. me, '~back'}) do
+  if room > 0 then
+    local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), consumer)
+    if back.err then return {'', '', {}, 0} end
+    if #taken == 0 and take_suspect(back, 0) then return answer() end
+    for _, entry in ipairs(back) do
+      if is_suspect(entry[4]) then
+        left = 1
+      else
+        take(entry, 0)
+      end
+    end
   end
 end
 if ARGV[5] == '1' then return answer() end
@@ -81,30 +89,26 @@ local last, quiet = read_pulse(KEYS[4])
 if is_silence(last, now, lease) or now < quiet then return answer() end
 
 local function claim(pending, owner, spare)
-  local moved = false
+  local moved, counted = false, waits(owner) and 0 or 1
   for _, entry in ipairs(pending) do
-    if is_suspect(entry[4] + 1) then
+    if is_suspect(entry[4] + counted) then
       if not spare then left = 1 end
     elseif room > 0 then
-      moved = take(entry, 1) or moved
+      moved = take(entry, counted) or moved
     end
   end
-  if moved and owner ~= me then redis.call('HINCRBY', fence, 'c:' .. owner, 1) end
+  if moved and owner ~= me and not waits(owner) then redis.call('HINCRBY', fence, 'c:' .. owner, 1) end
 end
 
 local consumers, dead = redis.call('XINFO', 'CONSUMERS', queue, 'g'), {}
-workers = #consumers
+workers = 0
 for _, consumer in ipairs(consumers) do
   local name, held = consumer[2], consumer[4]
-  if name ~= me then
-    local member = ARGV[2] .. '/' .. name
-    local lease_end = tonumber(redis.call('ZSCORE', KEYS[3], member) or 0)
-    -- An end further away than any beat sets it was written before the server's clock was set back.
-    local longest = tonumber(redis.call('HGET', fence, 'l:' .. name) or 0)
-    if longest > 0 and lease_end > now + 2 * longest then
-      lease_end = now - 1
-      redis.call('ZADD', KEYS[3], 'XX', lease_end, member)
-    end
+  -- Who it is that entries wait for.
+  local instance = name:match('^~to:(.*)$') or name
+  if not waits(name) then workers = workers + 1 end
+  if instance ~= me then
+    local lease_end = lease_end_of(KEYS[3], fence, ARGV[2], instance, now) or 0
     if lease_end < now and held > 0 and #dead < 64 and name ~= '~back' then
       local pending = redis.call('XPENDING', queue, 'g', '-', '+', 64, name)
       -- What must run alone waits half a lease for a worker that holds nothing, before others make room for it.
@@ -143,7 +147,7 @@ if room > 0 then
   local stretch = redis.call('XPENDING', queue, 'g', cursor and '(' .. cursor or '-', '+', STRETCH)
   cursor = nil
   for at, entry in ipairs(stretch) do
-    if entry[3] >= 2 * lease then
+    if entry[3] >= 2 * lease and not waits(entry[2]) then
       if #taken == 0 and take_suspect({entry}, 1) then return answer() end
       claim({entry}, entry[2])
     end

@@ -83,6 +83,8 @@ class _Running:
     """The one call that runs here."""
 
     stopped: ErrorInfo | None = None
+    # Functions have no sessions of their own; services, which have, are not isolated.
+    session_is_new = False
 
     def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop, job: Job) -> None:
         self.request = decode_request(job.request, limit=len(job.request))

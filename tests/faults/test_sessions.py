@@ -1,0 +1,347 @@
+"""Sessions when agents and workers die: real processes, and the scripts by hand where timing decides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.faults.notes import Notes
+from tests.servers import eventually
+from toolbus import ToolBus
+from toolbus.broker import scripts
+from toolbus.broker.keys import Keys
+
+pytestmark = pytest.mark.anyio
+
+LEASE = 1.0
+Spawn = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def place(valkey_server: str, namespace: str) -> Place:
+    """A namespace on Valkey, with the processes' lease."""
+    place = Place(valkey_server, namespace)
+    place.settings = place.with_(lease=LEASE)
+    return place
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Path:
+    """The file in which workers write the ends of sessions."""
+    return tmp_path / "ends"
+
+
+@pytest.fixture
+def spawn(place: Place, ends: Path) -> Iterator[Spawn]:
+    """Starts a worker, or an agent in a session."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(role: str = "worker", last: object = ends) -> subprocess.Popen[str]:
+        settings = place.settings
+        command = [sys.executable, "-m", "tests.faults.notes", role, settings.url, settings.namespace, str(LEASE), str(last)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+async def workers_up(bus: ToolBus, count: int) -> None:
+    """Wait until so many workers take calls."""
+    await bus.wait_for_tool("note", timeout=20)
+    seen: set[str] = set()
+
+    async def all_answer() -> bool:
+        results = await asyncio.gather(*(bus.call("note", {"seconds": 0.01}) for _ in range(2 * count)))
+        seen.update(str(result.output).split()[0] for result in results)
+        return len(seen) == count
+
+    await eventually(all_answer, timeout=20)
+
+
+def ended(ends: Path) -> list[str]:
+    """The sessions that workers cleaned up after."""
+    return ends.read_text().split() if ends.exists() else []
+
+
+async def note(bus: ToolBus, session: str, seconds: float = 0.0) -> tuple[int, int]:
+    """Take a note in a session; the process that has it, and its number of notes."""
+    result = await bus.call("note", {"seconds": seconds}, session=session, user="ann", timeout=30.0)
+    assert result.success, result.error
+    pid, count = str(result.output).split()
+    return int(pid), int(count)
+
+
+async def test_sessions_stay_at_their_workers_under_load(place: Place, spawn: Spawn) -> None:
+    """50 sessions with interleaved calls, three processes: each session has one process, and that has all its notes."""
+    for _ in range(3):
+        spawn()
+    async with place.bus() as bus:
+        await workers_up(bus, 3)
+
+        async def converse(session: str) -> list[tuple[int, int]]:
+            return [await note(bus, session, 0.001) for _ in range(8)]
+
+        said = await asyncio.gather(*(converse(f"s{number}") for number in range(50)))
+        assert [[count for _, count in answers] for answers in said] == [list(range(1, 9))] * 50
+        assert all(len({pid for pid, _ in answers}) == 1 for answers in said)
+        assert len({answers[0][0] for answers in said}) > 1, "not all at one worker"
+
+
+async def test_sessions_of_a_killed_worker_go_on_elsewhere(place: Place, spawn: Spawn) -> None:
+    """Its running calls and the next ones are answered by another, in sessions that start anew there and stay."""
+    workers = {process.pid: process for process in (spawn(), spawn())}
+    async with place.bus() as bus:
+        await workers_up(bus, 2)
+        homes = {f"s{number}": (await note(bus, f"s{number}"))[0] for number in range(12)}
+        victim = homes["s0"]
+        running = [asyncio.create_task(note(bus, session, 0.5)) for session in homes]
+        await eventually(lambda: bus.statistics()["in_flight"] == 12)
+        workers[victim].kill()
+        # Calls wait for the dead worker until its lease is over.
+        running += [asyncio.create_task(note(bus, session)) for session in homes]
+        answers = await asyncio.gather(*running)
+        (survivor,) = workers.keys() - {victim}
+        for (session, home), first, second in zip(homes.items(), answers[:12], answers[12:], strict=True):
+            assert {first[0], second[0]} == {survivor}
+            assert sorted((first[1], second[1])) in ([1, 2], [2, 2]) if home == victim else max(first[1], second[1]) == 3, session
+        assert [(await note(bus, session))[0] for session in homes] == [survivor] * 12
+
+
+async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(place: Place, spawn: Spawn) -> None:
+    """What moved on while it was stopped stays there: the old worker hands calls over and drops what it had."""
+    workers = [spawn(), spawn()]
+    async with place.bus() as bus:
+        await workers_up(bus, 2)
+        first, _ = await note(bus, "s")
+        os.kill(first, signal.SIGSTOP)
+        answers = [await note(bus, "s"), await note(bus, "s")]
+        (second,) = {worker.pid for worker in workers} - {first}
+        assert answers == [(second, 1), (second, 2)]
+        os.kill(first, signal.SIGCONT)
+        said = await asyncio.gather(*(note(bus, "s", 0.01) for _ in range(50)))
+        assert {pid for pid, _ in said} == {second}
+
+
+async def test_a_drained_worker_hands_its_sessions_on(place: Place, spawn: Spawn, ends: Path) -> None:
+    """SIGTERM in the middle of conversations costs no call, and every session it had is cleaned up."""
+    leaving = spawn()
+    async with place.bus() as bus:
+        await workers_up(bus, 1)
+        for number in range(10):
+            assert (await note(bus, f"s{number}"))[0] == leaving.pid
+        staying = spawn()
+        await workers_up(bus, 2)
+        running = [asyncio.create_task(note(bus, f"s{number}", 0.01)) for number in range(10) for _ in range(5)]
+        leaving.terminate()
+        answers = await asyncio.gather(*running)
+        await eventually(lambda: leaving.poll() is not None, timeout=15)
+        assert leaving.returncode == 0
+        assert {pid for pid, _ in answers} <= {leaving.pid, staying.pid}
+        assert sorted(ended(ends)) == [f"ann/s{number}" for number in range(10)]
+        assert {(await note(bus, f"s{number}"))[0] for number in range(10)} == {staying.pid}
+
+
+async def test_a_killed_agent_ends_its_sessions(place: Place, spawn: Spawn, ends: Path) -> None:
+    """Nobody signs off: the worker notices that the agent's lease is over. What another agent uses too goes on."""
+    spawn()
+    async with place.bus() as bus:
+        await workers_up(bus, 1)
+        agents = [spawn("agent", session) for session in ("own", "shared")]
+        told = [str(await asyncio.to_thread(agent.stdout.readline)).split() for agent in agents if agent.stdout is not None]
+        assert [words[2] for words in told] == ["1", "1"]
+        await note(bus, "shared")
+        with redis.Redis.from_url(place.settings.url) as client:
+            for agent, (name, *_) in zip(agents, told, strict=True):
+                agent.kill()
+                # Ten seconds pass.
+                assert client.pexpire(Keys(place.settings.namespace).replies(name), 50)
+        await eventually(lambda: ended(ends) == ["ann/own"], timeout=10)
+        assert (await note(bus, "shared"))[1] == 3
+        await bus.bind(user="ann", session="shared").close_session()
+        await eventually(lambda: ended(ends) == ["ann/own", "ann/shared"])
+
+
+async def test_sessions_survive_a_server_without_its_keys(place: Place) -> None:
+    """After FLUSHALL the worker registers again, and a session goes on, at one worker."""
+    services = [Notes(), Notes()]
+    async with place.worker(services[0]), place.worker(services[1]), place.bus() as bus:
+        await bus.wait_for_tool("note")
+        for session in range(5):
+            await note(bus, f"s{session}")
+        with redis.Redis.from_url(place.settings.url) as client:
+            for key in client.scan_iter(f"tb:{{{place.settings.namespace}}}:*"):
+                client.delete(key)
+
+        async def converse(session: str) -> list[int]:
+            counts: list[int] = []
+            while len(counts) < 5:
+                result = await bus.call("note", session=session, user="ann", timeout=10.0, wait=10.0)
+                if result.success:
+                    counts.append(int(str(result.output).split()[1]))
+            return counts
+
+        for counts in await asyncio.gather(*(converse(f"s{number}") for number in range(5))):
+            assert counts == list(range(counts[0], counts[0] + 5))
+
+
+# -- the scripts --------------------------------------------------------------------------------------
+
+
+class Pool:
+    """A request stream of a sticky service whose workers are played by hand."""
+
+    def __init__(self, place: Place) -> None:
+        self.client = redis.Redis.from_url(place.settings.url, decode_responses=True)
+        self.keys = Keys(place.settings.namespace)
+        self.queue, self.fence = self.keys.queue("pool"), self.keys.fence("pool")
+        self.client.xgroup_create(self.queue, "g", "0", mkstream=True)
+        self.client.hset(self.fence, mapping={"generation": "0.one", "c:ann": 0, "c:bob": 0})
+        self.live(ann=60, bob=60)
+        now = int(time.time() * 1000)
+        self.client.set(self.keys.pulse, f"{now} {now - 1}", px=60_000)
+        for key in (self.queue, self.fence, self.keys.live):
+            self.client.expire(key, 60)
+
+    def live(self, **seconds: float) -> None:
+        """Set when leases end, from now."""
+        self.client.zadd(self.keys.live, {f"pool/{name}": int((time.time() + left) * 1000) for name, left in seconds.items()})
+
+    def take(self, name: str) -> str:
+        """Publish a request and have a worker take it."""
+        entry = str(self.client.xadd(self.queue, {"r": "{}", "d": "1"}))
+        self.client.xreadgroup("g", name, {self.queue: ">"})
+        return entry
+
+    def own(self, name: str, *entries: str, session: str = "s", attempt: int = 1) -> list[str]:
+        """Ask as a worker whose a session is."""
+        keys = (self.queue, self.fence, self.keys.live, self.keys.pulse, self.keys.session("pool", session))
+        args: list[Any] = [name, "pool", "0.one", 60_000, 60_000, self.keys.wake("pool")]
+        for entry in entries:
+            args += (5, entry, attempt)
+        answer: Any = self.client.eval(scripts.OWN.source, len(keys), *keys, *args)
+        return list(answer[3])
+
+    def pending(self) -> list[tuple[str, int]]:
+        """Who has what is pending, and its delivery count."""
+        return [(each["consumer"], each["times_delivered"]) for each in self.client.xpending_range(self.queue, "g", "-", "+", 100)]
+
+    def reap(self, name: str, room: int = 10, *, handed_back_only: bool = False, busy: bool = False) -> list[int]:
+        """Reap as a worker; the attempts that its runs would be."""
+        keys = (self.queue, self.fence, self.keys.live, self.keys.pulse)
+        args = (name, "pool", room, 60_000, int(handed_back_only), int(busy), 4, 1)
+        answer: Any = self.client.eval(scripts.REAP.source, len(keys), *keys, *args)
+        return [delivered + counted for _, delivered, counted, *_ in answer[2]]
+
+
+@pytest.fixture
+def pool(place: Place) -> Iterator[Pool]:
+    """A pool of two live workers, ann and bob."""
+    made = Pool(place)
+    yield made
+    made.client.close()
+
+
+def test_a_call_is_handed_to_the_sessions_owner_alone(pool: Pool) -> None:
+    """It keeps its number, its taker's fence moves, others can't reap it, and the owner gets it at once."""
+    assert pool.own("ann", pool.take("ann")) == ["new"]
+    assert pool.own("ann", pool.take("ann")) == ["mine"]
+    entry = pool.take("bob")
+    assert pool.own("bob", entry) == ["moved"]
+    assert pool.own("bob", entry) == ["lost"], "a script that is sent again moves nothing"
+    assert pool.client.hget(pool.fence, "c:bob") == "1"
+    assert pool.pending()[2] == ("~to:ann", 1)
+    assert pool.reap("bob") == []
+    assert pool.reap("ann", handed_back_only=True) == [1]
+    assert [owner for owner, _ in pool.pending()] == ["ann"] * 3
+    assert pool.own("bob", entry) == ["lost"], "nor does it steal what its owner has taken"
+
+
+def test_a_session_of_a_dead_worker_is_free(pool: Pool) -> None:
+    """Its lease is over, or it is not registered; but after a silence of the server nobody's lease counts as over."""
+    pool.own("ann", pool.take("ann"))
+    pool.live(ann=-1)
+    pool.client.delete(pool.keys.pulse)
+    assert pool.own("bob", pool.take("bob")) == ["moved"]
+    now = int(time.time() * 1000)
+    pool.client.set(pool.keys.pulse, f"{now} {now - 1}", px=60_000)
+    assert pool.own("bob", pool.take("bob")) == ["new"]
+    pool.client.zrem(pool.keys.live, "pool/bob")
+    pool.client.delete(pool.keys.pulse)
+    pool.live(ann=60)
+    assert pool.own("ann", pool.take("ann")) == ["new"]
+
+
+def test_what_waits_for_a_dead_worker_is_taken_over_uncounted(pool: Pool) -> None:
+    """Nobody died of it: its next run has the number that it had, and the pseudo consumer goes."""
+    pool.own("ann", pool.take("ann"))
+    assert pool.own("bob", pool.take("bob"), attempt=2) == ["moved"]
+    pool.live(ann=-1)
+    # What ann took itself was being tried.
+    assert sorted(pool.reap("bob")) == [2, 2]
+    pool.reap("bob")
+    consumers = {each["name"] for each in pool.client.xinfo_consumers(pool.queue, "g")}
+    assert consumers == {"bob"}
+
+
+def test_what_must_run_alone_waits_for_an_idle_owner(pool: Pool) -> None:
+    """A suspect that was handed over is taken by its owner when that holds nothing, and is not taken beside others."""
+    pool.own("ann", pool.take("ann"))
+    assert pool.own("bob", pool.take("bob"), attempt=4) == ["moved"]
+    assert pool.reap("ann", busy=True) == []
+    assert pool.reap("ann") == [4]
+
+
+def test_cancelling_removes_what_waits_and_never_ran(pool: Pool) -> None:
+    """A first attempt that waits for its owner is removed for certain; a later one may have run, and is signalled."""
+    pool.own("ann", pool.take("ann"))
+    fates = []
+    for attempt in (1, 2):
+        entry = pool.take("bob")
+        pool.own("bob", entry, attempt=attempt)
+        keys = (pool.queue, pool.keys.cancelled("pool"))
+        fates.append(pool.client.eval(scripts.CANCEL.source, 2, *keys, entry, f"c{attempt}", 5000, pool.keys.wake("pool")))
+    assert fates == ["removed", "signalled"]
+    assert [owner for owner, _ in pool.pending()] == ["ann", "~to:ann"]
+
+
+def test_what_waits_for_a_worker_counts_as_queued_and_is_purged(pool: Pool) -> None:
+    """The overview counts it as queued, and a purge removes it and leaves what runs."""
+    pool.own("ann", pool.take("ann"))
+    entry = pool.take("bob")
+    pool.own("bob", entry)
+    keys = (pool.queue, pool.keys.dead_letters("pool"), pool.keys.paused, pool.keys.instances("pool"), pool.keys.live)
+    assert pool.client.eval(scripts.OVERVIEW.source, len(keys), *keys, "pool")[:2] == [1, 1]
+    assert pool.client.eval(scripts.PURGE.source, 1, pool.queue, entry, "", "") == 1
+    running = pool.pending()
+    assert running == [("ann", 1)]
+    assert pool.client.xlen(pool.queue) == 1
+
+
+def test_a_worker_that_leaves_passes_on_what_waits_for_it(pool: Pool) -> None:
+    """It is anybody's then, still the same attempt, and the leaver's consumers go."""
+    pool.own("ann", pool.take("ann"))
+    pool.own("bob", pool.take("bob"))
+    assert pool.client.eval(scripts.PASS_ON.source, 1, pool.queue, "ann", pool.keys.wake("pool"), "pool", 256) == 1
+    assert pool.reap("bob", handed_back_only=True) == [1]
+    pool.client.xack(pool.queue, "g", *[each["message_id"] for each in pool.client.xpending_range(pool.queue, "g", "-", "+", 10)])
+    keys = (pool.queue, pool.fence, pool.keys.cancelled("pool"), pool.keys.instances("pool"))
+    pool.client.eval(scripts.RETIRE.source, len(keys), *keys, "ann")
+    assert {each["name"] for each in pool.client.xinfo_consumers(pool.queue, "g")} == {"bob", "~back"}

@@ -1,0 +1,473 @@
+"""Sessions: who hears of their end, and where their calls run, over every transport."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import ConfigurationError, Session, Settings, ToolService, invocation, tool
+from toolbus.sync import ToolBus as SyncBus
+
+pytestmark = pytest.mark.anyio
+
+
+class Notes(ToolService):
+    """Keeps the notes of each session, as long as it lasts."""
+
+    id = "notes"
+
+    def __init__(self, name: str = "one", log: list[Any] | None = None) -> None:
+        self.name = name
+        self.notes: dict[tuple[str, str], list[str]] = {}
+        self.cleaned: list[Session | None] = []
+        self.new: list[bool] = []
+        self.failing: set[str] = set()
+        self.slow: set[str] = set()
+        self.go = asyncio.Event()
+        self.running = 0
+        self.log = [] if log is None else log
+
+    @tool(effect="read")
+    async def note(self, text: str) -> str:
+        """Add a note, and say who keeps how many."""
+        call = invocation()
+        self.new.append(call.session_is_new)
+        notes = self.notes.setdefault((call.user, call.session), [])
+        notes.append(text)
+        self.log.append((self.name, call.user, call.session))
+        return f"{self.name} {len(notes)}"
+
+    @tool(effect="read")
+    async def wait(self) -> str:
+        """Run until the test says so."""
+        self.running += 1
+        try:
+            await self.go.wait()
+        finally:
+            self.running -= 1
+        return self.name
+
+    async def cleanup(self, session: Session | None = None) -> None:
+        """Forget the session's notes."""
+        if session is not None:
+            if session.id in self.slow:
+                await self.go.wait()
+            self.notes.pop(session)
+        self.cleaned.append(session)
+        if session is not None and session.id in self.failing:
+            raise RuntimeError("cleaning up failed")
+
+
+class StickyNotes(Notes):
+    """The same, at one worker for each session."""
+
+    sticky_sessions = True
+
+
+class Plain(ToolService):
+    """Cleans up once, in the old way."""
+
+    id = "plain"
+    cleanups = 0
+
+    @tool(effect="read")
+    async def ping(self) -> str:
+        """Answer."""
+        return str(invocation().session_is_new)
+
+    async def cleanup(self) -> None:
+        """Count."""
+        self.cleanups += 1
+
+
+# -- ends ---------------------------------------------------------------------------------------------
+
+
+async def test_closing_a_session_cleans_up_after_it_alone(place: Place) -> None:
+    """The service hears which session of which user is over, once; others stay, those of another user with the same id too."""
+    notes = Notes()
+    async with place.serving(notes) as bus:
+        for user, session in (("ann", "s1"), ("bob", "s1"), ("ann", "s2")):
+            assert (await bus.call("note", {"text": "x"}, user=user, session=session)).output == "one 1"
+        await bus.bind(user="ann", session="s1").close_session()
+        await eventually(lambda: notes.cleaned)
+        assert notes.cleaned == [Session("ann", "s1")]
+        assert list(notes.notes) == [("bob", "s1"), ("ann", "s2")]
+        assert (await bus.call("note", {"text": "x"}, user="bob", session="s1")).output == "one 2"
+        # Used again, it starts anew.
+        assert (await bus.call("note", {"text": "x"}, user="ann", session="s1")).output == "one 1"
+        assert notes.new == [True, True, True, False, True]
+    assert notes.cleaned[-1] is None
+    assert Counter(notes.cleaned) == {Session("ann", "s1"): 2, Session("bob", "s1"): 1, Session("ann", "s2"): 1, None: 1}
+
+
+async def test_leaving_the_context_closes_the_session(place: Place) -> None:
+    """`async with bus.session(…)` is a bound view whose session ends with it, for every service that was called in it."""
+    notes, others = Notes(), Notes()
+    others.id = "others"  # type: ignore[misc] # an instance of its own id
+    async with place.serving(notes) as bus:
+        async with bus.session("s1", user="ann") as view:
+            assert (await view.call("note", {"text": "x"})).output == "one 1"
+            assert notes.cleaned == []
+        await eventually(lambda: notes.cleaned == [Session("ann", "s1")])
+        with pytest.raises(ConfigurationError, match="no session is bound"):
+            await bus.close_session()
+
+
+async def test_a_synchronous_caller_closes_sessions_too(place: Place) -> None:
+    """`with bus.session(…)` of the synchronous bus does the same."""
+    if place.settings.url == "memory://":
+        pytest.skip("memory:// is a bus within one event loop")
+    notes = Notes()
+
+    def call() -> str | None:
+        with SyncBus(settings=place.settings) as bus:
+            bus.wait_for_tool("note")
+            with bus.session("s1", user="ann") as view:
+                return view.call("note", {"text": "x"}).output
+
+    async with place.worker(notes):
+        assert await asyncio.to_thread(call) == "one 1"
+        await eventually(lambda: notes.cleaned == [Session("ann", "s1")])
+
+
+async def test_a_session_ends_with_the_last_bus_that_used_it(place: Place) -> None:
+    """Closing one of two buses ends the sessions that only it used; the shared one goes on until the other is closed."""
+    notes = Notes()
+    async with place.worker(notes):
+        async with place.bus() as stays:
+            await stays.wait_for_tool("note")
+            async with place.bus() as leaves:
+                await leaves.call("note", {"text": "x"}, session="own")
+                await leaves.call("note", {"text": "x"}, session="shared")
+                await stays.call("note", {"text": "x"}, session="shared")
+            await eventually(lambda: notes.cleaned == [Session("", "own")])
+            assert (await stays.call("note", {"text": "x"}, session="shared")).output == "one 3"
+        await eventually(lambda: notes.cleaned == [Session("", "own"), Session("", "shared")])
+
+
+async def test_calls_of_a_closed_session_are_cancelled(place: Place) -> None:
+    """The closer's own calls and those of other buses end as cancelled, and only then the service cleans up."""
+    notes = Notes()
+    async with place.serving(notes) as bus, place.bus() as other:
+        view = bus.bind(user="ann", session="s1")
+        await view.call("note", {"text": "x"})
+        calls = [asyncio.create_task(each.call("wait", user="ann", session="s1")) for each in (bus, other)]
+        await eventually(lambda: notes.running == 2)
+        await view.close_session()
+        errors = [(await call).error for call in calls]
+        assert [error and (error.type, error.code) for error in errors] == [("cancelled", "session_closed")] * 2
+        await eventually(lambda: notes.cleaned)
+        assert notes.running == 0
+
+
+async def test_a_call_during_the_clean_up_waits_for_it(place: Place) -> None:
+    """It runs in a session that starts anew, not in the one that is being cleaned up."""
+    notes = Notes()
+    notes.slow.add("s1")
+    async with place.serving(notes) as bus:
+        view = bus.bind(session="s1")
+        await view.call("note", {"text": "x"})
+        await view.close_session()
+        again = asyncio.create_task(view.call("note", {"text": "y"}))
+        assert (await bus.call("note", {"text": "x"}, session="s2")).output == "one 1"
+        assert not again.done()
+        notes.go.set()
+        assert (await again).output == "one 1"
+        assert notes.cleaned == [Session("", "s1")]
+
+
+async def test_a_session_that_is_closed_again_during_the_clean_up_takes_what_waited_with_it(place: Place) -> None:
+    """Calls that waited to begin it anew are cancelled, those of other buses too, and nothing of it stays open."""
+    notes = Notes()
+    notes.slow.add("s1")
+    async with place.worker(notes) as worker, place.bus() as bus, place.bus() as other:
+        await bus.wait_for_tool("note")
+        await other.wait_for_tool("note")
+        view = bus.bind(session="s1")
+        await view.call("note", {"text": "x"})
+        await view.close_session()
+        waits = asyncio.create_task(other.call("note", {"text": "y"}, session="s1"))
+        await eventually(lambda: worker.statistics()["running"] == 1)
+        mine = asyncio.create_task(view.call("note", {"text": "y"}))
+        await eventually(lambda: worker.statistics()["running"] == 2)
+        await view.close_session()
+        for call in (waits, mine):
+            error = (await call).error
+            assert error is not None
+            assert error.code == "session_closed"
+        notes.go.set()
+        await eventually(lambda: worker.statistics()["sessions"] == 0)
+        assert notes.cleaned == [Session("", "s1")]
+
+
+async def test_idle_sessions_end(place: Place) -> None:
+    """A session that nobody uses for its idle limit is cleaned up; one in which a call runs is not idle."""
+    notes = Notes()
+    notes.session_idle = 0.3
+    async with place.serving(notes) as bus:
+        running = asyncio.create_task(bus.call("wait", session="busy"))
+        await eventually(lambda: notes.running == 1)
+        notes.notes["", "busy"] = []
+        called = time.monotonic()
+        await bus.call("note", {"text": "x"}, session="idle")
+        await eventually(lambda: notes.cleaned == [Session("", "idle")])
+        assert time.monotonic() - called > 0.3
+        await eventually(lambda: time.monotonic() - called > 0.7)
+        assert notes.cleaned == [Session("", "idle")]
+        notes.go.set()
+        assert (await running).success
+        await eventually(lambda: Session("", "busy") in notes.cleaned)
+
+
+async def test_a_drain_ends_every_session_and_failures_stop_nothing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """All open sessions are cleaned up before the last clean-up; each that fails is logged, and the others' are not affected."""
+    notes, plain = Notes(), Plain()
+    notes.failing = {"s1", "s3"}
+    with caplog.at_level(logging.ERROR, logger="toolbus"):
+        async with place.serving(notes, plain) as bus:
+            for number in range(5):
+                await bus.call("note", {"text": "x"}, session=f"s{number}", user="ann")
+            assert (await bus.call("ping", session="s1")).output == "False"
+    assert notes.cleaned[-1] is None
+    assert sorted(each for each in notes.cleaned if each) == [Session("ann", f"s{number}") for number in range(5)]
+    assert notes.notes == {}
+    assert plain.cleanups == 1
+    failures = [record.toolbus for record in caplog.records if record.toolbus["event"] == "session.cleanup_failed"]  # type: ignore[attr-defined]
+    assert sorted(failure["session"] for failure in failures) == ["s1", "s3"]
+
+
+async def test_a_clean_up_that_hangs_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """After its time it is cancelled and logged, and the session can be used anew."""
+    monkeypatch.setattr("toolbus.worker.sessions.CLEANUP_WITHIN", 0.2)
+    notes = Notes()
+    notes.slow.add("s1")
+    with caplog.at_level(logging.ERROR, logger="toolbus"):
+        async with place.serving(notes) as bus:
+            view = bus.bind(session="s1")
+            await view.call("note", {"text": "x"})
+            await view.close_session()
+            assert (await view.call("note", {"text": "x"})).output == "one 2"
+            notes.slow.clear()
+    assert [record.toolbus["session"] for record in caplog.records if record.toolbus["event"] == "session.cleanup_failed"] == ["s1"]  # type: ignore[attr-defined]
+
+
+async def test_a_worker_has_a_bounded_number_of_sessions(place: Place) -> None:
+    """Beyond it the session that was not used for the longest ends, never one in which a call runs."""
+    notes = Notes()
+    notes.max_sessions = 3
+    async with place.serving(notes) as bus:
+        running = asyncio.create_task(bus.call("wait", session="busy"))
+        await eventually(lambda: notes.running == 1)
+        for session in ("s1", "s2", "s1", "s3"):
+            await bus.call("note", {"text": "x"}, session=session)
+        await eventually(lambda: notes.cleaned == [Session("", "s2")])
+        notes.go.set()
+        notes.notes["", "busy"] = []
+        assert (await running).success
+
+
+async def test_a_plain_clean_up_runs_in_a_thread(place: Place) -> None:
+    """A cleanup that is no coroutine function may block: calls go on meanwhile."""
+
+    class Blocking(ToolService):
+        """Cleans up slowly."""
+
+        id = "blocking"
+        done = 0
+
+        @tool(effect="read")
+        async def ping(self) -> str:
+            """Answer."""
+            return "pong"
+
+        def cleanup(self, session: Session | None = None) -> None:  # type: ignore[override]
+            """Block."""
+            time.sleep(0.3)
+            self.done += 1
+
+    service = Blocking()
+    async with place.serving(service) as bus:
+        async with bus.session("s1") as view:
+            await view.call("ping")
+        for _ in range(3):
+            assert (await bus.call("ping")).success
+        assert service.done == 0
+        await eventually(lambda: service.done == 1)
+    assert service.done == 2
+
+
+async def test_nested_sessions_end_with_the_one_that_was_closed(place: Place) -> None:
+    """A service that was called by a handler hears of the end too, although the agent never called it."""
+    notes = Notes()
+
+    @tool(service="outer", effect="read")
+    async def outer() -> str | None:
+        """Take a note elsewhere."""
+        return (await invocation().call("note", {"text": "x"})).output
+
+    async with place.worker(notes), place.serving(outer) as bus:
+        await bus.wait_for_tool("note")
+        async with bus.session("s1", user="ann") as view:
+            assert (await view.call("outer")).output == "one 1"
+        await eventually(lambda: notes.cleaned == [Session("ann", "s1")])
+
+
+def test_wrong_limits_are_named() -> None:
+    """A service whose limits can't be is refused with the name of the limit."""
+    notes = Notes()
+    notes.session_idle = 0
+    with pytest.raises(ConfigurationError, match=r"Notes\.session_idle"):
+        Place("memory://", "limits").worker(notes)
+
+
+# -- sticky -------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_a_session_go_to_one_worker(place: Place) -> None:
+    """Whoever takes a call gives it to the worker that has the session; calls of no session and no user run anywhere."""
+    log: list[Any] = []
+    services = [StickyNotes(str(number), log) for number in range(3)]
+    workers = [place.worker(service, concurrency=10) for service in services]
+    async with workers[0], workers[1], workers[2], place.bus() as bus:
+        await bus.wait_for_tool("note")
+
+        async def converse(session: str) -> list[str | None]:
+            return [(await bus.call("note", {"text": "x"}, user="ann", session=session)).output for _ in range(6)]
+
+        answers = await asyncio.gather(*(converse(f"s{number}") for number in range(30)))
+        for said in answers:
+            worker = str(said[0]).partition(" ")[0]
+            assert said == [f"{worker} {count}" for count in range(1, 7)]
+        assert len({str(said[0])[0] for said in answers}) == 3, "each worker got some sessions"
+        assert sum(sum(service.new) for service in services) == 30
+        results = await asyncio.gather(*(bus.call("note", {"text": "x"}) for _ in range(30)))
+        assert all(result.success for result in results)
+
+
+async def test_many_calls_of_a_session_at_once_go_to_one_worker(place: Place) -> None:
+    """Also when it is new and several workers take its first calls at the same time."""
+    services = [StickyNotes(str(number)) for number in range(3)]
+    async with place.worker(services[0]), place.worker(services[1]), place.serving(services[2]) as bus:
+        for session in range(10):
+            results = await asyncio.gather(*(bus.call("note", {"text": "x"}, session=f"s{session}") for _ in range(20)))
+            assert len({str(result.output).partition(" ")[0] for result in results}) == 1
+            assert {result.meta.attempts for result in results} == {1}
+
+
+async def test_a_full_worker_is_waited_for(place: Place) -> None:
+    """Calls of its sessions run when it has a slot again, and not elsewhere."""
+    services = [StickyNotes(str(number)) for number in range(2)]
+    async with place.worker(services[0], concurrency=2), place.bus() as bus:
+        await bus.wait_for_tool("note")
+        assert (await bus.call("note", {"text": "x"}, session="s")).output == "0 1"
+        held = [asyncio.create_task(bus.call("wait", session="s")) for _ in range(2)]
+        await eventually(lambda: services[0].running == 2)
+        async with place.worker(services[1]):
+            waiting = [asyncio.create_task(bus.call("note", {"text": "x"}, session="s")) for _ in range(5)]
+            assert (await bus.call("note", {"text": "x"}, session="other")).output == "1 1"
+            assert not any(task.done() for task in waiting)
+            services[0].go.set()
+            outputs = {(await task).output for task in waiting}
+            assert outputs == {f"0 {number}" for number in range(2, 7)}
+            assert {(await task).output for task in held} == {"0"}
+
+
+async def test_sessions_of_a_drained_worker_start_anew_elsewhere(place: Place) -> None:
+    """What waited for it is taken by another at once, as the same attempt, in a session that is new there."""
+    first, second = StickyNotes("first"), StickyNotes("second")
+    leaving = place.worker(first, concurrency=1, grace=0.2)
+    async with leaving, place.bus() as bus:
+        await bus.wait_for_tool("note")
+        assert (await bus.call("note", {"text": "x"}, session="s")).output == "first 1"
+        held = asyncio.create_task(bus.call("wait", session="s"))
+        await eventually(lambda: first.running == 1)
+        async with place.worker(second):
+            waiting = asyncio.create_task(bus.call("note", {"text": "x"}, session="s"))
+            assert (await bus.call("note", {"text": "x"}, session="other")).output == "second 1"
+            await leaving.drain()
+            result = await waiting
+            assert (result.output, result.meta.attempts) == ("second 1", 1)
+            second.go.set()
+            result = await held
+            assert (result.output, result.meta.attempts) == ("second", 1)
+            assert first.cleaned == [Session("", "s"), None]
+
+
+async def test_a_call_that_waits_for_its_worker_can_be_cancelled_and_expire(place: Place) -> None:
+    """Cancelled or expired it never runs; for `once` work that is certain, so its caller is not left in doubt."""
+    ran: list[str] = []
+
+    class Once(StickyNotes):
+        """Has effects."""
+
+        @tool(effect="once")
+        async def pay(self) -> str:
+            """Have an effect."""
+            ran.append(self.name)
+            return "paid"
+
+    first, second = Once("first"), Once("second")
+    async with place.worker(first, concurrency=1), place.bus() as bus:
+        await bus.wait_for_tool("pay")
+        held = asyncio.create_task(bus.call("wait", session="s"))
+        await eventually(lambda: first.running == 1)
+        async with place.worker(second):
+            late = asyncio.create_task(bus.call("pay", session="s", timeout=0.6))
+            cancelled = asyncio.create_task(bus.call("pay", session="s"))
+            assert (await bus.call("note", {"text": "x"}, session="other")).output == "second 1"
+            cancelled.cancel()
+            error = (await late).error
+            assert error is not None
+            assert error.type == "deadline_exceeded"
+            first.go.set()
+            assert (await held).success
+            assert (await bus.call("note", {"text": "x"}, session="s")).output == "first 1"
+    assert ran == []
+
+
+async def test_a_closed_session_is_free_for_every_worker(place: Place) -> None:
+    """Its owner cleans up and gives it up; nobody keeps anything of it."""
+    services = [StickyNotes(str(number)) for number in range(2)]
+    async with place.worker(services[0]), place.serving(services[1]) as bus:
+        for _ in range(20):
+            async with bus.session("s", user="ann") as view:
+                said = [(await view.call("note", {"text": "x"})).output for _ in range(3)]
+                assert said in (["0 1", "0 2", "0 3"], ["1 1", "1 2", "1 3"])
+        await eventually(lambda: sum(len(service.cleaned) for service in services) == 20)
+        assert [service.notes for service in services] == [{}, {}]
+
+
+async def test_a_user_without_a_session_has_one_of_its_own(place: Place) -> None:
+    """Calls that name a user and no session go to one worker as well."""
+    services = [StickyNotes(str(number)) for number in range(3)]
+    async with place.worker(services[0]), place.worker(services[1]), place.serving(services[2]) as bus:
+        for user in ("ann", "bob", "cid", "dan"):
+            said = [(await bus.call("note", {"text": "x"}, user=user)).output for _ in range(5)]
+            worker = str(said[0]).partition(" ")[0]
+            assert said == [f"{worker} {count}" for count in range(1, 6)]
+
+
+async def test_no_key_stays_of_ended_sessions(redis_place: Place) -> None:
+    """Owners are removed as sessions end, and consumers with the workers."""
+    settings: Settings = redis_place.settings
+    client = redis.Redis.from_url(settings.url)
+    prefix = f"tb:{{{settings.namespace}}}:"
+    async with redis_place.worker(StickyNotes()), redis_place.serving(StickyNotes("two")) as bus:
+        for number in range(10):
+            await bus.call("note", {"text": "x"}, session=f"s{number}")
+        assert len(list(client.scan_iter(f"{prefix}sess:*"))) == 10
+        for number in range(5):
+            await bus.bind(session=f"s{number}").close_session()
+        await eventually(lambda: len(list(client.scan_iter(f"{prefix}sess:*"))) == 5)
+    assert list(client.scan_iter(f"{prefix}sess:*")) == []
+    assert not client.exists(f"{prefix}q:notes", f"{prefix}fence:notes")
+    client.close()

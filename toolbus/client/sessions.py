@@ -1,0 +1,58 @@
+"""The sessions that a bus made calls in, so that their services can be told of the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from toolbus import telemetry
+from toolbus.broker.protocols import AgentBroker
+from toolbus.results import BrokerError
+
+# Beyond, the one that was not used for the longest is forgotten: its services notice that it is idle, or that the agent is gone.
+_MOST_SESSIONS = 10_000
+_TELLING = 2.0
+
+
+class UsedSessions:
+    """Which queues each session's calls went to."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[tuple[str, str], set[str]] = {}
+        self._queues: set[str] = set()
+
+    def add(self, user: str, session: str, queue: str) -> None:
+        """Take note of a call."""
+        queues = self._sessions.pop((user, session), None)
+        if queues is None:
+            queues = set()
+            if len(self._sessions) >= _MOST_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+        # The order in which they were used.
+        self._sessions[user, session] = queues
+        queues.add(queue)
+        self._queues.add(queue)
+
+    async def close(self, broker: AgentBroker, user: str, session: str) -> None:
+        """Tell every service that was called in a session that it is over; returns after two seconds at most."""
+        queues = self._sessions.pop((user, session), None)
+        if queues:
+            try:
+                async with asyncio.timeout(_TELLING):
+                    await broker.close_session(user, session, queues)
+            except (BrokerError, TimeoutError) as error:
+                _untold(error)
+
+    async def leave(self, broker: AgentBroker) -> None:
+        """Tell every service that was called in any session that this agent leaves them all; returns after two seconds at most."""
+        self._sessions.clear()
+        queues, self._queues = self._queues, set()
+        if queues:
+            try:
+                async with asyncio.timeout(_TELLING):
+                    await broker.leave_sessions(queues)
+            except (BrokerError, TimeoutError) as error:
+                _untold(error)
+
+
+def _untold(error: Exception) -> None:
+    telemetry.log.warning("session.untold", error=str(error) or "the server did not answer")

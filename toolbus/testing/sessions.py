@@ -1,0 +1,37 @@
+"""Sessions of handlers that run without a bus."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from toolbus.broker.protocols import session_of
+from toolbus.envelope import Request
+from toolbus.worker.sessions import Session
+
+if TYPE_CHECKING:
+    from toolbus.worker.run import Run
+
+
+class TriedSessions:
+    """The sessions of one service's calls, all of which last until the environment is left."""
+
+    def __init__(self) -> None:
+        self._first: dict[Session, str] = {}
+
+    def start(self, run: Run) -> asyncio.Task[None]:
+        """Start a call in its session."""
+        request = run.delivery.request
+        pair = session_of(request)
+        if pair is not None:
+            self._first.setdefault(Session(*pair), request.id)
+        return asyncio.get_running_loop().create_task(run.execute())
+
+    def opened_by(self, request: Request) -> bool:
+        """Whether a call is the one that opened its session."""
+        pair = session_of(request)
+        return pair is not None and self._first.get(Session(*pair)) == request.id
+
+    def seen(self) -> list[Session]:
+        """Every session that there was."""
+        return list(self._first)

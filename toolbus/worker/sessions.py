@@ -1,0 +1,288 @@
+"""Sessions that a worker has open, for services that clean up after them or want their calls at one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from toolbus import telemetry
+from toolbus.broker.protocols import WorkerBroker, session_of
+from toolbus.deadlines import Deadlines
+from toolbus.envelope import Request
+from toolbus.results import ErrorInfo
+
+if TYPE_CHECKING:
+    from toolbus.worker.handlers import Served
+    from toolbus.worker.run import Run
+
+# Seconds that one clean-up may take, and that calls of a closed session may take to stop.
+CLEANUP_WITHIN = 10.0
+_STOPS_WITHIN = 5.0
+_MOST_CLEANUPS = 16
+# A session that more callers use at once ends when it is closed or idle, whoever of them leaves.
+_MOST_AGENTS = 64
+_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
+
+
+class Session(NamedTuple):
+    """A session of one user. It equals the tuple ``(user, id)``, so that users with equal ids stay apart in a dict.
+
+    Attributes:
+        user: the tenant.
+        id: what ``bus.bind(session=…)`` said; empty for calls without a session, which share the user's own.
+    """
+
+    user: str
+    id: str
+
+
+class SessionBook(Protocol):
+    """Counts the calls of one service in their sessions."""
+
+    def start(self, run: Run) -> asyncio.Task[None]:
+        """Start a call in its session."""
+
+    def opened_by(self, request: Request) -> bool:
+        """Whether a running call is the one that opened its session here."""
+
+
+class Host(Protocol):
+    """What sessions need of the worker that has them."""
+
+    broker: WorkerBroker
+    deadlines: Deadlines
+
+    async def close_nested(self, user: str, session: str) -> None:
+        """End a session that handlers' nested calls were made in."""
+
+
+class _Open:
+    """One open session: its calls, the callers that use it, and once it ends, the calls that wait for its end."""
+
+    __slots__ = ("agents", "closed", "first", "runs", "used", "waiting")
+
+    def __init__(self, first: Request) -> None:
+        self.first = first.id
+        self.agents: set[str] | None = set()
+        self.runs: set[Run] = set()
+        self.waiting: set[Run] = set()
+        self.used = time.monotonic()
+        self.closed: asyncio.Event | None = None
+
+    def enter(self, run: Run) -> None:
+        """Count a call in."""
+        agent = run.delivery.request.agent
+        if agent and self.agents is not None:
+            self.agents.add(agent)
+            if len(self.agents) > _MOST_AGENTS:
+                self.agents = None
+        (self.runs if self.closed is None else self.waiting).add(run)
+
+    def leave(self, agents: set[str]) -> bool:
+        """Whether nobody is left who uses it, now that these callers are gone."""
+        if not self.agents or self.agents.isdisjoint(agents):
+            return False
+        self.agents -= agents
+        return not self.agents
+
+
+class OpenSessions:
+    """The open sessions of one service in this worker."""
+
+    def __init__(self, served: Served, host: Host) -> None:
+        self._served = served
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[Session, _Open] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(_MOST_CLEANUPS)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def start(self, run: Run) -> asyncio.Task[None]:
+        """Start a call in its session, which opens with its first one; one whose session is ending waits for the end."""
+        request = run.delivery.request
+        pair = session_of(request)
+        if pair is None:
+            return self._loop.create_task(run.execute())
+        session = Session(*pair)
+        found = self._open.pop(session, None)
+        if found is None:
+            if len(self._open) >= self._served.max_sessions:
+                self._make_room()
+            found = self._begin(session, request)
+        # The order in which they were used.
+        self._open[session] = found
+        found.enter(run)
+        task = self._loop.create_task(self._execute(run, found.closed))
+        task.add_done_callback(lambda _: self._left(session, run))
+        return task
+
+    def opened_by(self, request: Request) -> bool:
+        """Whether a running call is the one that opened its session here."""
+        pair = session_of(request)
+        found = self._open.get(Session(*pair)) if pair is not None else None
+        return found is not None and found.first == request.id
+
+    async def _execute(self, run: Run, closed: asyncio.Event | None) -> None:
+        if closed is not None:
+            await closed.wait()
+        await run.execute()
+
+    def _left(self, session: Session, run: Run) -> None:
+        found = self._open.get(session)
+        if found is not None:
+            found.runs.discard(run)
+            found.waiting.discard(run)
+            found.used = time.monotonic()
+
+    def _begin(self, session: Session, first: Request) -> _Open:
+        found = _Open(first)
+        self._look_later(session, found, found.used + self._served.session_idle)
+        return found
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def end(self, session: Session, reason: str, *, stop: bool = False) -> None:
+        """End a session: its calls are stopped or waited for, and then the service cleans up after it."""
+        found = self._open.get(session)
+        if found is None:
+            return
+        if found.closed is not None:
+            # It ends already; what waits to begin it anew is over as well.
+            for run in list(found.waiting) if stop else ():
+                run.stop(_CLOSED)
+            return
+        found.closed = asyncio.Event()
+        task = self._loop.create_task(self._end(session, found, found.closed, reason, stop=stop))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def left(self, agents: set[str], reason: str) -> None:
+        """End the sessions that nobody else uses, now that these callers are gone."""
+        for session in [session for session, found in self._open.items() if found.leave(agents)]:
+            self.end(session, reason, stop=True)
+
+    def agents(self) -> set[str]:
+        """The callers that use open sessions."""
+        return set().union(*(found.agents for found in self._open.values() if found.agents))
+
+    async def aclose(self) -> None:
+        """End every session; returns when all are cleaned up, or a bounded time has passed."""
+        for session in list(self._open):
+            self.end(session, "drain")
+        if self._ending:
+            _, late = await asyncio.wait(self._ending, timeout=CLEANUP_WITHIN)
+            for task in late:
+                task.cancel()
+            if late:
+                telemetry.log.error("session.cleanup_failed", service=self._served.id, error=f"{len(late)} sessions were not done in time")
+                await asyncio.wait(late, timeout=1.0)
+
+    async def _end(self, session: Session, found: _Open, closed: asyncio.Event, reason: str, *, stop: bool) -> None:
+        try:
+            tasks = [run.task for run in found.runs if run.task is not None]
+            if stop:
+                for run in list(found.runs):
+                    run.stop(_CLOSED)
+            if tasks:
+                await asyncio.wait(tasks, timeout=_STOPS_WITHIN if stop else None)
+            await self._clean(session)
+            telemetry.log.info("session.ended", service=self._served.id, user=session.user, session=session.id, reason=reason)
+        finally:
+            self._settle(session, found)
+            closed.set()
+
+    async def _clean(self, session: Session) -> None:
+        async with self._turns:
+            try:
+                async with asyncio.timeout(CLEANUP_WITHIN):
+                    await self._served.cleanup(session)
+            except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
+                telemetry.log.exception("session.cleanup_failed", service=self._served.id, user=session.user, session=session.id)
+
+    def _settle(self, session: Session, found: _Open) -> None:
+        """Give the session up, or begin it anew for the calls that waited for its end."""
+        del self._open[session]
+        if not found.waiting:
+            self._host.broker.release_session(self._served.id, *session)
+            return
+        runs = sorted(found.waiting, key=lambda run: run.delivery.entry)
+        anew = self._open[session] = self._begin(session, runs[0].delivery.request)
+        for run in runs:
+            anew.enter(run)
+
+    def _make_room(self) -> None:
+        """End the session that was not used for the longest. All of them are in use only while as many calls run."""
+        idle = next((session for session, found in self._open.items() if not found.runs and found.closed is None), None)
+        if idle is not None:
+            self.end(idle, "room")
+
+    def _look_later(self, session: Session, found: _Open, when: float) -> None:
+        self._host.deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
+
+    def _look(self, session: Session, found: _Open) -> None:
+        if self._open.get(session) is not found or found.closed is not None:
+            return
+        due = (time.monotonic() if found.runs else found.used) + self._served.session_idle
+        if due <= time.monotonic():
+            self.end(session, "idle")
+        else:
+            self._look_later(session, found, due)
+
+
+class WorkerSessions:
+    """The open sessions of a worker, by service; hears of their ends."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._services: dict[str, OpenSessions] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def open(self, served: Served) -> None:
+        """Keep the sessions of a service that wants it."""
+        if served.has_sessions:
+            served.sessions = self._services[served.id] = OpenSessions(served, self._host)
+
+    async def aclose(self) -> None:
+        """End every session of every service, side by side."""
+        await asyncio.gather(*(each.aclose() for each in self._services.values()))
+        for task in self._closing:
+            task.cancel()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._services.values()))
+
+    # -- SessionListener --------------------------------------------------------------------------
+
+    def closed(self, service: str, user: str, session: str) -> None:
+        """A caller closed a session."""
+        if service in self._services:
+            self._services[service].end(Session(user, session), "closed", stop=True)
+        # What handlers called in it ends too.
+        task = asyncio.get_running_loop().create_task(self._host.close_nested(user, session))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def left(self, service: str, agent: str) -> None:
+        """A caller is going."""
+        if service in self._services:
+            self._services[service].left({agent}, "left")
+
+    def moved(self, service: str, user: str, session: str) -> None:
+        """Another worker has, or had, the session."""
+        if service in self._services:
+            self._services[service].end(Session(user, session), "moved")
+
+    def agents(self) -> set[str]:
+        """The callers that use open sessions."""
+        return set().union(*(each.agents() for each in self._services.values()))
+
+    def gone(self, agents: set[str]) -> None:
+        """Callers have died."""
+        for each in self._services.values():
+            each.left(agents, "gone")
