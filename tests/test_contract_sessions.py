@@ -309,15 +309,15 @@ async def test_nested_sessions_end_with_the_one_that_was_closed(place: Place) ->
     """A service that was called by a handler hears of the end too, although the agent never called it."""
     notes = Notes()
 
-    @tool(service="outer", effect="read")
-    async def outer() -> str | None:
+    @tool(service="outer-of-sessions", effect="read")
+    async def pass_on() -> str | None:
         """Take a note elsewhere."""
         return (await invocation().call("note", {"text": "x"})).output
 
-    async with place.worker(notes), place.serving(outer) as bus:
+    async with place.worker(notes), place.serving(pass_on) as bus:
         await bus.wait_for_tool("note")
         async with bus.session("s1", user="ann") as view:
-            assert (await view.call("outer")).output == "one 1"
+            assert (await view.call("pass_on")).output == "one 1"
         await eventually(lambda: notes.cleaned == [Session("ann", "s1")])
 
 

@@ -137,6 +137,9 @@ async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(
         assert answers == [(second, 1), (second, 2)]
         os.kill(first, signal.SIGCONT)
         said = await asyncio.gather(*(note(bus, "s", 0.01) for _ in range(50)))
+        await workers_up(bus, 2)
+        # Both wait for requests, so that they take them in turn.
+        said += [await note(bus, "s") for _ in range(20)]
         assert {pid for pid, _ in said} == {second}
 
 
