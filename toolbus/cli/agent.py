@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -181,7 +182,7 @@ class _Screen:
             total = f"/{event.total:g}" if event.total else ""
             self._line(f"  {told.tool} [{event.done:g}{total}] {event.message}")
         elif isinstance(event, Asked):
-            self._line(f"  {told.tool} asks: {event.question}; it waits {event.timeout:g} s: toolbus confirm allow {event.id}")
+            self._line(f"  {told.tool} asks: {event.question}; it waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}")
         elif isinstance(event, Reset):
             self._line(f"  {told.tool}: attempt {event.attempt} starts anew")
         elif isinstance(event, Finished) and event.result.error is not None:

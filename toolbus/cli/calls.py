@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,7 @@ async def _print(call: Call, *, quiet: bool) -> ToolResult:
     async for event in call.events():
         if isinstance(event, Asked):
             asks = f"{call.target.tool} asks: {visible(event.question)}"
-            click.echo(f"{asks}\nit waits {event.timeout:g} s: toolbus confirm allow {event.id}", err=True)
+            click.echo(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
         elif isinstance(event, Finished) and quiet:
             return event.result
         elif quiet:

@@ -484,7 +484,9 @@ class Worker:
         waiting = self._waiting.find(call=call)
         error = ErrorInfo("cancelled", message="cancelled by the caller")
         for run in running:
-            run.stop(error)
+            # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
+            if not run.stuck:
+                run.stop(error)
         for delivery in waiting:
             self._waiting.remove(delivery)
             self._refuse(delivery, error)
