@@ -105,6 +105,7 @@ EVENTS: Mapping[str, str] = {
     "trustgraph.invoke_failed": "a tool service of the TrustGraph facade raised; the traceback follows",
     "trustgraph.unavailable": "the server can't be reached to launch a tool service; it is tried again",
     "toolkit.action_unknown": "an edge was left out, because the action that it was to connect is not in the toolkit graph",
+    "toolkit.left_out": "a published preset can't be read and is left out of the toolkit graph; the error names the place",
     "toolkit.tool_unreachable": "a tool was taken out of the toolkit graph, because nothing leads to it",
     "toolkit.group_unreachable": "no action calls this group of tools, so it is never recommended",
     "tool.name_taken": "two services offer a tool of this name; the first keeps it",
