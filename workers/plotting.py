@@ -8,7 +8,7 @@ from html import escape
 from typing import Literal, NamedTuple
 
 WIDTH, HEIGHT = 720, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 50, 80
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 50, 100
 _COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#64748b")
 _MOST_LABELS, _MOST_DOTS = 24, 60
 _LABEL, _LEGEND, _TITLE = 14, 18, 80
@@ -139,7 +139,7 @@ def _pie(chart: Chart) -> list[str]:
 
 
 def _legend(at: int, name: str) -> list[str]:
-    x, y = _LEFT + (at % 4) * 155, HEIGHT - 24 + (at // 4) * 15
+    x, y = _LEFT + (at % 4) * 155, HEIGHT - 28 + (at // 4) * 15
     return [f'<rect x="{x}" y="{y}" width="10" height="10" fill="{_COLOURS[at]}"/>', _text(x + 15, y + 9, _short(name, 20))]
 
 
