@@ -2,6 +2,7 @@
 
 import base64
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -50,6 +51,14 @@ async def test_a_bar_chart_shows_its_values_from_zero():
     assert {"Sales", "north", "south", "0"} <= set(texts(root))
     assert "amount: 2 values from -20.5 (south) to 15 (north)" in outcome.result.output
     assert outcome.blobs == [Blob("image/svg+xml", outcome.result.data["svg"].encode())]
+
+
+async def test_the_picture_of_the_guide_is_what_the_tool_draws():
+    """The chart in the guide to the shelf is drawn by this code, byte for byte."""
+    series = [{"name": "2024", "values": [15, 20, 7, -3]}, {"name": "2025", "values": [18, 12.5, 9, 4]}]
+    outcome, _ = await drawn(title="Sales by region", labels=["north", "south", "east", "west"], series=series)
+    picture = Path(__file__).parents[2] / "docs" / "chart.svg"
+    assert picture.read_text("utf-8") == outcome.result.data["svg"]
 
 
 async def test_a_line_has_gaps_where_values_are_missing():

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from workers.graph_store.embedded import EmbeddedGraph, Limits
 
 pytestmark = pytest.mark.anyio
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "shelf-data.md"
 TOOLS = {"graph_import", "graph_query", "graph_schema"}
 PEOPLE = "id,name,age,score\nann,Ann,30,\nbob,Bob,,1.5\ncid,Cid,41,2\n"
 KNOWS = [{"from": "ann", "to": "bob", "since": 2001}, {"from": "bob", "to": "cid", "since": 2010}]
@@ -119,22 +122,10 @@ async def test_without_a_store_none_of_them_is_served(valkey_server, namespace):
 
 
 async def test_they_appear_with_a_store_of_ones_own(valkey_server, namespace, tmp_path):
-    """A module that provides another GraphStore, served beside them, is what they ask."""
-    (tmp_path / "mine.py").write_text(
-        "from toolbus import provide, tool\n"
-        "from workers.graph_store import Found, GraphStore, Label, Loaded, Schema\n\n"
-        "class Mine(GraphStore):\n"
-        "    async def query(self, query, parameters, *, max_rows, max_bytes, seconds):\n"
-        "        return Found(['asked'], [[query]])\n"
-        "    async def schema(self, *, seconds):\n"
-        "        return Schema([Label('City', 2, {'id': 'text'})], [])\n"
-        "    async def load(self, batch, *, seconds):\n"
-        "        return Loaded(len(batch.rows), Label(batch.label, len(batch.rows), {}))\n\n"
-        "provide(GraphStore, Mine)\n\n"
-        "@tool\ndef hello() -> str:\n    '''Say hello.'''\n    return 'hello'\n"
-    )
-    targets = (tmp_path / "mine.py", "workers.graph_store.tools")
-    async with process(valkey_server, namespace, *targets), ToolBus(valkey_server, namespace=namespace) as bus:
+    """The store of the guide is what they ask."""
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    (tmp_path / "mystore.py").write_text(example)
+    async with process(valkey_server, namespace, f"{tmp_path}/mystore.py:tools"), ToolBus(valkey_server, namespace=namespace) as bus:
         for name in TOOLS:
             await bus.wait_for_tool(name, 30)
         assert (await Desk(bus, None).query("anything")).data["rows"] == [["anything"]]
