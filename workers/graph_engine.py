@@ -23,7 +23,10 @@ from workers.confined import Refused, answers_stream, confine, cut, serve
 MAX_LABELS = 200
 MAX_COLUMNS = 100
 MAX_CELL = 2_000
+MAX_NAME = 200
 MAX_MESSAGE = 500
+# The parser takes minutes for thousands of levels, and can't be interrupted.
+MAX_NESTING = 50
 
 # Addresses that the database sets aside for itself, a power of two; memory is bounded by the buffer pool.
 _ADDRESSES = 1 << 40
@@ -79,7 +82,7 @@ class Engine:
             found = self._connection.execute(query, parameters)
             if isinstance(found, list):
                 raise Refused(f"{len(found)} statements were given; run one at a time", "one_statement")
-            columns = found.get_column_names()
+            columns = [cut(name, MAX_NAME) for name in found.get_column_names()]
             if len(columns) > MAX_COLUMNS:
                 raise Refused(f"the result has {len(columns)} columns; return at most {MAX_COLUMNS}", "too_many_columns")
             rows: list[list[Any]] = []
@@ -224,12 +227,16 @@ def check(query: str) -> None:
     """
     words: list[str] = []
     ended = False
+    level = 0
     for token in _TOKEN.finditer(query):
         kind, text = token.lastgroup, token[0]
         if kind == "comment":
             raise Refused("leave comments out of the statement", "no_comments")
         if kind == "open":
             raise Refused(f"a quotation that begins with {text} does not end", "bad_query")
+        level += (text in "([{") - (text in ")]}")
+        if level > MAX_NESTING:
+            raise Refused(f"brackets are nested more than {MAX_NESTING} levels deep; write it flatter", "too_deep")
         if ended and not text.isspace() and kind != "end":
             raise Refused("several statements were given; run one at a time", "one_statement")
         ended = ended or kind == "end"

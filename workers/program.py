@@ -19,7 +19,7 @@ from typing import Any, cast
 from toolbus import ToolError
 
 # An interrupted request that has not ended by then is ended with its process.
-_GRACE = 0.5
+_GRACE, _INTERRUPTIONS = 0.5, 10
 _MAX_ANSWER = 16 << 20
 _PACKAGES = str(Path(__file__).parents[1])
 
@@ -34,6 +34,7 @@ class Program:
     def __init__(self, process: asyncio.subprocess.Process, lost: str) -> None:
         self._process = process
         self._lost = lost
+        self._killed = False
 
     @classmethod
     async def start(cls, script: Path, *arguments: object, lost: str, cwd: str = "/", pass_fds: Sequence[int] = ()) -> Program:
@@ -77,18 +78,26 @@ class Program:
 
     async def aclose(self) -> None:
         """End the process."""
-        if self.alive:
+        self._kill()
+        await self._process.wait()
+
+    def _kill(self) -> None:
+        # Only once: a second time would take the exit status away from who waits for it.
+        if self.alive and not self._killed:
+            self._killed = True
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-        await self._process.wait()
 
     async def _stop(self, reading: asyncio.Future[dict[str, Any]]) -> None:
         try:
-            self._send({"do": "interrupt"})
-            await asyncio.wait([reading], timeout=_GRACE)
+            # An interruption that comes before the request has really begun goes unheard.
+            for _ in range(_INTERRUPTIONS):
+                self._send({"do": "interrupt"})
+                if (await asyncio.wait([reading], timeout=_GRACE / _INTERRUPTIONS))[0]:
+                    break
         finally:
             if not reading.done():
-                self._process.kill()
+                self._kill()
             with contextlib.suppress(ToolError):
                 await reading
 
@@ -103,7 +112,6 @@ class Program:
             if size < _MAX_ANSWER:
                 answer: dict[str, Any] = json.loads(await source.readexactly(size))
                 return answer
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._kill()
         await self._process.wait()
         raise ToolError(self._lost, type="tool_error", code="session_lost")

@@ -24,7 +24,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "shelf-data.md"
 TOOLS = {"graph_import", "graph_query", "graph_schema"}
 PEOPLE = "id,name,age,score\nann,Ann,30,\nbob,Bob,,1.5\ncid,Cid,41,2\n"
 KNOWS = [{"from": "ann", "to": "bob", "since": 2001}, {"from": "bob", "to": "cid", "since": 2010}]
-# Interrupted at once, and not at all before it has counted to the end.
+UNSTOPPABLE = "RETURN levenshtein(repeat('a', 100000), repeat('b', 100000))"
 ENDLESS = "UNWIND range(1, 10000) AS x UNWIND range(1, 10000) AS y UNWIND range(1, 10000) AS z RETURN sum(x * y * z)"
 
 
@@ -293,12 +293,14 @@ async def test_other_statements_are_refused_by_name(people, tmp_path, statement,
         ("RETURN 1 // a comment", "no_comments"),
         ("RETURN /* '*/ 1", "no_comments"),
         ("RETURN 'a", "bad_query"),
+        (f"RETURN {'(' * 9_000}1{')' * 9_000}", "too_deep"),
+        (f"RETURN {'[{a:' * 50}1{'}]' * 50}", "too_deep"),
         ("RETURN \"it's", "bad_query"),
         ("RETURN 'a\\' LOAD FROM 'x' RETURN 1", "bad_query"),
     ],
 )
 def test_the_gate_refuses_what_it_can_not_read(statement, code):
-    """Several statements, comments and open quotations are refused before the database sees them."""
+    """Several statements, comments, open quotations and deep nesting are refused before the database sees them."""
     with pytest.raises(Refused) as refused:
         check(statement)
     assert refused.value.code == code
@@ -387,6 +389,15 @@ async def test_a_greedy_statement_ends_in_an_error(people, statement):
     """What wants more memory than there is fails alone, and the graph stays."""
     assert "more memory" in failed(await people.query(statement), "tool_error", "out_of_memory")
     assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
+
+
+async def test_what_can_not_be_interrupted_ends_with_its_process_and_says_so(people):
+    """The caller is told in time that the graph in memory is gone, and one in the next call's process takes data again."""
+    began = time.monotonic()
+    told = failed(await people.query(UNSTOPPABLE, timeout=4), "deadline_exceeded", "too_slow")
+    assert time.monotonic() - began < 4
+    assert "is empty now: import it again" in told
+    assert (await people.load("vertices", "Person", csv=PEOPLE)).data["label"]["count"] == 3
 
 
 async def test_a_process_that_dies_is_started_again(people):
