@@ -25,7 +25,7 @@ MAX_COLUMNS = 100
 MAX_CELL = 2_000
 MAX_NAME = 200
 MAX_MESSAGE = 500
-# The parser takes minutes for thousands of levels, and can't be interrupted.
+# The parser takes many seconds for thousands of levels, and can't be interrupted.
 MAX_NESTING = 50
 
 # Addresses that the database sets aside for itself, a power of two; memory is bounded by the buffer pool.

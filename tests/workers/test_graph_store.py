@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.servers import eventually
-from toolbus import ToolBus, ToolError, Worker
+from toolbus import Settings, ToolBus, ToolError, Worker
+from toolbus.worker.handlers import collect
+from toolbus.worker.provide import Services
+from workers import charts
 from workers.confined import Refused
 from workers.graph_engine import MAX_CELL, check
 from workers.graph_store import GraphStore, tools
@@ -145,6 +148,19 @@ async def test_a_graph_in_a_file_outlives_its_worker_and_belongs_to_one(valkey_s
     async with serving(namespace, valkey_server, **limits) as desk:
         assert await desk.rows("MATCH (p:Person) RETURN p.name ORDER BY p.id") == [["Ann"], ["Bob"], ["Cid"]]
         failed(await desk.query("LOAD FROM 'x.csv' RETURN *"), "forbidden", "statement_refused")
+
+
+def test_the_guide_lists_the_tools_and_variables():
+    """Each tool stands in the shelf's table with its module, and each variable with its default; arguments are described."""
+    page = GUIDE.read_text("utf-8")
+    for module, place in ((tools, "workers.graph_store"), (charts, "workers.charts")):
+        (served,) = collect(module, Settings(), Services({GraphStore: EmbeddedGraph()}))
+        for tool in served.publication.tools:
+            assert re.search(rf"^\| `{tool.name}` \| .+ \| `{re.escape(place)}` \|$", page, re.MULTILINE), tool.name
+            assert all(schema.get("description") for schema in tool.parameters["properties"].values())
+    for name in Limits.__struct_fields__:
+        default = str(getattr(Limits(), name))
+        assert f"| `TOOLBUS_GRAPH_{name.upper()}` | {default}{' ' if default else ''}|" in page
 
 
 # -- what they answer ---------------------------------------------------------------------------------
