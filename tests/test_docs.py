@@ -271,6 +271,18 @@ def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path) -> None
     assert run_example(second, tmp_path) == "[('read', 'write'), ('read', 'fetch')]\n"
 
 
+@pytest.mark.parametrize("name", ["data-analysis", "graph"])
+def test_the_pictures_of_shipped_presets_are_what_the_command_draws(name: str, tmp_path: Path) -> None:
+    """The picture in the guide shows the preset as it is, and the guide names it."""
+    command = [sys.executable, "-m", "toolbus", "toolkit", "draw", "drawn.svg", "--file", name, "--title", name]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    names, texts = told_by((ROOT / "docs" / f"preset-{name}.svg").read_bytes())
+    assert names
+    assert (names, texts) == told_by((tmp_path / "drawn.svg").read_bytes())
+    assert f"(preset-{name}.svg)" in read("docs/toolkit.md")
+    assert f"`{name}` " in read("docs/toolkit.md")
+
+
 def test_the_chat2graph_example_runs(tmp_path: Path) -> None:
     """The toolkit of the Chat2Graph guide recommends what the guide says."""
     (example,) = blocks("docs/guides/chat2graph.md")

@@ -3,24 +3,19 @@
 DuckDB's memory limit does not hold for every function, and some can't be interrupted: a limit of the operating
 system and a process that can be killed hold for all of them. The process has no environment, writes no file, and
 reads one: the unlinked file of which it was given the descriptor, where uploads are put.
-
-It reads requests and writes answers, JSON behind a length of four bytes, and ends with its input.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import resource
-import struct
 import sys
-import threading
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
+
+from workers.confined import Refused, answers_stream, confine, cut, serve
 
 MAX_TABLES = 50
 MAX_COLUMNS = 500
@@ -28,8 +23,6 @@ MAX_CELL = 2_000
 MAX_MESSAGE = 500
 SAMPLE_ROWS = 5
 
-# Address space for what is not DuckDB's to count: its code's own allocations, results, Python.
-_SPARE = 256 << 20
 _DEEP = 200
 
 _READERS = {"csv": "read_csv('{}', sample_size=-1)", "json": "read_json('{}', sample_size=-1)", "parquet": "read_parquet('{}')"}
@@ -39,15 +32,6 @@ _ALLOWED = (
 )
 _CREATE = re.compile(r"CREATE (OR REPLACE )?(TEMP|TEMPORARY) (TABLE|VIEW) ")
 _DROP = re.compile(r"DROP (TABLE|VIEW) ")
-
-
-class Refused(Exception):
-    """A request that is not carried out, with the error's type and code."""
-
-    def __init__(self, message: str, code: str, type: str = "invalid_arguments") -> None:
-        self.code = code
-        self.type = type
-        super().__init__(message)
 
 
 class Plan(NamedTuple):
@@ -103,7 +87,7 @@ class Engine:
         """A table's columns, its number of rows, and its first rows."""
         known = [each["name"] for each in self.tables()["tables"]]
         if table not in known:
-            raise Refused(f"there is no table {_cut(table, 64)!r}; {_known(known)}", "no_table")
+            raise Refused(f"there is no table {cut(table, 64)!r}; {_known(known)}", "no_table")
         source = _quoted(table)
         sample = self._rows(f"FROM {source} LIMIT {SAMPLE_ROWS}", SAMPLE_ROWS, 20_000)
         (count,) = self._db.execute(f"SELECT count(*) FROM {source}").fetchall()[0]  # noqa: S608 - a quoted name
@@ -187,7 +171,7 @@ class Engine:
             if (inner := self._inner(sql, words[at:])) is not None:
                 return Plan(f"{sql.encode()[: words[at][1]].decode()} {inner}", wrapped=False)
         word = "PIVOT without IN" if kind == "MULTI" else " ".join(start.split()[: 2 if kind in {"CREATE", "DROP"} else 1])
-        raise Refused(f"{_cut(word, 40)} is not allowed here; {_ALLOWED}", "statement_refused", "forbidden")
+        raise Refused(f"{cut(word, 40)} is not allowed here; {_ALLOWED}", "statement_refused", "forbidden")
 
     def _inner(self, sql: str, words: list[tuple[str, int]]) -> str | None:
         """The query that stands behind the first of these words, for a statement around it; None when it is no query."""
@@ -199,7 +183,7 @@ class Engine:
         names = [each[0] for each in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]  # noqa: S608 - our own path
         if source.startswith("read_csv") and len(names) == 1 and re.search(r"[,;\t|]", names[0]):
             raise Refused(
-                f"the columns {_cut(names[0], 80)!r} can't be told apart: rows differ in length, or a quote is not closed", "bad_csv"
+                f"the columns {cut(names[0], 80)!r} can't be told apart: rows differ in length, or a quote is not closed", "bad_csv"
             )
         if len(names) > MAX_COLUMNS:
             raise Refused(f"the table has {len(names)} columns; at most {MAX_COLUMNS} are allowed", "too_many_columns")
@@ -226,7 +210,7 @@ def _value(text: str | None) -> Any:
     if text is None:
         return None
     if len(text) > MAX_CELL:
-        return _cut(text[1:-1] if text.startswith('"') else text, MAX_CELL)
+        return cut(text[1:-1] if text.startswith('"') else text, MAX_CELL)
     if text.count("[") + text.count("{") > _DEEP:
         return text
     return json.loads(text, parse_constant=str)
@@ -239,24 +223,20 @@ def _quoted(name: str) -> str:
 def _known(names: list[str]) -> str:
     if not names:
         return "the session has no tables: upload one with data_upload (they go when the session is idle or ended)"
-    return f"the session has: {_cut(', '.join(names), 300)}"
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return f"the session has: {cut(', '.join(names), 300)}"
 
 
 def _failure(error: BaseException, engine: Engine) -> dict[str, str]:
     """What a model is told; it names no file and stays short."""
     if isinstance(error, Refused):
-        return {"type": error.type, "code": error.code, "message": str(error)}
+        return error.told()
     if isinstance(error, (MemoryError, duckdb.OutOfMemoryException)):
         message = "the statement needs more memory than a session has; aggregate or filter first, or drop tables that are not needed"
         return {"type": "tool_error", "code": "out_of_memory", "message": message}
     said = str(error).replace(engine.upload, "the upload")
     said = " ".join(said.partition("Possible ")[0].partition("Candidate ")[0].split())
     # Lines are counted in what the statement is wrapped in, and not as its author has them.
-    said = _cut(re.sub(r"^[\w ]+ Error: | LINE \d+: .*", "", said), MAX_MESSAGE)
+    said = cut(re.sub(r"^[\w ]+ Error: | LINE \d+: .*", "", said), MAX_MESSAGE)
     if isinstance(error, duckdb.InterruptException):
         return {"type": "deadline_exceeded", "code": "interrupted", "message": "the statement was interrupted"}
     if isinstance(error, duckdb.PermissionException):
@@ -278,40 +258,12 @@ def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
         return {"error": _failure(error, engine)}
 
 
-def _confine(memory: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    with contextlib.suppress(OSError):
-        mapped = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
-        limit = mapped + memory + _SPARE
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _requests(source: BinaryIO, engine: Engine, ready: threading.Semaphore, pending: list[dict[str, Any]]) -> None:
-    while len(head := source.read(4)) == 4:
-        request = json.loads(source.read(*struct.unpack(">I", head)))
-        if request["do"] == "interrupt":
-            engine.interrupt()
-            continue
-        pending.append(request)
-        ready.release()
-    os._exit(0)
-
-
 def main(memory: int, upload: int) -> None:
     """Serve requests from standard input until it ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    answers = answers_stream()
     engine = Engine(memory, upload)
-    _confine(memory)
-    ready = threading.Semaphore(0)
-    pending: list[dict[str, Any]] = []
-    threading.Thread(target=_requests, args=(sys.stdin.buffer, engine, ready, pending), daemon=True).start()
-    while True:
-        ready.acquire()
-        payload = json.dumps(_answer(engine, pending.pop(0))).encode()
-        answers.write(struct.pack(">I", len(payload)) + payload)
-        answers.flush()
+    confine(memory)
+    serve(answers, lambda request: _answer(engine, request), engine.interrupt)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import json
-import os
-import struct
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple, cast
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from toolbus import ErrorInfo, ToolError
+from workers.program import Program
 
 _PROGRAM = Path(__file__).with_name("data_engine.py")
-# An interrupted statement that has not ended by then is ended with its process.
-_GRACE = 0.5
-_MAX_ANSWER = 16 << 20
+_LOST = "the statement ended the session's process, most likely by its memory; upload the tables again and ask for less"
 # A session that was used within so many seconds does not make room for another.
 _SETTLED = 60.0
 
@@ -67,8 +62,8 @@ class SessionEnded(Exception):
 class Session:
     """One process with its tables; calls take turns, and share with other sessions how many may run."""
 
-    def __init__(self, process: asyncio.subprocess.Process, upload: BinaryIO, running: asyncio.Semaphore) -> None:
-        self._process = process
+    def __init__(self, program: Program, upload: BinaryIO, running: asyncio.Semaphore) -> None:
+        self._program = program
         self._upload = upload
         self._running = running
         self._turn = asyncio.Lock()
@@ -86,31 +81,19 @@ class Session:
         # Without a name on the disk there is nothing to find there, and nothing to clean up after a crash.
         upload = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the session
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                str(_PROGRAM),
-                str(memory),
-                str(upload.fileno()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                pass_fds=[upload.fileno()],
-                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "2"},
-                cwd="/",
-            )
+            program = await Program.start(_PROGRAM, memory, upload.fileno(), lost=_LOST, pass_fds=[upload.fileno()])
         except BaseException as error:
             upload.close()
             if not isinstance(error, OSError):
                 raise
             message = f"the session's process can't be started: {error.strerror}; try again later"
             raise ToolError(message, type="unavailable", code="no_process", retryable=True) from None
-        return cls(process, upload, running)
+        return cls(program, upload, running)
 
     @property
     def alive(self) -> bool:
         """Whether the process can still be asked."""
-        return self._process.returncode is None
+        return self._program.alive
 
     async def ask(self, request: dict[str, Any], seconds: float, upload: bytes | None = None) -> dict[str, Any]:
         """Have a request carried out within so many seconds, its turn included.
@@ -132,7 +115,7 @@ class Session:
             try:
                 if upload is not None:
                     self._put(upload)
-                answer = await self._exchange(request, deadline - time.monotonic())
+                answer = await self._program.ask(request, deadline - time.monotonic())
             finally:
                 if upload is not None:
                     self._put(b"")
@@ -146,10 +129,7 @@ class Session:
 
     async def aclose(self) -> None:
         """End the process and forget its tables."""
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        await self._process.wait()
+        await self._program.aclose()
         self._upload.close()
 
     def _put(self, content: bytes) -> None:
@@ -157,45 +137,6 @@ class Session:
             self._upload.seek(0)
             self._upload.truncate()
             self._upload.write(content)
-
-    async def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer, or None when time was up; however this ends, nothing of it runs afterwards."""
-        self._send(request)
-        reading = asyncio.ensure_future(self._read())
-        try:
-            await asyncio.wait([reading], timeout=seconds)
-        finally:
-            late = not reading.done()
-            if late:
-                await self._stop(reading)
-        return None if late else await reading
-
-    async def _stop(self, reading: asyncio.Future[dict[str, Any]]) -> None:
-        try:
-            self._send({"do": "interrupt"})
-            await asyncio.wait([reading], timeout=_GRACE)
-        finally:
-            if not reading.done():
-                self._process.kill()
-            with contextlib.suppress(ToolError):
-                await reading
-
-    def _send(self, request: dict[str, Any]) -> None:
-        payload = json.dumps(request).encode()
-        cast("asyncio.StreamWriter", self._process.stdin).write(struct.pack(">I", len(payload)) + payload)
-
-    async def _read(self) -> dict[str, Any]:
-        source = cast("asyncio.StreamReader", self._process.stdout)
-        with contextlib.suppress(EOFError, OSError):
-            (size,) = struct.unpack(">I", await source.readexactly(4))
-            if size < _MAX_ANSWER:
-                answer: dict[str, Any] = json.loads(await source.readexactly(size))
-                return answer
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-        message = "the statement ended the session's process, most likely by its memory; upload the tables again and ask for less"
-        raise ToolError(message, type="tool_error", code="session_lost")
 
 
 class Sessions:

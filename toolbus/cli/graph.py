@@ -1,4 +1,4 @@
-"""``toolkit load, show, recommend, draw, export, schema``: the graph itself."""
+"""``toolkit load, presets, show, recommend, draw, export, schema``: the graph itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from toolbus.settings import Settings
     from toolbus.toolkit import ActionView, Toolkit
 
-_file_option = click.option("--file", type=click.Path(path_type=Path), help="A preset in place of the published graph.")
+_file_option = click.option(
+    "--file", type=click.Path(path_type=Path), help="A preset in place of the published graph: a file, or the name of a shipped one."
+)
 _MOST_ROWS = 500
 
 
@@ -27,6 +29,8 @@ _MOST_ROWS = 500
 def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | None) -> None:
     """Check the preset FILE (YAML or JSON) and publish it; every agent sees it at once.
 
+    FILE may be the name of a preset that comes with toolbus: `toolbus toolkit presets` lists them.
+
     A mistake is named with file, line and key, and nothing is published then. Whoever publishes a
     preset first owns its name (TOOLBUS_OWNER); `toolbus rm toolkit/NAME` removes it.
 
@@ -34,13 +38,15 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
     Examples:
       toolbus toolkit load analysis.yaml
       toolbus toolkit load analysis.yaml --revisions revisions/
+      toolbus toolkit load data-analysis
     """
     from toolbus.broker.admin import Admin
     from toolbus.toolkit import load_preset, toolkit_of
     from toolbus.toolkit.live import MAX_PUBLISHED
     from toolbus.toolkit.scoring import with_scores
+    from toolbus.toolkit.shipped import find_preset
 
-    preset = load_preset(file)
+    preset = load_preset(find_preset(file))
     if revisions is not None:
         from toolbus.toolkit.learning.revisions import Revisions
 
@@ -64,6 +70,28 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
 
     run(main())
     click.echo(f"published toolkit/{preset.name}: {counts}")
+
+
+@click.command("presets")
+@output_option
+def presets_command(output: str) -> None:
+    """List the presets that come with toolbus, with the command that serves their tools.
+
+    \b
+    Example:
+      toolbus toolkit presets
+      toolbus toolkit load data-analysis
+    """
+    from toolbus.toolkit import load_preset
+    from toolbus.toolkit.shipped import shipped_presets
+
+    presets = [load_preset(path) for path in shipped_presets().values()]
+    rows = [(each.name, " → ".join(action.id for action in each.actions), each.description) for each in presets]
+    if output == "json":
+        print_json([dict(zip(("name", "actions", "description"), row, strict=True)) for row in rows])
+        return
+    for name, actions, description in rows:
+        click.echo(f"{name}: {actions}\n  {description}")
 
 
 @click.command("show")
@@ -204,7 +232,7 @@ def schema_command() -> None:
     print_json(json_schema())
 
 
-COMMANDS = (load_command, show_command, recommend_command, draw_command, export_command, schema_command)
+COMMANDS = (load_command, presets_command, show_command, recommend_command, draw_command, export_command, schema_command)
 
 
 def _graph(settings: Settings, file: Path | None) -> Toolkit:
@@ -212,9 +240,10 @@ def _graph(settings: Settings, file: Path | None) -> Toolkit:
     from toolbus.broker.admin import Admin
     from toolbus.toolkit import load_preset, toolkit_of
     from toolbus.toolkit.live import merged
+    from toolbus.toolkit.shipped import find_preset
 
     if file is not None:
-        return toolkit_of(load_preset(file))
+        return toolkit_of(load_preset(find_preset(file)))
 
     async def main() -> dict[str, bytes]:
         async with Admin(settings) as admin:
@@ -227,9 +256,10 @@ async def _recommended(settings: Settings, start: tuple[str, ...], file: Path | 
     from toolbus import ToolBus
     from toolbus.toolkit import load_preset, toolkit_of
     from toolbus.toolkit.live import published, starts_of
+    from toolbus.toolkit.shipped import find_preset
 
     async with ToolBus(settings=settings) as bus:
-        graph = published(bus.tools.catalogue) if file is None else toolkit_of(load_preset(file))
+        graph = published(bus.tools.catalogue) if file is None else toolkit_of(load_preset(find_preset(file)))
         starts = starts_of(graph, start)
         return bus.tools.for_actions(starts, threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
 

@@ -1,0 +1,435 @@
+"""The graph tools: what they answer, when they are there, and statements that are meant to get out, to last or to hurt."""
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.servers import eventually
+from toolbus import Settings, ToolBus, ToolError, Worker
+from toolbus.worker.handlers import collect
+from toolbus.worker.provide import Services
+from workers import charts
+from workers.confined import Refused
+from workers.graph_engine import MAX_CELL, check
+from workers.graph_store import GraphStore, tools
+from workers.graph_store.embedded import EmbeddedGraph, Limits
+
+pytestmark = pytest.mark.anyio
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "shelf-data.md"
+TOOLS = {"graph_import", "graph_query", "graph_schema"}
+PEOPLE = "id,name,age,score\nann,Ann,30,\nbob,Bob,,1.5\ncid,Cid,41,2\n"
+KNOWS = [{"from": "ann", "to": "bob", "since": 2001}, {"from": "bob", "to": "cid", "since": 2010}]
+UNSTOPPABLE = "RETURN levenshtein(repeat('a', 100000), repeat('b', 100000))"
+ENDLESS = "UNWIND range(1, 10000) AS x UNWIND range(1, 10000) AS y UNWIND range(1, 10000) AS z RETURN sum(x * y * z)"
+
+
+class Desk:
+    """A bus with the tools behind it, and their store."""
+
+    def __init__(self, bus, store):
+        self.bus = bus
+        self.store = store
+
+    async def call(self, tool, timeout=30, **arguments):
+        return await self.bus.call(tool, arguments, timeout=timeout)
+
+    async def query(self, query, timeout=30, **arguments):
+        return await self.call("graph_query", timeout, query=query, **arguments)
+
+    async def rows(self, query, **arguments):
+        result = await self.query(query, **arguments)
+        assert result.success, result.error
+        return result.data["rows"]
+
+    async def load(self, kind, label, **arguments):
+        return await self.call("graph_import", kind=kind, label=label, **arguments)
+
+
+@contextlib.asynccontextmanager
+async def serving(namespace, address="memory://", **limits):
+    async with (
+        EmbeddedGraph(Limits(**{"memory": 64 << 20, **limits})) as store,
+        Worker(tools, url=address, namespace=namespace, provide={GraphStore: store}),
+        ToolBus(address, namespace=namespace) as bus,
+    ):
+        for name in TOOLS:
+            await bus.wait_for_tool(name, 20)
+        yield Desk(bus, store)
+
+
+@pytest.fixture
+async def desk(namespace):
+    async with serving(namespace) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def people(desk):
+    assert (await desk.load("vertices", "Person", csv=PEOPLE)).success
+    assert (await desk.load("edges", "KNOWS", rows=KNOWS, source="Person", target="Person")).success
+    return desk
+
+
+def failed(result, type, code):
+    assert not result.success
+    assert (result.error.type, result.error.code) == (type, code), result.error
+    return result.error.message
+
+
+# -- when they are there ------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def process(url, namespace, *targets, **options):
+    command = [sys.executable, "-m", "toolbus", "--url", url, "--namespace", namespace, "worker", *map(str, targets)]
+    made = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, **options)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            made.terminate()
+        await asyncio.wait_for(made.wait(), 30)
+
+
+async def test_one_command_serves_them_over_a_graph_in_memory(valkey_server, namespace):
+    """The package brings its own store; no schema shows it, and an argument of its name is refused."""
+    async with process(valkey_server, namespace, "workers.graph_store"), ToolBus(valkey_server, namespace=namespace) as bus:
+        for name in TOOLS:
+            await bus.wait_for_tool(name, 30)
+        assert all("store" not in bus.tools[name].parameters.get("properties", {}) for name in TOOLS)
+        desk = Desk(bus, None)
+        assert (await desk.load("vertices", "Person", csv=PEOPLE)).success
+        assert await desk.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
+        assert "store" in failed(await desk.query("RETURN 1", store={"query": "mine"}), "invalid_arguments", "")
+
+
+async def test_without_a_store_none_of_them_is_served(valkey_server, namespace):
+    """A worker that nobody gave a store leaves them out, names what they need, and serves the rest."""
+    targets = ("workers.graph_store.tools", "workers.joke")
+    async with process(valkey_server, namespace, *targets) as worker, ToolBus(valkey_server, namespace=namespace) as bus:
+        await bus.wait_for_tool("tell-pun", 30)
+        assert TOOLS.isdisjoint(bus.tools)
+        worker.terminate()
+        _, said = await worker.communicate()
+    told = [line for line in said.decode().splitlines() if "tool.left_out" in line]
+    assert len(told) == 3
+    assert all("GraphStore" in line for line in told)
+
+
+async def test_they_appear_with_a_store_of_ones_own(valkey_server, namespace, tmp_path):
+    """The store of the guide is what they ask."""
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    (tmp_path / "mystore.py").write_text(example)
+    async with process(valkey_server, namespace, f"{tmp_path}/mystore.py:tools"), ToolBus(valkey_server, namespace=namespace) as bus:
+        for name in TOOLS:
+            await bus.wait_for_tool(name, 30)
+        assert (await Desk(bus, None).query("anything")).data["rows"] == [["anything"]]
+        assert (await bus.call("graph_schema")).output == "(:City) 2 vertices; id text"
+
+
+async def test_a_graph_in_a_file_outlives_its_worker_and_belongs_to_one(valkey_server, namespace, tmp_path):
+    """What was imported is there for the next worker, also after a kill; a second one at the same time is told why not."""
+    limits = {"path": str(tmp_path / "people.graph")}
+    async with serving(namespace, valkey_server, **limits) as desk:
+        assert (await desk.load("vertices", "Person", csv=PEOPLE)).success
+        with pytest.raises(ToolError, match=r"the graph can't be opened: .*[Ll]ock"):
+            await EmbeddedGraph(Limits(**limits)).__aenter__()
+        desk.store._program._process.kill()
+        await desk.store._program._process.wait()
+        assert await desk.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
+    async with serving(namespace, valkey_server, **limits) as desk:
+        assert await desk.rows("MATCH (p:Person) RETURN p.name ORDER BY p.id") == [["Ann"], ["Bob"], ["Cid"]]
+        failed(await desk.query("LOAD FROM 'x.csv' RETURN *"), "forbidden", "statement_refused")
+
+
+def test_the_guide_lists_the_tools_and_variables():
+    """Each tool stands in the shelf's table with its module, and each variable with its default; arguments are described."""
+    page = GUIDE.read_text("utf-8")
+    for module, place in ((tools, "workers.graph_store"), (charts, "workers.charts")):
+        (served,) = collect(module, Settings(), Services({GraphStore: EmbeddedGraph()}))
+        for tool in served.publication.tools:
+            assert re.search(rf"^\| `{tool.name}` \| .+ \| `{re.escape(place)}` \|$", page, re.MULTILINE), tool.name
+            assert all(schema.get("description") for schema in tool.parameters["properties"].values())
+    for name in Limits.__struct_fields__:
+        default = str(getattr(Limits(), name))
+        assert f"| `TOOLBUS_GRAPH_{name.upper()}` | {default}{' ' if default else ''}|" in page
+
+
+# -- what they answer ---------------------------------------------------------------------------------
+
+
+async def test_an_empty_graph_says_so(desk):
+    """The schema says how data comes in, and a query of a label names what there is."""
+    assert "graph_import" in (await desk.call("graph_schema")).output
+    assert "graph_import" in failed(await desk.query("MATCH (n:Person) RETURN n"), "invalid_arguments", "bad_query")
+
+
+async def test_the_schema_shows_labels_types_properties_and_counts(people):
+    """CSV columns have the types of their values, and edges say what they connect."""
+    result = await people.call("graph_schema")
+    properties = {"id": "STRING", "name": "STRING", "age": "INT64", "score": "DOUBLE"}
+    assert result.data["vertices"] == [{"name": "Person", "count": 3, "properties": properties}]
+    ends = {"source": "Person", "target": "Person"}
+    assert result.data["edges"] == [{"name": "KNOWS", "count": 2, "properties": {"since": "INT64"}, **ends}]
+    assert "(:Person)-[:KNOWS]->(:Person) 2 edges; since INT64" in result.output
+
+
+async def test_a_query_with_parameters_returns_rows(people):
+    """Values come by name; vertices, edges and paths are plain objects without the database's own ids."""
+    query = "MATCH p = (a:Person)-[k:KNOWS*1..2]->(b) WHERE a.id = $id RETURN b.name, p ORDER BY b.id"
+    result = await people.query(query, parameters={"id": "ann"})
+    ann, bob = {"label": "Person", "id": "ann", "name": "Ann", "age": 30}, {"label": "Person", "id": "bob", "name": "Bob", "score": 1.5}
+    assert result.data["columns"] == ["b.name", "p"]
+    assert result.data["rows"][0] == ["Bob", {"vertices": [ann, bob], "edges": [{"label": "KNOWS", "since": 2001}]}]
+    assert [row[0] for row in result.data["rows"]] == ["Bob", "Cid"]
+    assert result.output.startswith("b.name | p\nBob | {")
+
+
+async def test_importing_again_changes_nothing_and_updates_what_is_said(people):
+    """Vertices and edges are found again; what a row does not say stays, and a new property is added."""
+    assert (await people.load("edges", "KNOWS", rows=KNOWS, source="Person", target="Person")).data["label"]["count"] == 2
+    result = await people.load("vertices", "Person", rows=[{"id": "ann", "age": 31, "nick": "A"}, {"id": 7}])
+    assert result.data["imported"] == 2
+    found = await people.rows("MATCH (p:Person) RETURN p.id, p.name, p.age, p.nick ORDER BY p.id")
+    assert found == [["7", None, None, None], ["ann", "Ann", 31, "A"], ["bob", "Bob", None, None], ["cid", "Cid", 41, None]]
+
+
+async def test_an_import_is_taken_whole_or_not_at_all(people):
+    """An edge to a vertex that is not there undoes the rest of its import, its new type included."""
+    rows = [{"from": "ann", "to": "cid"}, {"from": "ann", "to": "nobody"}]
+    told = failed(await people.load("edges", "LIKES", rows=rows, source="Person", target="Person"), "invalid_arguments", "no_vertex")
+    assert told == "there are no Person vertices with the ids 'nobody'; import them first (nothing was imported)"
+    assert [each["name"] for each in (await people.call("graph_schema")).data["edges"]] == ["KNOWS"]
+    failed(
+        await people.load("vertices", "Person", rows=[{"id": "x", "hat": "red"}, {"id": "y", "age": "old"}]),
+        "invalid_arguments",
+        "bad_type",
+    )
+    assert await people.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"rows": []}, "no_data"),
+        ({}, "no_data"),
+        ({"rows": [{"id": 1}], "csv": "id\n1"}, "no_data"),
+        ({"rows": [{"name": "x"}]}, "no_id"),
+        ({"rows": [{"id": True}]}, "no_id"),
+        ({"rows": [{"id": "x", "a b": 1}]}, "bad_name"),
+        ({"rows": [{"id": "x", "ID": 1}]}, "bad_name"),
+        ({"rows": [{"id": "x", "a`": 1}]}, "bad_name"),
+        ({"rows": [{"id": "x", "n": 1 << 63}]}, "too_large"),
+        ({"rows": [{"id": "x", "n": "y" * 10_001}]}, "too_long"),
+        ({"rows": [{"id": "x", **{f"p{number}": 1 for number in range(60)}}]}, "too_many_properties"),
+        ({"rows": [{"id": "x"}], "label": "A`) DETACH DELETE (n"}, "bad_name"),
+        ({"rows": [{"id": "x"}], "label": "person"}, "bad_name"),
+        ({"rows": [{"id": "x"}], "label": "KNOWS"}, "bad_kind"),
+        ({"rows": [{"id": "x"}], "source": "Person"}, "bad_ends"),
+        ({"rows": [{"from": "ann", "to": "bob"}], "kind": "edges", "label": "E"}, "bad_ends"),
+        ({"rows": [{"from": "ann", "to": "x"}], "kind": "edges", "label": "E", "source": "Person", "target": "City"}, "no_label"),
+        ({"csv": 'id,name\n1,"x'}, "bad_csv"),
+        ({"csv": "id,name\n1"}, "bad_csv"),
+        ({"csv": "id,id\n1,2"}, "bad_csv"),
+        ({"csv": "id\n" + "1\n" * 5_001}, "too_many_rows"),
+        ({"csv": "id\n\0"}, "bad_character"),
+    ],
+)
+async def test_what_can_not_be_imported_is_told(people, arguments, code):
+    """Each mistake has a code of its own and changes nothing."""
+    failed(await people.load(**{"kind": "vertices", "label": "Person", **arguments}), "invalid_arguments", code)
+    assert [each["name"] for each in (await people.call("graph_schema")).data["vertices"]] == ["Person"]
+    assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
+
+
+async def test_a_result_is_bounded_in_rows_and_bytes(desk):
+    """The first rows come, long values cut, with a note for each."""
+    result = await desk.query("UNWIND range(1, 1000000) AS x RETURN x", max_rows=5)
+    assert result.data["rows"] == [[1], [2], [3], [4], [5]]
+    assert "only the first 5 rows are shown" in result.output
+    result = await desk.query("UNWIND range(1, 500) AS x RETURN repeat('y', 5000)", max_rows=1000)
+    assert 1 <= len(result.data["rows"]) < 500
+    assert all(len(text) == MAX_CELL for (text,) in result.data["rows"])
+    assert len(result.output) < 120_000
+    assert "long values are cut short" in result.output
+
+
+# -- what they refuse ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statement", "word"),
+    [
+        ("COPY Person FROM '{}/in.csv'", "COPY"),
+        ("COPY (MATCH (n) RETURN n.id) TO '{}/out.csv'", "COPY"),
+        ("LOAD FROM '{}/in.csv' RETURN *", "LOAD"),
+        ("MATCH (n) LOAD FROM '{}/in.csv' RETURN *", "LOAD"),
+        ("WITH 1 AS `LOAD` load from '{}/in.csv' RETURN *", "LOAD"),
+        ("EXPORT DATABASE '{}/out'", "EXPORT"),
+        ("IMPORT DATABASE '{}/out'", "IMPORT"),
+        ("ATTACH '{}/out' AS other (dbtype sqlite)", "ATTACH"),
+        ("INSTALL httpfs", "INSTALL"),
+        ("CALL threads = 8", "CALL"),
+        ("MATCH (n) CALL show_tables() RETURN *", "CALL"),
+        ("CREATE (:Person {{id: 'x'}})", "CREATE"),
+        ("MATCH (n) CREATE (:Person {{id: 'x'}})", "CREATE"),
+        ("UNWIND [1] AS x MERGE (:Person {{id: 'x'}})", "MERGE"),
+        ("MATCH (n) SET n.age = 1", "SET"),
+        ("MATCH (n) DETACH DELETE n", "DETACH"),
+        ("DROP TABLE KNOWS", "DROP"),
+        ("ALTER TABLE Person ADD x STRING", "ALTER"),
+        ("BEGIN TRANSACTION", "BEGIN"),
+        ("COMMIT", "COMMIT"),
+        ("CHECKPOINT", "CHECKPOINT"),
+        ("EXPLAIN MATCH (n) RETURN n", "EXPLAIN"),
+    ],
+)
+async def test_other_statements_are_refused_by_name(people, tmp_path, statement, word):
+    """What writes, loads, attaches, installs or sets is refused and named; nothing is left behind."""
+    (tmp_path / "in.csv").write_text("a\n1\n")
+    told = failed(await people.query(statement.format(tmp_path)), "forbidden", "statement_refused")
+    assert told.startswith(f"{word} is not allowed here; allowed is one reading statement")
+    assert [each.name for each in tmp_path.iterdir()] == ["in.csv"]
+    assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("", "statement_refused"),
+        ("RETURN 1; DROP TABLE Person", "one_statement"),
+        ("RETURN 1 // a comment", "no_comments"),
+        ("RETURN /* '*/ 1", "no_comments"),
+        ("RETURN 'a", "bad_query"),
+        (f"RETURN {'(' * 9_000}1{')' * 9_000}", "too_deep"),
+        (f"RETURN {'[{a:' * 50}1{'}]' * 50}", "too_deep"),
+        ("RETURN \"it's", "bad_query"),
+        ("RETURN 'a\\' LOAD FROM 'x' RETURN 1", "bad_query"),
+    ],
+)
+def test_the_gate_refuses_what_it_can_not_read(statement, code):
+    """Several statements, comments, open quotations and deep nesting are refused before the database sees them."""
+    with pytest.raises(Refused) as refused:
+        check(statement)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "RETURN 'LOAD FROM; //'",
+        "MATCH (n:`CREATE`) RETURN n.set, n.load;",
+        'OPTIONAL MATCH (n) WHERE n.a =~ "it\'s" RETURN n UNION RETURN 1',
+    ],
+)
+def test_the_gate_lets_words_stand_where_they_are_names(statement):
+    """Quoted text, quoted names and properties may be called like anything."""
+    check(statement)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["memory", "file"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "LOAD FROM '{}/in.csv' RETURN *",
+        "COPY (MATCH (n) RETURN n.id) TO '{}/out.csv'",
+        "CREATE (:Person {{id: 'x'}})",
+        "MATCH (n) SET n.age = 1",
+        "INSTALL json",
+        "CREATE NODE TABLE Other(id STRING, PRIMARY KEY (id))",
+    ],
+)
+def test_past_the_gate_nothing_is_reached_or_changed(tmp_path, statement, stored):
+    """Without the gate a statement would still open no file and no socket and change nothing: the system and the transaction refuse."""
+    (tmp_path / "in.csv").write_text("a\n1\n")
+    program = (
+        "import sys, workers.graph_engine as engine\n"
+        "engine.check = lambda query: None\n"
+        "made = engine.Engine(sys.argv[1], 64 << 20, 64 << 20)\n"
+        "made.load('Person', [{'id': 'ann', 'age': 1}], '', '')\n"
+        "for query in (sys.argv[2], 'MATCH (n) RETURN n.id, n.age'):\n"
+        "    print(engine._answer(made, {'do': 'query', 'query': query, 'parameters': {}, 'max_rows': 9, 'max_bytes': 999}))\n"
+    )
+    path = str(tmp_path / "a.graph") if stored else ""
+    done = subprocess.run(
+        [sys.executable, "-c", program, path, statement.format(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    refused, after = done.stdout.splitlines()
+    assert "'code': 'no_access'" in refused, done.stderr
+    assert "[['ann', 1]]" in after
+    assert not (tmp_path / "out.csv").exists()
+
+
+# -- what is meant to last or to hurt -----------------------------------------------------------------
+
+
+async def test_an_endless_statement_is_interrupted_in_time_and_the_graph_stays(people):
+    """The answer comes before the caller gives up, says what to do, and the next statement finds what was there."""
+    began = time.monotonic()
+    told = failed(await people.query(ENDLESS, timeout=3), "deadline_exceeded", "too_slow")
+    assert time.monotonic() - began < 3
+    assert "narrow it" in told
+    assert "import it again" not in told
+    assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
+
+
+async def test_a_statement_whose_caller_leaves_is_stopped(people):
+    """The next call does not wait for what nobody waits for."""
+    call = asyncio.ensure_future(people.query(ENDLESS))
+    await eventually(people.store._turn.locked)
+    call.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await call
+    began = time.monotonic()
+    assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UNWIND range(1, 1000000000) AS x RETURN sum(x)",
+        "UNWIND range(1, 3000000) AS x RETURN collect(x)",
+        "RETURN size(repeat('x', 2000000000))",
+    ],
+)
+async def test_a_greedy_statement_ends_in_an_error(people, statement):
+    """What wants more memory than there is fails alone, and the graph stays."""
+    assert "more memory" in failed(await people.query(statement), "tool_error", "out_of_memory")
+    assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
+
+
+async def test_what_can_not_be_interrupted_ends_with_its_process_and_says_so(people):
+    """The caller is told in time that the graph in memory is gone, and one in the next call's process takes data again."""
+    began = time.monotonic()
+    told = failed(await people.query(UNSTOPPABLE, timeout=4), "deadline_exceeded", "too_slow")
+    assert time.monotonic() - began < 4
+    assert "is empty now: import it again" in told
+    assert (await people.load("vertices", "Person", csv=PEOPLE)).data["label"]["count"] == 3
+
+
+async def test_a_process_that_dies_is_started_again(people):
+    """A call in the middle is told that the graph in memory is empty now, and later ones are answered."""
+    call = asyncio.ensure_future(people.query(ENDLESS))
+    await eventually(people.store._turn.locked)
+    people.store._program._process.kill()
+    assert "import it again" in failed(await call, "tool_error", "session_lost")
+    assert (await people.call("graph_schema")).data == {"vertices": [], "edges": []}
+
+
+async def test_the_process_ends_with_its_store():
+    """Nothing is left running when the worker is gone."""
+    async with EmbeddedGraph(Limits(memory=64 << 20)) as store:
+        process = store._program._process
+        assert process.returncode is None
+    assert process.returncode is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
