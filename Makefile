@@ -17,7 +17,7 @@ demo: $(STAMP) ## Start a server, workers and an agent, and check what they do (
 
 test: $(STAMP) ## Run the tests (without chaos and benchmarks)
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n 2 -q
+	@$(BIN)/python -m pytest -n 3 -q
 
 lint: $(STAMP) ## Check style and types
 	@echo "== ruff check"
