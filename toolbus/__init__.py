@@ -10,6 +10,7 @@ from toolbus.client.tool import Tool, ToolChange
 from toolbus.client.toolcalls import ToolCall
 from toolbus.client.turn import Turn
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.local import ToolRegistry
 from toolbus.options import CallOptions
 from toolbus.results import (
     Blob,
@@ -79,6 +80,7 @@ __all__ = [
     "ToolError",
     "ToolEvent",
     "ToolExecutor",
+    "ToolRegistry",
     "ToolResult",
     "ToolService",
     "ToolbusError",
