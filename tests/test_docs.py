@@ -191,7 +191,9 @@ def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace
 def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
     """The tools of the guide to functions, in a package served whole, answer over the bus, in process and isolated."""
     (tmp_path / "mytools").mkdir()
-    for block in blocks("docs/guides/functions.md"):
+    *modules, registry = blocks("docs/guides/functions.md")
+    assert run_example(registry, tmp_path) == "['add']\n3\n"
+    for block in modules:
         name = re.match(r"# (\w+\.py)\n", block)
         assert name is not None
         (tmp_path / "mytools" / name[1]).write_text(block)
