@@ -50,7 +50,8 @@ async def tools(url: str, namespace: str) -> AsyncIterator[None]:
 PRESET = b"""
 {"name": "poems", "tools": [{"id": "recite"}, {"id": "broken"}], "actions": [
   {"id": "declaim", "description": "Recite a poem aloud", "next": [{"to": "fail", "score": 0.4}], "call": ["recite"]},
-  {"id": "fail", "description": "Go wrong", "call": ["broken"]}]}
+  {"id": "fail", "description": "Go wrong", "call": ["broken"]}],
+  "operators": [{"id": "reciter", "instruction": "Recite whatever is asked.", "actions": ["declaim"], "threshold": 0.3, "hops": 1}]}
 """
 
 
@@ -91,21 +92,24 @@ async def test_a_question_is_answered(valkey_server: str, namespace: str) -> Non
 
 
 async def test_the_command_walks_the_published_graph(valkey_server: str, namespace: str) -> None:
-    """--walk finds the first action by the question, --action names it, and only what makes sense there is offered."""
+    """--walk finds the first action by the question, --action names it, --operator says all, and only what makes sense there is offered."""
     async with (
         tools(valkey_server, namespace),
         ToolBus(valkey_server, namespace=namespace) as bus,
-        endpoint([says("a"), says("b")]) as model,
+        endpoint([says("a"), says("b"), says("c")]) as model,
     ):
         await bus.put("toolkit/poems", PRESET, "ann")
-        for words in (("recite me a poem", "--walk"), ("?", "--action", "fail")):
+        for words in (("recite me a poem", "--walk"), ("?", "--action", "fail"), ("?", "--operator", "reciter")):
             code, _, err = await ended(await start(model.url, valkey_server, namespace, *words))
             assert code == 0, err
         code, _, err = await ended(await start(model.url, valkey_server, namespace, "zebra", "--walk"))
+        nobody, _, unknown = await ended(await start(model.url, valkey_server, namespace, "?", "--operator", "nobody"))
         await bus.delete("toolkit/poems")
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.count("\n"), nobody, unknown.count("\n")) == (1, 1, 1, 1)
     assert "toolbus toolkit show" in err
-    assert [[each["function"]["name"] for each in body["tools"]] for body in model.bodies] == [["recite"], ["broken"]]
+    assert "there are: reciter" in unknown
+    assert [[each["function"]["name"] for each in body["tools"]] for body in model.bodies] == [["recite"], ["broken"], ["broken", "recite"]]
+    assert "Recite whatever is asked." in model.bodies[2]["messages"][0]["content"]
     assert "declaim (at hand): Recite a poem aloud" in model.bodies[0]["messages"][0]["content"]
 
 

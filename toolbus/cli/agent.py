@@ -36,9 +36,10 @@ class _Unset(Failure):
 @click.option("--category", "categories", multiple=True, help="Only tools of this category (may be repeated).")
 @click.option("--tool", "names", multiple=True, help="Only this tool (may be repeated).")
 @click.option("--action", "actions", multiple=True, help="Walk the toolkit graph from this action (may be repeated).")
+@click.option("--operator", help="Walk it as this operator of a published preset: its instruction, actions, threshold and hops.")
 @click.option("--walk", is_flag=True, help="Walk it from the actions that fit QUESTION best.")
-@click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Lowest score of an edge when walking.")
-@click.option("--hops", type=click.IntRange(0, 100), default=1, show_default=True, help="How many next actions are shown when walking.")
+@click.option("--threshold", type=click.FloatRange(0, 1), help="Lowest score of an edge when walking (the operator's, or 0.5).")
+@click.option("--hops", type=click.IntRange(0, 100), help="How many next actions are shown when walking (the operator's, or 1).")
 @click.option("--user", default="", help="The tenant on whose behalf tools run.")
 @click.option("--session", default="", help="The agent's session.")
 @click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="How often the model is asked at most.")
@@ -113,7 +114,8 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
                 model=model,
                 confirmer=(lambda request: True) if options["yes"] else Person(screen.ask).ask,
             )
-            walk = _walk(executor.tools, question, options) if options["walk"] or options["actions"] else None
+            walk, instruction = _walk(executor.tools, question, options)
+            system = "\n\n".join(part for part in (system, instruction) if part)
             agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"], walk=walk)
             return await agent.ask(question, screen.show)
     except BaseException:
@@ -121,19 +123,27 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
         raise
 
 
-def _walk(tools: ToolView, question: str, options: dict[str, Any]) -> Walk:
+def _walk(tools: ToolView, question: str, options: dict[str, Any]) -> tuple[Walk | None, str]:
+    """Where the agent walks, if it does, and what an operator tells it."""
     from toolbus.results import ConfigurationError
 
+    if not (options["walk"] or options["actions"] or options["operator"]):
+        return None, ""
     try:
-        from toolbus.toolkit.live import published, starts_of
+        from toolbus.toolkit.entries import OperatorEntry
+        from toolbus.toolkit.live import operator_of, published, starts_of
         from toolbus.toolkit.walk import Walk
     except ImportError as error:
         raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None
-    starts = starts_of(published(tools.catalogue), options["actions"] or [question])
+    operator = operator_of(tools.catalogue, options["operator"]) if options["operator"] else OperatorEntry("", hops=1)
+    wanted = options["actions"] or operator.actions or [question]
+    starts = starts_of(published(tools.catalogue), wanted)
     if not starts:
-        what = ", ".join(options["actions"]) or "the question"
-        raise ConfigurationError(f"no action of the toolkit graph fits {what}; `toolbus toolkit show` lists it")
-    return Walk(tools, starts, threshold=options["threshold"], hops=options["hops"])
+        raise ConfigurationError(f"no action of the toolkit graph fits {', '.join(wanted)}; `toolbus toolkit show` lists it")
+    threshold = operator.threshold if options["threshold"] is None else options["threshold"]
+    return Walk(
+        tools, starts, threshold=threshold, hops=operator.hops if options["hops"] is None else options["hops"]
+    ), operator.instruction
 
 
 class _Screen:

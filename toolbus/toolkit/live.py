@@ -13,6 +13,7 @@ from toolbus.client.catalogue import Catalogue
 from toolbus.client.tool import Tool as BusTool
 from toolbus.client.toolview import ToolView
 from toolbus.results import ToolkitError
+from toolbus.toolkit.entries import OperatorEntry
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
 from toolbus.toolkit.presets import LiveGroup, read_preset, toolkit_of
@@ -152,6 +153,24 @@ def merged(documents: Mapping[str, bytes]) -> Toolkit:
         except ToolkitError as error:
             telemetry.log.warning("toolkit.left_out", toolkit=name, error=str(error))
     return graph
+
+
+def operator_of(catalogue: Catalogue, name: str) -> OperatorEntry:
+    """An operator of the published presets, in the order of their names.
+
+    :raises ToolkitError: none of them has it.
+    """
+    known: list[str] = []
+    for preset, document in sorted(catalogue.presets.items()):
+        try:
+            operators = read_preset(document, f"toolkit/{preset}").operators
+        except ToolkitError:
+            continue  # told when the graph was made
+        for operator in operators:
+            if operator.id == name:
+                return operator
+            known.append(operator.id)
+    raise ToolkitError(f"no published preset has the operator {name!r} (there are: {', '.join(known) or 'none'})")
 
 
 def starts_of(graph: Toolkit, wanted: Iterable[str]) -> list[str]:
