@@ -37,7 +37,8 @@ if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation'
   local before = tonumber((redis.call('HGET', fence, 'generation') or '-1'):match('^%-?%d+'))
   redis.call('HSET', fence, 'generation', string.format('%d.%s', (before or 0) + 1, ARGV[11]))
 end
-redis.call('HSETNX', fence, 'c:' .. instance, 0)
+-- One that was forgotten while it was cut off must not come back with the number under which it lost everything.
+redis.call('HSETNX', fence, 'c:' .. instance, string.format('%.0f', now))
 redis.call('HSET', fence, 'l:' .. instance, ARGV[10])
 redis.call('PEXPIRE', queue, ttl)
 redis.call('PEXPIRE', fence, ttl)
