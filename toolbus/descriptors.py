@@ -38,7 +38,7 @@ _QUEUE = re.compile(r"[^\s\x00-\x1f{}]{1,256}\Z")
 _TOOL_NAME = re.compile(r"[^\s\x00-\x1f/\\{}]{1,128}\Z")
 
 # TrustGraph shows types to the model and enforces none; a word outside this table means any type.
-_TYPE_WORDS = {
+TYPE_WORDS = {
     "string": "string", "str": "string", "text": "string",
     "number": "number", "float": "number",
     "integer": "integer", "int": "integer",
@@ -323,7 +323,7 @@ def _arguments_schema(arguments: Iterable[Argument]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     required: list[str] = []
     for argument in arguments:
-        word = _TYPE_WORDS.get(argument.type.lower())
+        word = TYPE_WORDS.get(argument.type.lower())
         properties[argument.name] = {"type": word, "description": argument.description} if word else {"description": argument.description}
         if argument.required:
             required.append(argument.name)

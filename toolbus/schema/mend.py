@@ -13,19 +13,19 @@ from typing import Any
 
 import msgspec
 
+from toolbus.descriptors import TYPE_WORDS
 from toolbus.results import DescriptorError
 from toolbus.schema.validate import flaw
 
-_WORDS = {
-    "string": "string", "str": "string", "text": "string", "char": "string", "varchar": "string", "uuid": "string", "url": "string",
-    "uri": "string", "date": "string", "datetime": "string", "time": "string", "timestamp": "string", "path": "string",
+_WORDS = TYPE_WORDS | {
+    "char": "string", "varchar": "string", "uuid": "string", "url": "string", "uri": "string",
+    "date": "string", "datetime": "string", "time": "string", "timestamp": "string", "path": "string",
     "file": "string", "email": "string", "bytes": "string", "enum": "string",
-    "number": "number", "float": "number", "double": "number", "decimal": "number", "numeric": "number", "real": "number",
-    "integer": "integer", "int": "integer", "long": "integer", "int32": "integer", "int64": "integer", "short": "integer",
-    "boolean": "boolean", "bool": "boolean",
-    "object": "object", "dict": "object", "dictionary": "object", "map": "object", "hashmap": "object", "mapping": "object",
+    "double": "number", "decimal": "number", "numeric": "number", "real": "number",
+    "long": "integer", "int32": "integer", "int64": "integer", "short": "integer",
+    "dictionary": "object", "map": "object", "hashmap": "object", "mapping": "object",
     "json": "object", "record": "object", "struct": "object",
-    "array": "array", "list": "array", "tuple": "array", "set": "array", "sequence": "array", "arraylist": "array", "iterable": "array",
+    "tuple": "array", "set": "array", "sequence": "array", "arraylist": "array", "iterable": "array",
     "null": "null", "none": "null", "nonetype": "null",
 }  # fmt: skip
 _KINDS = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})

@@ -111,7 +111,7 @@ class ActionView(ToolView):
             if isinstance(item, Action):
                 following.append(_named(item))
             elif isinstance(item, LiveGroup):
-                called += [tool.name for tool in self.values() if tool.service == item.service or item.group in tool.groups]
+                called += [tool.name for tool in self.values() if item.holds(tool)]
             if isinstance(item, ToolGroup):
                 called += self._told(tool for tool in map(self.toolkit.item, self.toolkit.successors(vertex)) if isinstance(tool, Tool))
             elif isinstance(item, Tool):

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from toolbus.client.tool import Tool as BusTool
 from toolbus.collecting import without_collection
 from toolbus.results import ToolkitError
 from toolbus.toolkit.chain import add_chain
@@ -33,6 +34,10 @@ class LiveGroup(ToolGroup):
         super().__init__(id, name, description, tools)
         self.service = service
         self.group = group
+
+    def holds(self, tool: BusTool) -> bool:
+        """Whether a tool of the bus is in the service or the registry group."""
+        return tool.service == self.service or self.group in tool.groups
 
 
 def load_preset(path: str | Path) -> Preset:

@@ -61,7 +61,7 @@ class Walk:
             item = part.item(vertex)
             if isinstance(item, LiveGroup):
                 live = (self._view.get(name) for name in names)
-                if any(tool is not None and (tool.service == item.service or item.group in tool.groups) for tool in live):
+                if any(tool is not None and item.holds(tool) for tool in live):
                     return True
             elif getattr(item, "bus_name", "") in names:
                 return True
