@@ -1,0 +1,56 @@
+"""The register script alone: what a worker that was forgotten is told when it comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from tests.contract import Place
+from toolbus.broker import scripts
+from toolbus.broker.keys import Keys
+
+
+class Registering:
+    """A registry whose one worker is played by hand."""
+
+    def __init__(self, place: Place) -> None:
+        self.redis = redis.Redis.from_url(place.settings.url)
+        self.keys = Keys(place.settings.namespace)
+
+    def register(self) -> bytes:
+        """Register the worker ``mine``; its fence counter."""
+        keys = self.keys
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
+        common = (keys.prefix, "token", 60_000, 0)
+        answer: Any = self.redis.eval(
+            scripts.REGISTER.source, len(tables), *tables, *common, "pool", "mine", "owner", "digest", "{}", 1000, "random", 0, "pool", 0
+        )
+        assert answer[0] == b"ok"
+        counter: bytes = answer[3]
+        return counter
+
+    def forget(self) -> None:
+        """Do what a reap does with a dead consumer from which everything was taken."""
+        self.redis.xgroup_delconsumer(self.keys.queue("pool"), "g", "mine")
+        self.redis.hdel(self.keys.fence("pool"), "c:mine", "l:mine")
+
+
+@pytest.fixture
+def registering(redis_place: Place) -> Any:
+    """A registry of the test's own."""
+    made = Registering(redis_place)
+    yield made
+    made.redis.close()
+
+
+def test_a_forgotten_worker_comes_back_under_another_counter(registering: Registering) -> None:
+    """What it took before it was forgotten counts as lost: its late answers must not pass for answers to what is its own."""
+    before = registering.register()
+    assert registering.register() == before, "a repeated registration loses nothing"
+    server: Any = registering.redis.time()
+    registering.forget()
+    while registering.redis.time()[0] * 1000 + registering.redis.time()[1] // 1000 <= server[0] * 1000 + server[1] // 1000:
+        pass  # the server's clock moves on within a millisecond
+    assert registering.register() != before
