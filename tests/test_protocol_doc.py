@@ -129,7 +129,7 @@ def serve_by_hand(server: Server, registered: asyncio.Event, loop: asyncio.Abstr
     finished = server.run("finish", [f"q:{service}", f"fence:{service}"], instance, generation, counter, 1, entry, *frames)
     assert finished[2:] == [[], [], 0]
     server.run("unregister", server.registry, *server.common, f"{service}/{instance}")
-    server.run("retire", [f"q:{service}", f"fence:{service}", f"cancelled:{service}", f"reg:s:{service}"], instance)
+    server.run("retire", [f"q:{service}", f"fence:{service}", f"cancelled:{service}", f"reg:s:{service}", "live"], instance, service)
     return str(request["tool"])
 
 

@@ -217,10 +217,11 @@ class Pool:
         self.queue, self.fence = self.keys.queue("pool"), self.keys.fence("pool")
         self.client.xgroup_create(self.queue, "g", "0", mkstream=True)
         self.client.hset(self.fence, mapping={"generation": "0.one", "c:ann": 0, "c:bob": 0})
+        self.client.hset(self.keys.instances("pool"), mapping={"i:ann": "1:d", "i:bob": "2:d"})
         self.live(ann=60, bob=60)
         now = int(time.time() * 1000)
         self.client.set(self.keys.pulse, f"{now} {now - 1}", px=60_000)
-        for key in (self.queue, self.fence, self.keys.live):
+        for key in (self.queue, self.fence, self.keys.live, self.keys.instances("pool")):
             self.client.expire(key, 60)
 
     def live(self, **seconds: float) -> None:
@@ -235,10 +236,11 @@ class Pool:
 
     def own(self, name: str, *entries: str, session: str = "s", attempt: int = 1) -> list[str]:
         """Ask as a worker whose a session is."""
-        keys = (self.queue, self.fence, self.keys.live, self.keys.pulse, self.keys.session("pool", session))
+        instances, owner = self.keys.instances("pool"), self.keys.session("pool", session)
+        keys = (self.queue, self.fence, self.keys.live, self.keys.pulse, instances, owner)
         args: list[Any] = [name, "pool", "0.one", 60_000, 60_000, self.keys.wake("pool")]
         for entry in entries:
-            args += (5, entry, attempt)
+            args += (len(keys), entry, attempt)
         answer: Any = self.client.eval(scripts.OWN.source, len(keys), *keys, *args)
         return list(answer[3])
 
@@ -338,6 +340,13 @@ def test_what_waits_for_a_worker_counts_as_queued_and_is_purged(pool: Pool) -> N
     assert pool.client.xlen(pool.queue) == 1
 
 
+def test_a_worker_that_drains_has_no_sessions(pool: Pool) -> None:
+    """It has left the registry and keeps a lease for what it still runs; its sessions begin anew elsewhere."""
+    assert pool.own("ann", pool.take("ann")) == ["new"]
+    pool.client.hdel(pool.keys.instances("pool"), "i:ann")
+    assert pool.own("bob", pool.take("bob")) == ["new"]
+
+
 def test_a_worker_that_leaves_passes_on_what_waits_for_it(pool: Pool) -> None:
     """It is anybody's then, still the same attempt, and the leaver's consumers go."""
     pool.own("ann", pool.take("ann"))
@@ -345,6 +354,7 @@ def test_a_worker_that_leaves_passes_on_what_waits_for_it(pool: Pool) -> None:
     assert pool.client.eval(scripts.PASS_ON.source, 1, pool.queue, "ann", pool.keys.wake("pool"), "pool", 256) == 1
     assert pool.reap("bob", handed_back_only=True) == [1]
     pool.client.xack(pool.queue, "g", *[each["message_id"] for each in pool.client.xpending_range(pool.queue, "g", "-", "+", 10)])
-    keys = (pool.queue, pool.fence, pool.keys.cancelled("pool"), pool.keys.instances("pool"))
-    pool.client.eval(scripts.RETIRE.source, len(keys), *keys, "ann")
+    keys = (pool.queue, pool.fence, pool.keys.cancelled("pool"), pool.keys.instances("pool"), pool.keys.live)
+    pool.client.eval(scripts.RETIRE.source, len(keys), *keys, "ann", "pool")
+    assert pool.client.zrange(pool.keys.live, 0, -1) == ["pool/bob"]
     assert {each["name"] for each in pool.client.xinfo_consumers(pool.queue, "g")} == {"bob", "~back"}

@@ -211,13 +211,16 @@ async def test_sigterm_drains_and_exits_with_zero(redis_place: Place, spawn: Spa
         assert "count" not in bus.tools
 
 
-async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_place: Place, spawn: Spawn) -> None:
-    """At the end of its grace a worker hands its stream to another at once: still the first attempt, and nothing to see."""
-    leaving = spawn(grace=0.2)
+@pytest.mark.parametrize(("grace", "delay", "stays"), [(0.2, 0.03, False), (30, 0.08, True)])
+async def test_what_a_draining_worker_runs_is_finished_there_or_handed_back(
+    redis_place: Place, spawn: Spawn, grace: float, delay: float, stays: bool
+) -> None:
+    """Within its grace nobody else takes its stream over, many leases long; at the end of it another goes on at once."""
+    leaving = spawn(grace=grace)
     async with bus_of(redis_place) as bus:
         await workers_up(bus, redis_place, 1)
         pieces: list[str] = []
-        async with bus.stream("count", {"n": 60, "delay": 0.03}, timeout=30.0) as call:
+        async with bus.stream("count", {"n": 60, "delay": delay}, timeout=30.0) as call:
             async for text in call:
                 pieces.append(text)
                 if len(pieces) == 5:
@@ -227,6 +230,7 @@ async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_
             result = await call.result()
     assert "".join(pieces) == EXPECTED
     assert (result.meta.attempts, leaving.wait()) == (1, 0)
+    assert (pid_of(result.meta.worker) == leaving.pid) is stays
 
 
 async def test_once_work_that_a_drain_cuts_off_is_answered_as_unknown(redis_place: Place, spawn: Spawn) -> None:

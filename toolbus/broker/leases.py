@@ -55,7 +55,6 @@ class LeaseThread:
 
     Args:
         streams: the request streams by service, read afresh at each beat.
-        members: whether the instances are in the registry (False while draining: keys and leases are kept, the registry is not).
         report: called in the event loop with each ``Beat``, and with None when one failed.
     """
 
@@ -67,7 +66,6 @@ class LeaseThread:
         lease: float,
         *,
         streams: Mapping[str, RequestStream],
-        members: Callable[[], list[str]],
         report: Callable[[Beat | None], None],
     ) -> None:
         self._connector = connector
@@ -75,7 +73,6 @@ class LeaseThread:
         self._instance = instance
         self._lease = lease
         self._streams = streams
-        self._members = members
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -131,7 +128,8 @@ class LeaseThread:
 
     def _beat(self, client: redis.Redis) -> Beat:
         streams = dict(self._streams)
-        members = self._members()
+        # Also while it drains: what it still runs is its own.
+        members = [f"{service}/{self._instance}" for service in streams]
         kept = [key for stream in streams.values() for key in (stream.key, stream.fence)]
         asked = time.monotonic()
         reply = _eval(

@@ -23,6 +23,8 @@ from toolbus.broker.requests import Fence, RequestStream
 from toolbus.results import BrokerError
 
 _MOST = 256
+# The owners of sessions begin here among the keys of own.lua.
+_FIRST_OWNER = 6
 # An owner whose lease has ended counts for nothing, so this only bounds how long its keys stay behind.
 _TTL = 3600.0
 _KEEP_EVERY = _TTL / 3
@@ -147,10 +149,11 @@ class Ownership:
         index: dict[Pair, int] = {}
         args: list[Any] = []
         for pair, (entry, attempt) in zip(pairs, entries, strict=True):
-            args += (index.setdefault(pair, len(index) + 5), entry, attempt)
+            args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt)
         known = stream.fence_known
         common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(_TTL * 1000), stream.wake)
-        keys = (stream.key, stream.fence, self._keys.live, self._keys.pulse, *(self._key(stream, pair) for pair in index))
+        owners = (self._key(stream, pair) for pair in index)
+        keys = (stream.key, stream.fence, self._keys.live, self._keys.pulse, self._keys.instances(stream.service), *owners)
         reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
         generation, before, after, verdicts = reply
         if before != after:

@@ -146,7 +146,6 @@ class RedisWorkerBroker:
             self._instance,
             self._settings.lease,
             streams=self._streams,
-            members=self._members,
             report=self._beaten,
         )
         async with self._pair.opening():
@@ -166,8 +165,8 @@ class RedisWorkerBroker:
                 for stream in self._streams.values():
                     await self._link.execute_script(
                         scripts.RETIRE,
-                        (stream.key, stream.fence, stream.cancelled, self._keys.instances(stream.service)),
-                        (self._instance,),
+                        (stream.key, stream.fence, stream.cancelled, self._keys.instances(stream.service), self._keys.live),
+                        (self._instance, stream.service),
                         repeatable=True,
                     )
         except (TimeoutError, BrokerError) as error:
@@ -211,9 +210,6 @@ class RedisWorkerBroker:
     def _stop_waiting(self) -> None:
         if self._taking:
             self._blocking.abort()
-
-    def _members(self) -> list[str]:
-        return [f"{service}/{self._instance}" for service in list(self._published)] if self._registered else []
 
     async def _register_again(self, services: list[str]) -> None:
         # What lost us may have lost who has which session, too.

@@ -99,8 +99,7 @@ local function settle(service)
   end
 end
 
-local function drop(member)
+local function strike_off(member)
   local service, instance = member:match('^(.-)/(.*)$')
-  redis.call('ZREM', live, member)
   if redis.call('HDEL', instances_of(service), 'i:' .. instance) == 1 then settle(service) end
 end

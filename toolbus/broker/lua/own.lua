@@ -4,7 +4,7 @@
 -- include _lease
 -- Settle which worker has the sessions of some entries: whoever asks first has a session until it gives it up or its lease ends. An entry
 -- of a session that another live worker has waits for that one under the consumer "~to:<instance>", with the number of its next attempt.
--- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse, 5.. owners of sessions
+-- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse, 5 the service's instances, 6.. owners of sessions
 -- ARGV: 1 consumer, 2 service, 3 known generation, 4 lease (ms), 5 TTL of an owner (ms), 6 wake channel,
 --       then per entry: index of its session in KEYS, id or "" (only the session is meant), number of its attempt
 -- Returns {generation, counter before, counter now, {"mine", "new", "moved" or "lost", ...}}
@@ -15,8 +15,9 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local last, quiet = read_pulse(KEYS[4])
 local judges = not (is_silence(last, now, tonumber(ARGV[4])) or now < quiet)
 
--- After a silence everybody's lease looks ended: then only who is not registered at all has no sessions.
+-- After a silence everybody's lease looks ended: then only who is not registered at all has no sessions. Who drains is not.
 local function is_live(instance)
+  if redis.call('HEXISTS', KEYS[5], 'i:' .. instance) == 0 then return false end
   local ends = lease_end_of(KEYS[3], fence, service, instance, now)
   return ends ~= nil and (ends >= now or not judges)
 end

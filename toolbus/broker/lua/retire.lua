@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
--- Leave a request stream: delete this consumer if nothing is pending for it, likewise the one under which entries of its sessions
+-- Leave a request stream: end this worker's lease, delete its consumer if nothing is pending for it, likewise the one under which entries of its sessions
 -- wait, and the stream itself if nobody serves it and nothing waits in it.
--- KEYS: 1 request stream, 2 fence, 3 cancelled calls, 4 the service's instances
--- ARGV: 1 consumer
+-- KEYS: 1 request stream, 2 fence, 3 cancelled calls, 4 the service's instances, 5 live instances
+-- ARGV: 1 consumer, 2 service
+redis.call('ZREM', KEYS[5], ARGV[2] .. '/' .. ARGV[1])
 for _, consumer in ipairs({ARGV[1], '~to:' .. ARGV[1]}) do
   local pending = redis.pcall('XPENDING', KEYS[1], 'g', '-', '+', 1, consumer)
   if pending.err == nil and #pending == 0 then
