@@ -228,10 +228,11 @@ class Pool:
         """Set when leases end, from now."""
         self.client.zadd(self.keys.live, {f"pool/{name}": int((time.time() + left) * 1000) for name, left in seconds.items()})
 
-    def take(self, name: str) -> str:
-        """Publish a request and have a worker take it."""
+    def take(self, name: str, attempt: int = 1) -> str:
+        """Publish a request and have a worker take it, as if it had been lost before."""
         entry = str(self.client.xadd(self.queue, {"r": "{}", "d": "1"}))
         self.client.xreadgroup("g", name, {self.queue: ">"})
+        self.client.xclaim(self.queue, "g", name, 0, [entry], retrycount=attempt, justid=True)
         return entry
 
     def own(self, name: str, *entries: str, session: str = "s", attempt: int = 1) -> list[str]:
@@ -297,10 +298,12 @@ def test_a_session_of_a_dead_worker_is_free(pool: Pool) -> None:
 def test_what_waits_for_a_dead_worker_is_taken_over_uncounted(pool: Pool) -> None:
     """Nobody died of it: its next run has the number that it had, and the pseudo consumer goes."""
     pool.own("ann", pool.take("ann"))
-    assert pool.own("bob", pool.take("bob"), attempt=2) == ["moved"]
+    assert pool.own("bob", pool.take("bob", attempt=2), attempt=2) == ["moved"]
     pool.live(ann=-1)
     # What ann took itself was being tried.
     assert sorted(pool.reap("bob")) == [2, 2]
+    # Swept from the registry, it is forgotten here, too.
+    pool.client.zrem(pool.keys.live, "pool/ann")
     pool.reap("bob")
     consumers = {each["name"] for each in pool.client.xinfo_consumers(pool.queue, "g")}
     assert consumers == {"bob"}
@@ -309,7 +312,7 @@ def test_what_waits_for_a_dead_worker_is_taken_over_uncounted(pool: Pool) -> Non
 def test_what_must_run_alone_waits_for_an_idle_owner(pool: Pool) -> None:
     """A suspect that was handed over is taken by its owner when that holds nothing, and is not taken beside others."""
     pool.own("ann", pool.take("ann"))
-    assert pool.own("bob", pool.take("bob"), attempt=4) == ["moved"]
+    assert pool.own("bob", pool.take("bob", attempt=4), attempt=4) == ["moved"]
     assert pool.reap("ann", busy=True) == []
     assert pool.reap("ann") == [4]
 
@@ -319,7 +322,7 @@ def test_cancelling_removes_what_waits_and_never_ran(pool: Pool) -> None:
     pool.own("ann", pool.take("ann"))
     fates = []
     for attempt in (1, 2):
-        entry = pool.take("bob")
+        entry = pool.take("bob", attempt)
         pool.own("bob", entry, attempt=attempt)
         keys = (pool.queue, pool.keys.cancelled("pool"))
         fates.append(pool.client.eval(scripts.CANCEL.source, 2, *keys, entry, f"c{attempt}", 5000, pool.keys.wake("pool")))

@@ -23,7 +23,7 @@ from toolbus.broker.connection import Connector
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Delivery
 from toolbus.broker.registry import TTL
-from toolbus.broker.requests import Fence, RequestStream, common_fence
+from toolbus.broker.requests import Fence, RequestStream, common_fence, entries_of
 from toolbus.broker.scripts import Script
 
 _MOST_IDS = 256
@@ -154,9 +154,8 @@ class LeaseThread:
         held = stream.renewable(time.monotonic())
         for start in range(0, len(held), _MOST_IDS):
             part = held[start : start + _MOST_IDS]
-            ids = [delivery.entry for delivery in part]
-            known = common_fence(part)
-            generation, counter, gone = _eval(client, scripts.RENEW, [stream.key, stream.fence], [stream.consumer, *known, *ids])
+            args = [stream.consumer, *common_fence(part), *entries_of(part)]
+            generation, counter, gone = _eval(client, scripts.RENEW, [stream.key, stream.fence], args)
             missing = set(gone)
             kept = [delivery for delivery in part if delivery.entry not in missing]
             lost = [delivery for delivery in part if delivery.entry in missing]

@@ -15,7 +15,7 @@ from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.protocols import Delivery
-from toolbus.broker.requests import UNSURE, RequestStream, common_fence
+from toolbus.broker.requests import UNSURE, RequestStream, common_fence, entries_of
 from toolbus.envelope import join_frames
 from toolbus.results import BrokerError, ErrorInfo
 
@@ -268,8 +268,8 @@ class Outbox:
             frees = self._freed.pop(delivery.run, "")
             if frees:
                 by_replies[f"!{frees}"] = [index, delivery.request.id.encode()]
-        args: list[bytes | str | int] = [stream.consumer, *common_fence([delivery for delivery, _ in batch]), len(batch)]
-        args.extend([delivery.entry for delivery, _ in batch])
+        deliveries = [delivery for delivery, _ in batch]
+        args: list[bytes | str | int] = [stream.consumer, *common_fence(deliveries), len(batch), *entries_of(deliveries)]
         for replies, indexed in by_replies.items():
             args += (replies, len(indexed) // 2)
             args.extend(indexed)

@@ -68,6 +68,11 @@ def common_fence(deliveries: Sequence[Delivery]) -> Fence:
     return fence
 
 
+def entries_of(deliveries: Iterable[Delivery]) -> list[bytes | int]:
+    """Their entries, each with the number of its attempt: what scripts ask for that look at every one."""
+    return [word for delivery in deliveries for word in (delivery.entry, delivery.attempt)]
+
+
 Found = tuple[bytes, int, list[bytes] | None]
 """A stream entry: its id, its delivery number, and its fields, flat."""
 
@@ -141,10 +146,10 @@ class RequestStream:
             self.fence_known = Fence(generation, counter)
 
     def lose(self, delivery: Delivery) -> None:
-        """Let go of a delivery that is another worker's, or nobody's."""
+        """Let go of a delivery that is another worker's, or nobody's; one that is no longer held was let go, or is tried again."""
         if self.held.get(delivery.entry) is delivery:
             del self.held[delivery.entry]
-        self._on_lost(delivery)
+            self._on_lost(delivery)
 
     def deliveries(self, entries: Iterable[Found], fence: Fence, set_aside: Callable[[BadEntry], None]) -> list[Delivery]:
         """Deliveries from stream entries, held from now on; ``fence`` was known before they were made, or with them.
@@ -255,7 +260,7 @@ class RequestStream:
             for delivery in part:
                 del self.held[delivery.entry]
             if part:
-                args = (self.consumer, *common_fence(part), self.wake, self.service, *(each.entry for each in part))
+                args = (self.consumer, *common_fence(part), self.wake, self.service, *entries_of(part))
                 await link.execute_script(scripts.HAND_BACK, (self.key, self.fence), args, repeatable=True)
 
     async def begin(self, link: Link, delivery: Delivery, mark: str) -> Beginning:
@@ -264,7 +269,7 @@ class RequestStream:
         reply = await link.execute_script(
             scripts.START,
             (self.key, self.fence, mark),
-            (self.consumer, *delivery.fence, delivery.entry, delivery.run, int(left * 1000)),
+            (self.consumer, *delivery.fence, delivery.entry, delivery.attempt, delivery.run, int(left * 1000)),
             repeatable=True,
         )
         if reply == b"started":

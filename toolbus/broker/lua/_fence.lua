@@ -5,9 +5,21 @@ local function fence_state(fence, consumer)
   return state[1] or '', state[2] or ''
 end
 
--- An entry taken under another generation may look pending again under the same name: it is a new delivery.
-local function still_owned(queue, consumer, id, same_generation)
+-- A consumer without a counter was forgotten: whatever it knows, it may have lost everything since.
+local function is_unmoved(generation, counter, known_generation, known_counter)
+  return counter ~= '' and counter == known_counter and generation == known_generation
+end
+
+-- An entry taken under another generation, or after others had it, may look pending again under the same name: it is a new delivery.
+local function still_owned(queue, consumer, id, attempt, same_generation)
   if not same_generation then return false end
   local pending = redis.pcall('XPENDING', queue, 'g', id, id, 1, consumer)
-  return pending.err == nil and #pending > 0
+  return pending.err == nil and #pending > 0 and pending[1][4] == tonumber(attempt)
+end
+
+-- Whether one entry, in its attempt of that number, is still the consumer's.
+local function owns(queue, fence, consumer, known_generation, known_counter, id, attempt)
+  local generation, counter = fence_state(fence, consumer)
+  return is_unmoved(generation, counter, known_generation, known_counter)
+    or still_owned(queue, consumer, id, attempt, generation == known_generation)
 end

@@ -5,8 +5,8 @@
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 id, 5 number of the attempt
 -- Returns 1, or 0 when the entry is no longer ours.
 local queue, consumer, id = KEYS[1], ARGV[1], ARGV[4]
-local generation, counter = fence_state(KEYS[2], consumer)
-if not (generation == ARGV[2] and counter == ARGV[3]) and not still_owned(queue, consumer, id, generation == ARGV[2]) then
+-- Its last one, or this one when the script is sent again.
+if not owns(queue, KEYS[2], consumer, ARGV[2], ARGV[3], id, ARGV[5] - 1) and not owns(queue, KEYS[2], consumer, ARGV[2], ARGV[3], id, ARGV[5]) then
   return 0
 end
 -- An absolute number, so that a script that is sent again counts once.

@@ -8,7 +8,7 @@
 -- nothing was done: then finish_each.lua looks at each id.
 local queue, consumer = KEYS[1], ARGV[1]
 local generation, counter = fence_state(KEYS[2], consumer)
-if generation ~= ARGV[2] or counter ~= ARGV[3] then return {generation, counter} end
+if not is_unmoved(generation, counter, ARGV[2], ARGV[3]) then return {generation, counter} end
 local gone = {}
 local first = 5 + ARGV[4]
 for i = first, #ARGV, 2 do

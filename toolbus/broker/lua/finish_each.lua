@@ -3,7 +3,7 @@
 -- include _reply
 -- Finish what this consumer still owns of a batch, some of which may have been moved: the terminal frames, XACK and XDEL.
 -- KEYS: 1 request stream, 2 fence
--- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then the ids,
+-- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then each id and the number of its attempt,
 --       then per agent: reply stream, number of frames, then per frame: index of its id, frame;
 --       or "!" and the record of an idempotency key, 1, index of its id, call id: it failed, so the key is free again
 -- Returns {generation, counter, {index of a lost id, ...}, {reply stream that is gone, ...}, requests that are left}
@@ -11,21 +11,19 @@ local queue, fence, consumer = KEYS[1], KEYS[2], ARGV[1]
 local generation, counter = fence_state(fence, consumer)
 local count = tonumber(ARGV[4])
 local lost, is_lost, accepted = {}, {}, {}
-if generation == ARGV[2] and counter == ARGV[3] then
-  for i = 1, count do accepted[i] = ARGV[4 + i] end
-else
-  for i = 1, count do
-    if still_owned(queue, consumer, ARGV[4 + i], generation == ARGV[2]) then
-      accepted[#accepted + 1] = ARGV[4 + i]
-    else
-      is_lost[i] = true
-      lost[#lost + 1] = i
-    end
+local unmoved = is_unmoved(generation, counter, ARGV[2], ARGV[3])
+for i = 1, count do
+  local id, attempt = ARGV[3 + 2 * i], ARGV[4 + 2 * i]
+  if unmoved or still_owned(queue, consumer, id, attempt, generation == ARGV[2]) then
+    accepted[#accepted + 1] = id
+  else
+    is_lost[i] = true
+    lost[#lost + 1] = i
   end
 end
 
 local gone = {}
-local at = 5 + count
+local at = 5 + 2 * count
 while at <= #ARGV do
   local replies, frames = ARGV[at], {}
   local last = at + 1 + 2 * tonumber(ARGV[at + 1])

@@ -3,7 +3,7 @@
 -- include _pulse
 -- include _lease
 -- Settle which worker has the sessions of some entries: whoever asks first has a session until it gives it up or its lease ends. An entry
--- of a session that another live worker has waits for that one under the consumer "~to:<instance>", with the number of its next attempt.
+-- of a session that another live worker has waits for that one under the consumer "~to:<instance>": its attempt is still to come.
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse, 5 the service's instances, 6.. owners of sessions
 -- ARGV: 1 consumer, 2 service, 3 known generation, 4 lease (ms), 5 TTL of an owner (ms), 6 wake channel,
 --       then per entry: index of its session in KEYS, id or "" (only the session is meant), number of its attempt
@@ -27,7 +27,7 @@ for i = 7, #ARGV, 3 do
   local key, id = KEYS[tonumber(ARGV[i])], ARGV[i + 1]
   local owner = redis.call('GET', key)
   local verdict
-  if id ~= '' and not still_owned(queue, me, id, generation == ARGV[3]) then
+  if id ~= '' and not still_owned(queue, me, id, ARGV[i + 2], generation == ARGV[3]) then
     verdict = 'lost'
   elseif owner == me or not owner or not is_live(owner) then
     verdict = owner == me and 'mine' or 'new'
@@ -35,7 +35,7 @@ for i = 7, #ARGV, 3 do
   else
     verdict = 'moved'
     if id ~= '' then
-      redis.call('XCLAIM', queue, 'g', '~to:' .. owner, 0, id, 'RETRYCOUNT', ARGV[i + 2], 'JUSTID')
+      redis.call('XCLAIM', queue, 'g', '~to:' .. owner, 0, id, 'JUSTID')
       moved = true
       if not told[owner] then redis.call('PUBLISH', wake, 'to ' .. owner .. ' ' .. service) end
       told[owner] = true

@@ -108,13 +108,15 @@ for _, consumer in ipairs(consumers) do
   local instance = name:match('^~to:(.*)$') or name
   if not waits(name) then workers = workers + 1 end
   if instance ~= me then
-    local lease_end = lease_end_of(KEYS[3], fence, ARGV[2], instance, now) or 0
-    if lease_end < now and held > 0 and #dead < 64 and name ~= '~back' then
+    local lease_end = lease_end_of(KEYS[3], fence, ARGV[2], instance, now)
+    local is_dead = (lease_end or 0) < now
+    if is_dead and held > 0 and #dead < 64 and name ~= '~back' then
       local pending = redis.call('XPENDING', queue, 'g', '-', '+', 64, name)
       -- What must run alone waits half a lease for a worker that holds nothing, before others make room for it.
-      dead[#dead + 1] = {name, pending, lease_end > now - lease / 2}
-    elseif lease_end < now and held == 0 then
-      -- Nothing pending, so deleting the consumer drops nothing. A consumer that comes back finds no counter: unequal.
+      dead[#dead + 1] = {name, pending, (lease_end or 0) > now - lease / 2}
+    elseif not lease_end and held == 0 then
+      -- Nothing pending, so deleting the consumer drops nothing. One that comes back is told by its beat to register again,
+      -- and gets another counter; until then it has none, which equals nothing.
       redis.call('XGROUP', 'DELCONSUMER', queue, 'g', name)
       redis.call('HDEL', fence, 'c:' .. name, 'l:' .. name)
     end
