@@ -213,7 +213,8 @@ class _Bench:
     def reap(self) -> None:
         """Run the reap script as a worker with 256 free slots, on a server that has heard beats all the time."""
         self.client.set(self.keys.pulse, f"{int(time.time() * 1000)} 0")
-        self._run(scripts.REAP, [self.queue, self.fence, self.keys.live, self.keys.pulse], [ME, self.service, _BATCH, LEASE_MS, 0, 1, 3])
+        args = [ME, self.service, _BATCH, LEASE_MS, 0, 1, 3, 0, self.keys.pause(self.service, "")]
+        self._run(scripts.REAP, [self.queue, self.fence, self.keys.live, self.keys.pulse], args)
 
     def _finish_all_or_nothing(self, fence: list[str], ids: list[bytes]) -> None:
         frames = join_frames([self.frame] * len(ids))

@@ -163,7 +163,8 @@ def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
         found = server.redis.zrange(f"{server.prefix}confirms", 0, 999)
     [identity] = [each.decode() for each in found]
     stored = server.redis.hgetall(f"{server.prefix}confirm:{identity}")
-    assert server.redis.get(f"{server.prefix}pause:{call}") is not None
+    [entry] = [each["message_id"].decode() for each in server.redis.xpending_range(f"{server.prefix}q:documented-asking", "g", "-", "+", 9)]
+    assert server.redis.get(f"{server.prefix}pause:documented-asking:{entry}") is not None
     keys = [f"confirm:{identity}", "confirms"]
     answer = json.dumps({"allowed": True, "by": "hand"})
     rest = (server.prefix, 60_000, f"{server.prefix}confirmed")

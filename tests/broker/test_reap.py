@@ -25,7 +25,7 @@ class Pool:
         self.redis = redis.Redis.from_url(place.settings.url)
         keys = Keys(place.settings.namespace)
         self.queue, self.fence, self.live, self.pulse = keys.queue("pool"), keys.fence("pool"), keys.live, keys.pulse
-        self.paused = keys.paused
+        self.paused, self.notes = keys.paused, keys.pause("pool", "")
         self.redis.xgroup_create(self.queue, "g", "0", mkstream=True)
         self.redis.hset(self.fence, mapping={"generation": "one", "c:mine": 0, "c:other": 0})
         until = int(time.time() * 1000) + 60_000
@@ -62,10 +62,11 @@ class Pool:
 
     def reap(self, room: int = 256, *, busy: bool = False, handed_back_only: bool = False) -> list[bytes]:
         """Run the script as the consumer ``mine``; the ids it took over."""
-        args = ("mine", "pool", room, LEASE_MS, int(handed_back_only), int(busy), 3, 1)
+        args = ("mine", "pool", room, LEASE_MS, int(handed_back_only), int(busy), 3, 1, self.notes)
         answer: Any = self.redis.eval(scripts.REAP.source, 4, self.queue, self.fence, self.live, self.pulse, *args)
         self.left = bool(answer[3])
         self.attempts = {entry: delivered + counted for entry, delivered, counted, *_ in answer[2]}
+        self.noted = {entry: note for entry, *_, note in answer[2]}
         return list(self.attempts)
 
     def count(self, consumer: str = "mine", counter: str = "0") -> list[int]:
@@ -248,3 +249,27 @@ def test_a_lost_reply_of_a_reap_counts_when_it_is_taken_again(pool: Pool) -> Non
     assert pool.reap(busy=True) == ids[:1]
     assert pool.attempts == {ids[0]: 1}
     assert pool.left, "the third attempt of the other one is to be alone"
+
+
+@pytest.mark.parametrize("mine", [-1.0, None])
+@pytest.mark.parametrize("handed_back", [False, True])
+def test_who_has_no_lease_takes_nothing(pool: Pool, mine: float | None, handed_back: bool) -> None:
+    """A worker that wakes up after its lease has ended would lose at once what it took, and each loss costs the call an attempt."""
+    ids = pool.take("~back" if handed_back else "other", 2)
+    pool.redis.zadd(pool.live, {"pool/other": 1})
+    until = pool.redis.zscore(pool.live, "pool/mine")
+    pool.redis.zrem(pool.live, "pool/mine")
+    if mine is not None:
+        pool.redis.zadd(pool.live, {"pool/mine": int(time.time() * 1000 + mine * LEASE_MS)})
+    assert pool.reap(handed_back_only=handed_back) == []
+    pool.redis.zadd(pool.live, {"pool/mine": until})
+    assert pool.reap(handed_back_only=handed_back) == ids
+
+
+def test_what_is_taken_over_brings_the_note_of_its_deadline(pool: Pool) -> None:
+    """The later deadline of a call whose handler has waited for a person goes with the entry; others have none."""
+    ids = pool.take("other", 2)
+    pool.redis.zadd(pool.live, {"pool/other": 1})
+    pool.redis.set(pool.notes + ids[1].decode(), "1 2 3", px=60_000)
+    pool.reap()
+    assert pool.noted == {ids[0]: b"", ids[1]: b"1 2 3"}

@@ -252,7 +252,7 @@ class Pool:
     def reap(self, name: str, room: int = 10, *, handed_back_only: bool = False, busy: bool = False) -> list[int]:
         """Reap as a worker; the attempts that its runs would be."""
         keys = (self.queue, self.fence, self.keys.live, self.keys.pulse)
-        args = (name, "pool", room, 60_000, int(handed_back_only), int(busy), 4, 1)
+        args = (name, "pool", room, 60_000, int(handed_back_only), int(busy), 4, 1, self.keys.pause("pool", ""))
         answer: Any = self.client.eval(scripts.REAP.source, len(keys), *keys, *args)
         return [delivered + counted for _, delivered, counted, *_ in answer[2]]
 

@@ -69,9 +69,9 @@ class Keys:
         """A request that waits for a person, or what was answered to it a moment ago."""
         return f"{self.prefix}confirm:{id}"
 
-    def pause(self, call: str) -> str:
-        """The deadline of a call whose handler has waited for a person, and since when it does."""
-        return f"{self.prefix}pause:{call}"
+    def pause(self, queue: str, entry: str) -> str:
+        """The deadline of a request whose handler has waited for a person, and since when it does."""
+        return f"{self.prefix}pause:{queue}:{entry}"
 
     def rate(self, digest: str) -> str:
         """How much of a rate is used."""

@@ -50,6 +50,14 @@ class Beat(NamedTuple):
     renewed: dict[str, list[Renewal]]
 
 
+def until_next_beat(asked: float, now: float, lease: float) -> float:
+    """Seconds until the next beat is due: a third of a lease after the last one was sent, however late its answer came.
+
+    A process that was stopped while it waited for the answer may have lost its lease since.
+    """
+    return max(0.0, asked + lease / 3 - now)
+
+
 class LeaseThread:
     """Beats for a process's instances and renews what they hold, three times a lease.
 
@@ -121,7 +129,7 @@ class LeaseThread:
                     pause = min(0.5, self._lease / 10)
                 else:
                     self._tell(beat)
-                    pause = self._lease / 3
+                    pause = until_next_beat(beat.asked, time.monotonic(), self._lease)
         finally:
             if client is not None:
                 client.close()

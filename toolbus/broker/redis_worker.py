@@ -351,7 +351,7 @@ class RedisWorkerBroker:
         if request.shared:
             kept += [keys.call(request.id), keys.shared(share_digest(request))]
         args = (write_note(note, self._clock), left + _NOTE_TTL, left + int(self._settings.retention * 1000))
-        await self._link.execute_script(scripts.EXTEND, (keys.pause(request.id), *kept), args, repeatable=True)
+        await self._link.execute_script(scripts.EXTEND, (delivery.queue.pause_key(delivery.entry), *kept), args, repeatable=True)
 
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
@@ -421,7 +421,7 @@ class RedisWorkerBroker:
             self._drop_note(delivery)
 
     def _drop_note(self, delivery: Delivery) -> None:
-        key = self._keys.pause(delivery.request.id)
+        key = delivery.queue.pause_key(delivery.entry)
         self._outbox.then(lambda: self._link.send(("DEL", key), repeatable=True))
 
     # -- upkeep -----------------------------------------------------------------------------------

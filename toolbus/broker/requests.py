@@ -78,13 +78,17 @@ Found = tuple[bytes, int, list[bytes] | None]
 
 
 class Entry(NamedTuple):
-    """An entry that was moved to this consumer; ``owner`` had it until now. ``counted`` is 1 when its run is a further attempt."""
+    """An entry that was moved to this consumer; ``owner`` had it until now. ``counted`` is 1 when its run is a further attempt.
+
+    ``note`` says when its time is up, if its handler has waited for a person; see ``read_note``.
+    """
 
     id: bytes
     delivered: int
     counted: int
     fields: list[bytes] | None
     owner: bytes
+    note: bytes
 
     @property
     def attempt(self) -> int:
@@ -193,6 +197,10 @@ class RequestStream:
             made.append(delivery)
         return made
 
+    def pause_key(self, entry: bytes) -> str:
+        """The key of the note that says when an entry's time is up."""
+        return self._keys.pause(self.queue, entry.decode())
+
     def renewable(self, now: float) -> list[Delivery]:
         """Held deliveries whose deadline has not passed; safe to call from the lease thread."""
         # list() of a dict is one step under the interpreter's lock, so the loop can't change it meanwhile.
@@ -220,6 +228,7 @@ class RequestStream:
                 int(busy),
                 self.alone_from,
                 int(flexible),
+                self.pause_key(b""),
             ),
         )
         generation, counter, taken, left = reply

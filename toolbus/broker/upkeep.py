@@ -157,20 +157,15 @@ class Upkeep:
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
         if stream.sticky:
             deliveries = await self._ownership.settle(deliveries)
-        for delivery in deliveries:
-            await self._stretch(delivery)
+        for delivery in deliveries if entry.note else ():
+            self._stretch(delivery, entry.note)
         # Lost again meanwhile, perhaps.
         self._listener.on_recovered([delivery for delivery in deliveries if stream.held.get(delivery.entry) is delivery])
         await asyncio.sleep(0)
 
-    async def _stretch(self, delivery: Delivery) -> None:
+    def _stretch(self, delivery: Delivery, text: bytes) -> None:
         """Give a delivery the later deadline of a call whose handler has waited for a person."""
-        try:
-            found = await self._link.execute("GET", self._keys.pause(delivery.request.id), repeatable=True)
-        except BrokerError as error:
-            telemetry.log.warning("upkeep.failed", error=str(error))
-            return
-        note = None if found is None else read_note(found, self._clock)
+        note = read_note(text, self._clock)
         if note is not None:
             delivery.extended = True
             delivery.deadline = max(delivery.deadline, note.effective(time.monotonic()))

@@ -5,8 +5,9 @@
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back or over,
 --       6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone,
---       8 "1" when this worker could make room for one
--- Returns {generation, counter, {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now}, ...},
+--       8 "1" when this worker could make room for one, 9 prefix of the notes of later deadlines
+-- Returns {generation, counter,
+--          {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now, note or ""}, ...},
 --          1 when this worker is to make room for an entry that must run alone}
 local STRETCH = 1000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
@@ -45,7 +46,7 @@ local function is_suspect(attempt) return attempt >= alone end
 local function take(entry, counted)
   local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
   if not found[1] then return false end
-  taken[#taken + 1] = {entry[1], entry[4], counted, found[1][2], entry[2]}
+  taken[#taken + 1] = {entry[1], entry[4], counted, found[1][2], entry[2], redis.call('GET', ARGV[9] .. entry[1]) or ''}
   room = room - 1
   return true
 end
@@ -68,6 +69,9 @@ local function take_suspect(pending, once_more)
   end
   return false
 end
+
+-- Whoever's own lease has ended would lose at once what it took, and with it an attempt.
+if (lease_end_of(KEYS[3], fence, ARGV[2], me, now) or 0) < now then return answer() end
 
 for _, consumer in ipairs({'~to:' .. me, '~back'}) do
   if room > 0 then
