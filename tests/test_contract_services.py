@@ -457,3 +457,31 @@ async def test_an_operators_service_is_served_by_whoever_takes_from_its_queue(pl
         gone = await bus.call("tell-verse", user="al")
         assert gone.error is not None
         assert gone.error.type == "unavailable"
+
+
+@pytest.mark.parametrize("mapped", ["shared", "first-worker"])
+async def test_a_queue_has_one_service(place: Place, mapped: str) -> None:
+    """A second service on another's queue is refused: its workers would take the other's calls for lost. Once that has gone it may."""
+
+    def service(name: str, queue: str) -> type[ToolService]:
+        class Made(ToolService):
+            id = name
+            effect = "read"
+            request_queue = queue
+
+            async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
+                return name
+
+        return Made
+
+    first = service("first-worker", "" if mapped == "first-worker" else mapped)
+    async with place.bus() as bus:
+        async with place.worker(first):
+            await eventually(lambda: "first-worker" in bus.services)
+            with pytest.raises(RegistrationRefused, match=rf"queue/{mapped} belongs to .*service first-worker"):
+                async with place.worker(service("second-worker", mapped)):
+                    pass
+            assert (await bus.service("first-worker").call("al", {}, {})).output == "first-worker"
+        async with place.worker(service("second-worker", mapped)):
+            await eventually(lambda: "second-worker" in bus.services)
+            assert (await bus.service("second-worker").call("al", {}, {}, timeout=5)).output == "second-worker"

@@ -1,4 +1,4 @@
-"""The register script alone: what a worker that was forgotten is told when it comes back."""
+"""Registration: what a worker that was forgotten is told when it comes back, and whose names and queues are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 import redis
 
 from tests.contract import Place
+from toolbus import RegistrationRefused, ToolService
 from toolbus.broker import scripts
+from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
 
 
@@ -37,6 +39,9 @@ class Registering:
         self.redis.hdel(self.keys.fence("pool"), "c:mine", "l:mine")
 
 
+pytestmark = pytest.mark.anyio
+
+
 @pytest.fixture
 def registering(redis_place: Place) -> Any:
     """A registry of the test's own."""
@@ -54,3 +59,29 @@ def test_a_forgotten_worker_comes_back_under_another_counter(registering: Regist
     while registering.redis.time()[0] * 1000 + registering.redis.time()[1] // 1000 <= server[0] * 1000 + server[1] // 1000:
         pass  # the server's clock moves on within a millisecond
     assert registering.register() != before
+
+
+class Mapped(ToolService):
+    """A service with a queue of another name."""
+
+    id = "mapped"
+    effect = "read"
+    request_queue = "elsewhere"
+
+    async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
+        """Answer."""
+        return "here"
+
+
+async def test_a_freed_service_may_be_anothers_with_its_queue(redis_place: Place) -> None:
+    """Within its cooldown a service belongs to who served it; an operator may free it, and its queue is free with it."""
+    async with redis_place.worker(Mapped, owner="first"):
+        pass
+    with pytest.raises(RegistrationRefused, match="tool-service/mapped belongs to 'first', queue/elsewhere belongs to 'first'"):
+        async with redis_place.worker(Mapped, owner="second"):
+            pass
+    async with Admin(redis_place.settings) as admin:
+        assert await admin.transfer("tool-service/mapped")
+        assert not await admin.transfer("tool-service/mapped")
+    async with redis_place.serving(Mapped, owner="second") as bus:
+        assert (await bus.service("mapped").call("al", {}, {}, timeout=5)).output == "here"

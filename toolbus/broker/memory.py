@@ -382,12 +382,16 @@ class MemoryWorkerBroker:
         self._hub.workers.add(self)
 
     async def register(self, publication: Publication) -> None:
-        """Publish a service and its tools; raises RegistrationRefused when names belong to another owner."""
+        """Publish a service and its tools; raises RegistrationRefused when a name is another owner's or the queue another service's."""
         service = publication.service.id
         refused: dict[str, str] = {}
         for instance in self._hub.instances.get(service, ()):
             if instance.publication.owner != publication.owner:
                 refused[f"tool-service/{service}"] = instance.publication.owner
+        queue = publication.service.queue
+        for other, instances in self._hub.instances.items():
+            if other != service and instances[-1].publication.service.queue == queue:
+                refused[f"queue/{queue}"] = f"{instances[-1].publication.owner} (service {other})"
         for tool in publication.tools:
             holder = self._hub.holder(tool.name)
             if holder is not None and (holder.owner != publication.owner or holder.service.id != service):
@@ -398,7 +402,7 @@ class MemoryWorkerBroker:
             listed = ", ".join(f"{name} belongs to {owner!r}" for name, owner in refused.items())
             raise RegistrationRefused(f"not registered as {publication.owner!r}: {listed}", refused)
         self._services[service] = publication
-        self._hub.queues.setdefault(publication.service.queue, _Queue())
+        self._hub.queues.setdefault(queue, _Queue())
         self._hub.instances.setdefault(service, []).append(_Instance(publication, self))
         self._hub.announce(service)
 

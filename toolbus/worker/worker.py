@@ -208,7 +208,7 @@ class Worker:
             await self.broker.register(publication)
         except RegistrationRefused as refusal:
             kept = tuple(tool for tool in publication.tools if f"tool/{tool.name}" not in refusal.names)
-            if f"tool-service/{served.id}" in refusal.names or not kept:
+            if not kept or any(not name.startswith("tool/") for name in refusal.names):
                 raise
             telemetry.log.warning("tools.refused", service=served.id, error=str(refusal))
             left = Publication(publication.service, kept, publication.owner).with_digest()

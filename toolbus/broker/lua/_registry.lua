@@ -87,6 +87,7 @@ local function settle(service)
     return
   end
   release('s:' .. service, fields.owner or '', service)
+  release('q:' .. (fields.queue or service), fields.owner or '', service)
   redis.call('DEL', key)
   if redis.call('HDEL', services, service) == 1 then record('gone', service, '') end
   local queue = fields.queue or service

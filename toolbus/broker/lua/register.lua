@@ -21,6 +21,8 @@ local function check(field, label, own_service)
 end
 
 check('s:' .. service, 'tool-service/' .. service, service)
+-- Each service's workers judge who is alive among its own: on a queue of two services they would take each other's running calls.
+check('q:' .. ARGV[13], 'queue/' .. ARGV[13], service)
 for i = 15, #ARGV do
   check('t:' .. ARGV[i], 'tool/' .. ARGV[i], service)
   if redis.call('HEXISTS', items, 'tool/' .. ARGV[i]) == 1 then
@@ -52,6 +54,9 @@ for i = 15, #ARGV do
   hold('t:' .. ARGV[i], owner, service)
 end
 hold('s:' .. service, owner, service)
+local queue_before = redis.call('HGET', key, 'queue')
+if queue_before and queue_before ~= ARGV[13] then release('q:' .. queue_before, owner, service) end
+hold('q:' .. ARGV[13], owner, service)
 redis.call('HSET', key, 'owner', owner, 'queue', ARGV[13], 'scale_to_zero', ARGV[12],
   'i:' .. instance, start .. ':' .. digest, 'd:' .. digest, ARGV[9], 'n:' .. digest, table.concat(tools, '\n'))
 redis.call('ZADD', live, now + ARGV[10], service .. '/' .. instance)

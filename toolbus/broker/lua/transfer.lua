@@ -1,5 +1,12 @@
 -- include _registry
--- Free a self-published name for another owner. ARGV (after the common four): 5 key ("tool/x", "tool-service/x")
--- Returns how many reservations were removed.
-local field = ARGV[5]:gsub('^tool%-service/', 's:'):gsub('^tool/', 't:')
-return redis.call('HDEL', names, field)
+-- Free a self-published name for another owner, and with a service's its queue. ARGV (after the common four): 5 key ("tool/x", "tool-service/x")
+-- Returns how many reservations of the name were removed.
+local service = ARGV[5]:match('^tool%-service/(.*)$')
+if not service then return redis.call('HDEL', names, (ARGV[5]:gsub('^tool/', 't:'))) end
+for _, field in ipairs(redis.call('HKEYS', names)) do
+  if field:sub(1, 2) == 'q:' then
+    local _, held_for = holder(field)
+    if held_for == service then redis.call('HDEL', names, field) end
+  end
+end
+return redis.call('HDEL', names, 's:' .. service)
