@@ -139,6 +139,16 @@ def test_an_entry_idle_for_less_than_two_leases_stays_with_its_live_consumer(poo
     assert pool.counter("other") == b"0"
 
 
+def test_a_worker_with_a_longer_lease_renews_less_often(pool: Pool) -> None:
+    """What a live consumer holds is looked at by its own lease, whatever the reaper's is."""
+    pool.redis.hset(pool.fence, "l:other", 5 * LEASE_MS)
+    [entry] = pool.take("other", 1)
+    pool.leave(entry, "other", 9.9)
+    assert pool.reap() == []
+    pool.leave(entry, "other", 10.1)
+    assert pool.reap() == [entry]
+
+
 @pytest.mark.parametrize(("last", "quiet"), [(-0.6, -5.0), (-0.1, 0.5), (30.0, -5.0)], ids=["silent", "was-silent", "clock-set-back"])
 def test_nothing_is_taken_when_the_server_has_not_heard_the_living(pool: Pool, last: float, quiet: float) -> None:
     """While it has heard no beat for half a lease, or had not a lease ago, or its clock stepped, the living may look dead."""

@@ -146,6 +146,9 @@ if room > 0 then
     end
   end
 end
+-- A worker may have been given another lease than this one, and renews three times in its own.
+local function lease_of(owner) return tonumber(redis.call('HGET', fence, 'l:' .. owner) or 0) end
+
 -- A live consumer that beats but no longer renews is found by all workers together: each reap looks at
 -- the next stretch of the whole pending list, so that none walks it all, however long it is.
 if room > 0 then
@@ -153,7 +156,7 @@ if room > 0 then
   local stretch = redis.call('XPENDING', queue, 'g', cursor and '(' .. cursor or '-', '+', STRETCH)
   cursor = nil
   for at, entry in ipairs(stretch) do
-    if entry[3] >= 2 * lease and not waits(entry[2]) then
+    if entry[3] >= 2 * lease and not waits(entry[2]) and entry[3] >= 2 * lease_of(entry[2]) then
       if #taken == 0 and take_suspect({entry}, 1) then return answer() end
       claim({entry}, entry[2])
     end
