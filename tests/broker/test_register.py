@@ -33,6 +33,20 @@ class Registering:
         counter: bytes = answer[3]
         return counter
 
+    def retire(self) -> float | None:
+        """Leave the request stream; when the lease ends that it leaves behind."""
+        keys = self.keys
+        left = (keys.queue("pool"), keys.fence("pool"), keys.cancelled("pool"), keys.instances("pool"), keys.live)
+        self.redis.eval(scripts.RETIRE.source, len(left), *left, "mine", "pool")
+        ends: float | None = self.redis.zscore(keys.live, "pool/mine")
+        return ends
+
+    def unregister(self) -> None:
+        """Leave the registry."""
+        keys = self.keys
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
+        self.redis.eval(scripts.UNREGISTER.source, len(tables), *tables, keys.prefix, "token", 60_000, 0, "pool/mine")
+
     def forget(self) -> None:
         """Do what a reap does with a dead consumer from which everything was taken."""
         self.redis.xgroup_delconsumer(self.keys.queue("pool"), "g", "mine")
@@ -59,6 +73,16 @@ def test_a_forgotten_worker_comes_back_under_another_counter(registering: Regist
     while registering.redis.time()[0] * 1000 + registering.redis.time()[1] // 1000 <= server[0] * 1000 + server[1] // 1000:
         pass  # the server's clock moves on within a millisecond
     assert registering.register() != before
+
+
+def test_a_worker_that_leaves_takes_its_lease_along(registering: Registering) -> None:
+    """Unless it is still in the registry, since nobody could be told: then its lease runs out, and it is swept out of it."""
+    registering.register()
+    registering.unregister()
+    assert registering.redis.zscore(registering.keys.live, "pool/mine") is not None, "what it still runs is its own"
+    assert registering.retire() is None
+    registering.register()
+    assert registering.retire() is not None
 
 
 class Mapped(ToolService):

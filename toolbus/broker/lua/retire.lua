@@ -3,7 +3,8 @@
 -- wait, and the stream itself if nobody serves it and nothing waits in it.
 -- KEYS: 1 request stream, 2 fence, 3 cancelled calls, 4 the service's instances, 5 live instances
 -- ARGV: 1 consumer, 2 service
-redis.call('ZREM', KEYS[5], ARGV[2] .. '/' .. ARGV[1])
+-- One that could not leave the registry before is swept out of it when its lease has ended.
+if redis.call('HEXISTS', KEYS[4], 'i:' .. ARGV[1]) == 0 then redis.call('ZREM', KEYS[5], ARGV[2] .. '/' .. ARGV[1]) end
 for _, consumer in ipairs({ARGV[1], '~to:' .. ARGV[1]}) do
   local pending = redis.pcall('XPENDING', KEYS[1], 'g', '-', '+', 1, consumer)
   if pending.err == nil and #pending == 0 then
