@@ -160,9 +160,8 @@ class Admin:
     # -- inside -----------------------------------------------------------------------------------
 
     async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
-        service, queue = publication.service.id, publication.service.queue
-        table = self._keys
-        keys = (table.queue(queue), table.dead_letters(queue), table.paused, table.instances(service), table.live)
+        service = publication.service.id
+        keys = overview_keys(self._keys, service, publication.service.queue)
         queued, running, dead, paused, workers = await self._link.execute_script(scripts.OVERVIEW, keys, (service,))
         return ServiceOverview(publication, live and int(workers) > 0, int(workers), int(queued), int(running), int(dead), bool(paused))
 
@@ -201,3 +200,8 @@ class Admin:
             return {}
         text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def overview_keys(keys: Keys, service: str, queue: str) -> tuple[str, ...]:
+    """The keys of the overview script, in its order."""
+    return keys.queue(queue), keys.dead_letters(queue), keys.paused, keys.instances(service), keys.live, keys.fence(queue)
