@@ -22,7 +22,8 @@ from toolbus.settings import Settings
 from toolbus.testing.outcome import NestedCall, Outcome
 from toolbus.worker.invocation import Caller
 from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.run import Run, result_of
+from toolbus.worker.outcome import result_of
+from toolbus.worker.run import Run
 from toolbus.worker.threads import Threads
 
 INSTANCE = "testing"

@@ -22,7 +22,7 @@ from toolbus.descriptors import (
     parse_tool,
 )
 from toolbus.envelope import Request
-from toolbus.results import ConfigurationError, DescriptorError, ErrorInfo, ToolError
+from toolbus.results import ConfigurationError, DescriptorError, ToolError
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
@@ -403,11 +403,3 @@ def owner_of(module: str, qualname: str) -> str:
 def _distributions() -> Mapping[str, list[str]]:
     # Reads every installed distribution: tens of milliseconds, so once per process.
     return importlib.metadata.packages_distributions()
-
-
-def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:
-    """The error of arguments that were checked against another revision of the descriptor: names both digests."""
-    if error.type != "invalid_arguments" or not request.digest or request.digest == publication.digest:
-        return error
-    message = f"{error.message} (the caller checked against descriptor {request.digest}, this worker serves {publication.digest})"
-    return ErrorInfo(error.type, error.code, message, True, error.retry_after, error.details)
