@@ -33,7 +33,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.registry import Registry
 from toolbus.descriptors import Publication
-from toolbus.worker.handlers import collect
+from toolbus.worker.collect import collect
 
 MEGABYTE = 1024 * 1024
 EMPTY = "empty"

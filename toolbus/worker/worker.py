@@ -19,7 +19,8 @@ from toolbus.middleware.chain import Middleware, checked
 from toolbus.results import ConfigurationError, RegistrationRefused
 from toolbus.settings import Settings
 from toolbus.worker import isolation
-from toolbus.worker.handlers import Served, collect
+from toolbus.worker.collect import collect
+from toolbus.worker.handlers import Served
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.nested import NestedBus
 from toolbus.worker.provide import Services
