@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack, cast
 
+from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerBroker
-from toolbus.broker.tallies import MemoryTallies
 from toolbus.client.assembly import Assembly
 from toolbus.client.events import Event, Finished
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
