@@ -165,6 +165,8 @@ class Worker:
             slots.close()
             raise
         self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
+        # It takes from now on, and not only when its opener next waits for something.
+        await asyncio.sleep(0)
 
     async def _register(self, served: Served) -> None:
         """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
