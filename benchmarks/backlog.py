@@ -32,7 +32,7 @@ from toolbus.broker.admin import Admin, overview_keys
 from toolbus.broker.connection import Connector
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link
+from toolbus.broker.link import ShortLink
 from toolbus.broker.protocols import Verdict
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.envelope import Request, encode
@@ -68,7 +68,7 @@ class Queue:
         self.settings = Settings.load({}, url=url, namespace=namespace)
         self.published = self.finished = self.checks = self.wrong = 0
         self.queued = self.running = 0
-        self._link = Link(Connector(url))
+        self._link = ShortLink(Connector(url))
         before, after = encode(self._request("ID")).split(b"ID")
         self._document = before + b"%022x" + after
         self._made = 0

@@ -12,7 +12,7 @@ from toolbus.broker.command import ReplyError
 from toolbus.broker.connection import Connector, ServerInfo
 from toolbus.broker.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link
+from toolbus.broker.link import ShortLink
 from toolbus.broker.registry import TTL, Registry, read_record
 from toolbus.broker.tallies import Tallies
 from toolbus.descriptors import Publication, ServiceDescriptor
@@ -58,7 +58,7 @@ class Admin:
         self._connector = Connector.of(settings)
 
     async def __aenter__(self) -> Self:
-        self._link = Link(self._connector)
+        self._link = ShortLink(self._connector)
         await self._link.connect()
         self._registry = Registry(self._link, self._keys, self._settings)
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)

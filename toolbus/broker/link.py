@@ -62,7 +62,7 @@ class Link(Wire):
         self._lost = asyncio.Event()
         self._closed = asyncio.Event()
         self._refused: list[Command] = []
-        self._leaving = self._maintained = False
+        self._leaving = False
         self._connected_at = 0.0
         self._delay = _BACKOFF_FIRST
         self._sides: dict[Node, Side] = {}
@@ -102,7 +102,6 @@ class Link(Wire):
 
     async def maintain(self) -> None:
         """Reconnect whenever the connection is lost; runs until ``close``."""
-        self._maintained = True
         while not self._closing:
             try:
                 async with asyncio.timeout(_STALLED / 2):
@@ -124,6 +123,9 @@ class Link(Wire):
 
     def close(self) -> None:
         """Close the connection and answer everything that still waits with ``BrokerUnavailable``."""
+        self._end("the connection was closed")
+
+    def _end(self, reason: str) -> None:
         self._closing = True
         self._closed.set()
         self._lost.set()
@@ -137,7 +139,7 @@ class Link(Wire):
         self._unanswered.clear()
         self._unsent.clear()
         self._unsent_bytes = 0
-        self._answer_lost(waiting, "the connection was closed")
+        self._answer_lost(waiting, reason)
 
     def subscribe(self, channel: str) -> None:
         """Receive a channel's messages through ``on_push``, also after reconnects. RESP3 carries them on this same connection."""
@@ -169,9 +171,6 @@ class Link(Wire):
         """Keep a command that was refused for a reason that passes; False when the error is its answer."""
         code, _, rest = str(error).partition(" ")
         if code in ELSEWHERE:
-            if not self._maintained:
-                # Nobody would make another connection.
-                return False
             self._refused.append(command)
             if not self._leaving:
                 self._leaving = True
@@ -231,6 +230,19 @@ class Link(Wire):
                 telemetry.count("toolbus.reconnects")
                 telemetry.log.info("link.restored", server=self._connector.display)
                 return
+
+
+class ShortLink(Link):
+    """A link for a short while, which nobody maintains: when the connection is lost, whatever waits or comes is told."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End it; what may be repeated is told, too."""
+        super().connection_lost(exc)
+        self._end("the connection was lost")
+
+    def _put_off(self, command: Command, error: ReplyError) -> bool:
+        # There will be no other connection, to carry it out elsewhere.
+        return str(error).partition(" ")[0] not in ELSEWHERE and super()._put_off(command, error)
 
 
 def _is_script(command: Command) -> bool:
