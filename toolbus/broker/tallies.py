@@ -15,13 +15,13 @@ from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.protocols import Usage
+from toolbus.broker.replies import scan_hash
 
 KEPT_DAYS = 40
 _TTL = KEPT_DAYS * 86_400_000
 # A day's pairs of user and tool; what comes beyond them is counted together, so that no crowd of users fills the server.
 MOST_PAIRS = 50_000
 OTHERS = '["*","*"]'
-_PAGE = 512
 
 
 class Tallies:
@@ -58,15 +58,12 @@ class Tallies:
         """
         found: dict[str, list[int]] = {}
         for day in days_back(days):
-            cursor: bytes = b"0"
-            while True:
-                cursor, flat = await self._link.execute("HSCAN", self._keys.usage(day), cursor, "COUNT", _PAGE)
-                for field, value in zip(flat[::2], flat[1::2], strict=True):
-                    name, _, pair = field.decode("utf-8", "replace").partition("[")
-                    if name in _COUNTS:
-                        found.setdefault(f"[{pair}", [0, 0, 0, 0])[_COUNTS.index(name)] += int(value)
-                if cursor == b"0":
-                    break
+            # A field that a scan brings twice counts once.
+            counted = {field: value async for field, value in scan_hash(self._link, self._keys.usage(day))}
+            for field, value in counted.items():
+                name, _, pair = field.decode("utf-8", "replace").partition("[")
+                if name in _COUNTS:
+                    found.setdefault(f"[{pair}", [0, 0, 0, 0])[_COUNTS.index(name)] += int(value)
         return rows(found)
 
     async def _count(self, script: scripts.Script, key: str, limit: int, period: float) -> float:
