@@ -28,11 +28,11 @@ from benchmarks.limits import Limit, spread
 from benchmarks.processes import child
 from benchmarks.scripttimes import Times
 from toolbus.broker import scripts
-from toolbus.broker.admin import Admin
+from toolbus.broker.admin import Admin, overview_keys
 from toolbus.broker.connection import Connector
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link
+from toolbus.broker.link import ShortLink
 from toolbus.broker.protocols import Verdict
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.envelope import Request, encode
@@ -68,7 +68,7 @@ class Queue:
         self.settings = Settings.load({}, url=url, namespace=namespace)
         self.published = self.finished = self.checks = self.wrong = 0
         self.queued = self.running = 0
-        self._link = Link(Connector(url))
+        self._link = ShortLink(Connector(url))
         before, after = encode(self._request("ID")).split(b"ID")
         self._document = before + b"%022x" + after
         self._made = 0
@@ -106,7 +106,7 @@ class Queue:
         """Compare the overview's figures with what must be there, in one transaction with the replies that are new."""
         link, replies = self._link, self.keys.replies(AGENT)
         link.send(("MULTI",))
-        keys = (self.keys.queue(SERVICE), self.keys.dead_letters(SERVICE), self.keys.paused, self.keys.instances(SERVICE))
+        keys = overview_keys(self.keys, SERVICE, SERVICE)
         link.send(("EVAL", scripts.OVERVIEW.source, len(keys), *keys, SERVICE))
         link.send(("XRANGE", replies, "-", "+"))
         link.send(("XTRIM", replies, "MAXLEN", 0))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import redis
 
 from toolbus.broker import scripts
+from toolbus.broker.admin import overview_keys
 from toolbus.broker.keys import Keys
 from toolbus.broker.requests import GROUP
 from toolbus.broker.scripts import Script
@@ -150,8 +151,7 @@ class _Bench:
             return Times(name or script.name, queued, pending, runs, statistics.median(took), max(took))
 
         member = f"{self.service}/{ME}"
-        instances = self.keys.instances(self.service)
-        overview = [self.queue, self.keys.dead_letters(self.service), self.keys.paused, instances, self.keys.live]
+        overview = [*overview_keys(self.keys, self.service, self.service)]
         cancelling = [self.queue, self.keys.cancelled(self.service)]
         cancelled = ["call", 60_000, self.keys.wake(self.service)]
         fence = [ME, "probe", "0"]

@@ -30,10 +30,10 @@ from toolbus import Settings, ToolService, tool
 from toolbus.broker.connection import Connector
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link
+from toolbus.broker.link import ShortLink
 from toolbus.broker.registry import Registry
 from toolbus.descriptors import Publication
-from toolbus.worker.handlers import collect
+from toolbus.worker.collect import collect
 
 MEGABYTE = 1024 * 1024
 EMPTY = "empty"
@@ -128,7 +128,7 @@ def _publications(served: list[Any], services: int) -> Iterator[Publication]:
 
 async def _register(url: str, namespace: str, publications: Iterator[Publication]) -> float:
     """Register as a worker does, and let the leases run on; returns the seconds it took."""
-    link = Link(Connector(url))
+    link = ShortLink(Connector(url))
     await link.connect()
     registry = Registry(link, Keys(namespace), Settings.load({}, url=url, namespace=namespace, lease=_LEASE))
     began = time.perf_counter()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import toolbus
 
@@ -47,11 +51,11 @@ def test_imports_run_downwards() -> None:
 
 def test_the_lowest_modules_know_nothing_above_them() -> None:
     """Results, envelope, descriptors and settings import only each other."""
-    for name in LOWEST:
-        for imported in imports_of(PACKAGE / f"{name}.py"):
+    for path in [found for name in LOWEST for found in (*PACKAGE.glob(f"{name}.py"), *PACKAGE.glob(f"{name}/*.py"))]:
+        for imported in imports_of(path):
             parts = imported.split(".")
             if parts[0] == "toolbus" and len(parts) > 1:
-                assert parts[1] in LOWEST, f"{name} imports {imported}"
+                assert parts[1] in LOWEST, f"{path.relative_to(PACKAGE)} imports {imported}"
 
 
 def test_only_the_broker_speaks_redis() -> None:
@@ -59,3 +63,24 @@ def test_only_the_broker_speaks_redis() -> None:
     for path in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workers").rglob("*.py")]:
         if "broker" not in path.relative_to(PACKAGE.parent).parts:
             assert not {name.partition(".")[0] for name in imports_of(path)} & {"redis", "hiredis"}, path
+
+
+def test_every_public_name_is_what_type_checkers_see() -> None:
+    """The names that are imported when they are first asked for come from where the imports for type checkers say."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(seen) == sorted(toolbus.__all__)
+    for name, module in seen.items():
+        assert getattr(toolbus, name) is getattr(sys.modules[str(module)], name)
+    with pytest.raises(AttributeError, match="'nonsense'"):
+        toolbus.nonsense  # noqa: B018
+
+
+def test_help_loads_nothing_that_only_running_needs() -> None:
+    """Neither the client of the server nor logging and tracing are imported to print help, which is what makes it quick."""
+    program = "import sys; from toolbus.cli import main; main(['--help'], standalone_mode=False); print('loaded', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    text, _, loaded = done.stdout.rpartition("loaded")
+    assert "Start here" in text
+    assert not {"redis", "structlog", "opentelemetry", "toolbus.client.bus", "toolbus.worker.worker"} & set(loaded.split())

@@ -12,7 +12,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, DescriptorError, RegistrationRefused, ToolBus, ToolError, ToolService, Worker, tool
 from toolbus.envelope import Request
-from toolbus.worker.handlers import collect
+from toolbus.worker.collect import collect
 
 pytestmark = pytest.mark.anyio
 

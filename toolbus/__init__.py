@@ -1,45 +1,52 @@
-"""toolbus: a distributed pool of tool workers for LLM agents, over Redis Streams."""
+"""toolbus: a distributed pool of tool workers for LLM agents, over Redis Streams.
 
-from toolbus.client.bus import ToolBus
-from toolbus.client.call import Call
-from toolbus.client.confirmation import Confirmation
-from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Started, Text
-from toolbus.client.executor import ToolExecutor
-from toolbus.client.observers import Confirming, Requested, ToolEvent
-from toolbus.client.tool import Tool, ToolChange
-from toolbus.client.toolcalls import ToolCall
-from toolbus.client.turn import Turn
-from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.local import ToolRegistry
-from toolbus.options import CallOptions
-from toolbus.results import (
-    Blob,
-    BrokerError,
-    BrokerUnavailable,
-    CallCancelled,
-    ConfigurationError,
-    ConfirmationClosed,
-    DescriptorError,
-    EnvelopeError,
-    ErrorInfo,
-    Progress,
-    RegistrationRefused,
-    ResultMeta,
-    StreamReset,
-    ToolbusError,
-    ToolError,
-    ToolResult,
-    UnsupportedServer,
-)
-from toolbus.settings import Settings
-from toolbus.worker.base import ToolService
-from toolbus.worker.function import tool
-from toolbus.worker.invocation import Invocation, invocation
-from toolbus.worker.modules import init_tools
-from toolbus.worker.provide import provide
-from toolbus.worker.retry import Retry
-from toolbus.worker.sessions import Session
-from toolbus.worker.worker import Worker
+Each name is imported when it is first asked for: what only looks at a tool file, or prints help, need not load the rest.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolbus.client.bus import ToolBus
+    from toolbus.client.call import Call
+    from toolbus.client.confirmation import Confirmation
+    from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Started, Text
+    from toolbus.client.executor import ToolExecutor
+    from toolbus.client.observers import Confirming, Requested, ToolEvent
+    from toolbus.client.tool import Tool, ToolChange
+    from toolbus.client.toolcalls import ToolCall
+    from toolbus.client.turn import Turn
+    from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
+    from toolbus.local import ToolRegistry
+    from toolbus.options import CallOptions
+    from toolbus.results import (
+        Blob,
+        BrokerError,
+        BrokerUnavailable,
+        CallCancelled,
+        ConfigurationError,
+        ConfirmationClosed,
+        DescriptorError,
+        EnvelopeError,
+        ErrorInfo,
+        Progress,
+        RegistrationRefused,
+        ResultMeta,
+        StreamReset,
+        ToolbusError,
+        ToolError,
+        ToolResult,
+        UnsupportedServer,
+    )
+    from toolbus.settings import Settings
+    from toolbus.worker.base import ToolService
+    from toolbus.worker.function import tool
+    from toolbus.worker.invocation import Invocation, invocation
+    from toolbus.worker.modules import init_tools
+    from toolbus.worker.provide import provide
+    from toolbus.worker.retry import Retry
+    from toolbus.worker.sessions import Session
+    from toolbus.worker.worker import Worker
 
 __all__ = [
     "Answered",
@@ -92,3 +99,58 @@ __all__ = [
     "provide",
     "tool",
 ]
+
+_HOMES = {
+    "toolbus.client.bus": ("ToolBus",),
+    "toolbus.client.call": ("Call",),
+    "toolbus.client.confirmation": ("Confirmation",),
+    "toolbus.client.events": ("Answered", "Asked", "Event", "Finished", "Reset", "Started", "Text"),
+    "toolbus.client.executor": ("ToolExecutor",),
+    "toolbus.client.observers": ("Confirming", "Requested", "ToolEvent"),
+    "toolbus.client.tool": ("Tool", "ToolChange"),
+    "toolbus.client.toolcalls": ("ToolCall",),
+    "toolbus.client.turn": ("Turn",),
+    "toolbus.confirmations": ("ConfirmationAnswer", "ConfirmationRequest"),
+    "toolbus.local": ("ToolRegistry",),
+    "toolbus.options": ("CallOptions",),
+    "toolbus.results": (
+        "Blob",
+        "BrokerError",
+        "BrokerUnavailable",
+        "CallCancelled",
+        "ConfigurationError",
+        "ConfirmationClosed",
+        "DescriptorError",
+        "EnvelopeError",
+        "ErrorInfo",
+        "Progress",
+        "RegistrationRefused",
+        "ResultMeta",
+        "StreamReset",
+        "ToolbusError",
+        "ToolError",
+        "ToolResult",
+        "UnsupportedServer",
+    ),
+    "toolbus.settings": ("Settings",),
+    "toolbus.worker.base": ("ToolService",),
+    "toolbus.worker.function": ("tool",),
+    "toolbus.worker.invocation": ("Invocation", "invocation"),
+    "toolbus.worker.modules": ("init_tools",),
+    "toolbus.worker.provide": ("provide",),
+    "toolbus.worker.retry": ("Retry",),
+    "toolbus.worker.sessions": ("Session",),
+    "toolbus.worker.worker": ("Worker",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

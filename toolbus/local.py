@@ -19,8 +19,8 @@ from toolbus.options import CallOptions
 from toolbus.results import ConfigurationError, RegistrationRefused, ToolResult
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
+from toolbus.worker.collect import collect
 from toolbus.worker.function import tool, tool_of
-from toolbus.worker.handlers import collect
 from toolbus.worker.worker import Worker
 
 

@@ -57,3 +57,13 @@ def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str
         if name not in _KNOWN:
             raise ConfigurationError(f"there is no call option {name!r} (there are: {', '.join(sorted(_KNOWN))})")
     return {**defaults, **given} if defaults else given
+
+
+def seconds(value: Any, name: str) -> float:
+    """An option that is a time.
+
+    :raises ConfigurationError: it is no finite number of seconds above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {value!r}")
+    return float(value)

@@ -15,8 +15,8 @@ from toolbus.broker.protocols import Usage
 from toolbus.client import bus as aio
 from toolbus.client import views
 from toolbus.client.call import Call as AsyncCall
-from toolbus.client.definitions import Format
 from toolbus.client.events import Event
+from toolbus.client.formats import Format
 from toolbus.client.tool import Tool
 from toolbus.client.toolview import ToolView
 from toolbus.middleware.chain import Middleware, checked

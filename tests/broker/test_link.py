@@ -14,7 +14,7 @@ from tests.servers import eventually
 from toolbus import BrokerUnavailable
 from toolbus.broker.command import ReplyError
 from toolbus.broker.connection import Connector
-from toolbus.broker.link import Link
+from toolbus.broker.link import Link, ShortLink
 
 pytestmark = pytest.mark.anyio
 
@@ -269,3 +269,29 @@ async def test_a_closed_link_answers_everything(server: Server, link: Link) -> N
     link.close()
     link.send(("LATER",), answers.append)
     assert [type(answer) for answer in answers] == [BrokerUnavailable] * 3
+
+
+async def test_a_link_that_nobody_maintains_ends_with_its_connection(server: Server) -> None:
+    """What waits is told when the connection is lost, also what might be repeated, and so is what comes afterwards."""
+    short = ShortLink(Connector(server.url))
+    await short.connect()
+    server.answer = silent
+    waiting = asyncio.create_task(short.execute("GET", "key", repeatable=True))
+    await eventually(lambda: server.names == ["GET"])
+    server.cut()
+    with pytest.raises(BrokerUnavailable, match="lost"):
+        await waiting
+    with pytest.raises(BrokerUnavailable):
+        await short.execute("GET", "key", repeatable=True)
+    short.close()
+
+
+@pytest.mark.parametrize("refusal", [b"-READONLY it is a replica\r\n", b"-MOVED 1 127.0.0.1:1\r\n"])
+async def test_a_link_that_nobody_maintains_is_told_of_refusals(server: Server, refusal: bytes) -> None:
+    """It goes nowhere else, so a server that is not in charge is its answer."""
+    short = ShortLink(Connector(server.url))
+    await short.connect()
+    server.answer = lambda command: refusal
+    with pytest.raises(ReplyError):
+        await short.execute("SET", "key", "value", repeatable=True)
+    short.close()

@@ -11,6 +11,7 @@ import redis
 
 from tests.contract import Place
 from toolbus.broker import scripts
+from toolbus.broker.admin import overview_keys
 from toolbus.broker.keys import Keys
 
 # Long, so that no test is a race with it; what takes time is set by hand.
@@ -23,7 +24,7 @@ class Pool:
 
     def __init__(self, place: Place) -> None:
         self.redis = redis.Redis.from_url(place.settings.url)
-        keys = Keys(place.settings.namespace)
+        self.keys = keys = Keys(place.settings.namespace)
         self.queue, self.fence, self.live, self.pulse = keys.queue("pool"), keys.fence("pool"), keys.live, keys.pulse
         self.paused, self.notes = keys.paused, keys.pause("pool", "")
         self.redis.xgroup_create(self.queue, "g", "0", mkstream=True)
@@ -187,6 +188,19 @@ def test_a_lease_that_ends_too_far_ahead_was_written_before_the_clock_was_set_ba
     pool.redis.zadd(pool.live, {"pool/other": int(time.time() * 1000) + 3_600_000})
     assert pool.reap() == ids
     assert pool.redis.zscore(pool.live, "pool/other") < time.time() * 1000
+
+
+def test_the_overview_does_not_count_a_worker_whose_lease_ends_too_far_ahead(pool: Pool) -> None:
+    """It shows the workers that a reap takes for living ones, and changes nothing."""
+    keys = overview_keys(pool.keys, "pool", "pool")
+    pool.redis.hset(pool.keys.instances("pool"), mapping={"i:mine": "1:a", "i:other": "2:a"})
+    pool.redis.expire(pool.keys.instances("pool"), 60)
+    pool.redis.hset(pool.fence, mapping={"l:mine": LEASE_MS, "l:other": LEASE_MS})
+    ends = {"pool/mine": int(time.time() * 1000) + LEASE_MS, "pool/other": int(time.time() * 1000) + 3_600_000}
+    pool.redis.zadd(pool.live, ends)
+    answer: Any = pool.redis.eval(scripts.OVERVIEW.source, len(keys), *keys, "pool")
+    assert answer[4] == 1
+    assert pool.redis.zscore(pool.live, "pool/other") == ends["pool/other"]
 
 
 def test_what_may_be_poison_is_taken_alone_and_by_nobody_who_holds_anything(pool: Pool) -> None:

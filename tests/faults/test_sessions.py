@@ -20,6 +20,7 @@ from tests.faults.notes import Notes
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.broker import scripts
+from toolbus.broker.admin import overview_keys
 from toolbus.broker.keys import Keys
 
 pytestmark = pytest.mark.anyio
@@ -335,7 +336,7 @@ def test_what_waits_for_a_worker_counts_as_queued_and_is_purged(pool: Pool) -> N
     pool.own("ann", pool.take("ann"))
     entry = pool.take("bob")
     pool.own("bob", entry)
-    keys = (pool.queue, pool.keys.dead_letters("pool"), pool.keys.paused, pool.keys.instances("pool"), pool.keys.live)
+    keys = overview_keys(pool.keys, "pool", "pool")
     assert pool.client.eval(scripts.OVERVIEW.source, len(keys), *keys, "pool")[:2] == [1, 1]
     assert pool.client.eval(scripts.PURGE.source, 1, pool.queue, entry, "", "") == 1
     running = pool.pending()

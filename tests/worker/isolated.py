@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus import Blob, Progress, ToolError, ToolResult, invocation, tool
+from toolbus import Blob, CallCancelled, Progress, ToolError, ToolResult, invocation, tool
 
 state: list[int] = []
 
@@ -118,6 +118,8 @@ def iso_fail(how: str) -> Any:
     """Fail in many ways."""
     if how == "tool_error":
         raise ToolError("no", type="forbidden", code="mine", details={"a": 1})
+    if how == "cancelled":
+        raise CallCancelled("nobody waits")
     if how == "value_error":
         raise ValueError("bad value")
     if how == "sys_exit":

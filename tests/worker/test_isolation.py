@@ -118,6 +118,7 @@ async def test_the_invocation_is_there(here: Place) -> None:
     ("how", "type_", "code", "words"),
     [
         ("tool_error", "forbidden", "mine", "no"),
+        ("cancelled", "cancelled", "", "nobody waits"),
         ("value_error", "tool_error", "ValueError", "bad value"),
         ("sys_exit", "tool_error", "SystemExit", "tried to exit"),
         ("os_exit", "tool_error", "process_died", "exit code 3"),

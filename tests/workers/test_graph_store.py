@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolError, Worker
-from toolbus.worker.handlers import collect
+from toolbus.worker.collect import collect
 from toolbus.worker.provide import Services
 from workers import charts
 from workers.confined import Refused

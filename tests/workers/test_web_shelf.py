@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers.pages import answer, local, names, site
 from toolbus import Settings, ToolBus, Worker
-from toolbus.worker.handlers import collect
+from toolbus.worker.collect import collect
 from workers.fetch_page import FetchPage
 
 pytestmark = pytest.mark.anyio

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from toolbus.broker.memory import MemoryAgentBroker, MemoryWorkerBroker
+# ruff: noqa: PLC0415 - a broker is imported when a URL asks for it: its protocols are needed by many who open none
 from toolbus.broker.protocols import AgentBroker, WorkerBroker
-from toolbus.broker.redis_agent import RedisAgentBroker
-from toolbus.broker.redis_worker import RedisWorkerBroker
 from toolbus.settings import Settings
 
 __all__ = ["AgentBroker", "WorkerBroker", "agent_broker", "worker_broker"]
@@ -18,7 +16,13 @@ def agent_broker(settings: Settings) -> AgentBroker:
 
     :raises ConfigurationError: the URL can't be understood.
     """
-    return MemoryAgentBroker(settings) if settings.url.startswith(_MEMORY) else RedisAgentBroker(settings)
+    if settings.url.startswith(_MEMORY):
+        from toolbus.broker.memory import MemoryAgentBroker
+
+        return MemoryAgentBroker(settings)
+    from toolbus.broker.redis_agent import RedisAgentBroker
+
+    return RedisAgentBroker(settings)
 
 
 def worker_broker(settings: Settings) -> WorkerBroker:
@@ -26,4 +30,10 @@ def worker_broker(settings: Settings) -> WorkerBroker:
 
     :raises ConfigurationError: the URL can't be understood.
     """
-    return MemoryWorkerBroker(settings) if settings.url.startswith(_MEMORY) else RedisWorkerBroker(settings)
+    if settings.url.startswith(_MEMORY):
+        from toolbus.broker.memory import MemoryWorkerBroker
+
+        return MemoryWorkerBroker(settings)
+    from toolbus.broker.redis_worker import RedisWorkerBroker
+
+    return RedisWorkerBroker(settings)

@@ -12,8 +12,9 @@ from toolbus.broker.command import ReplyError
 from toolbus.broker.connection import Connector, ServerInfo
 from toolbus.broker.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link
+from toolbus.broker.link import ShortLink
 from toolbus.broker.registry import TTL, Registry, read_record
+from toolbus.broker.replies import fields_of, info_fields, scan_hash
 from toolbus.broker.tallies import Tallies
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, address, encode, join_frames, new_run
@@ -58,7 +59,7 @@ class Admin:
         self._connector = Connector.of(settings)
 
     async def __aenter__(self) -> Self:
-        self._link = Link(self._connector)
+        self._link = ShortLink(self._connector)
         await self._link.connect()
         self._registry = Registry(self._link, self._keys, self._settings)
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
@@ -72,16 +73,9 @@ class Admin:
 
     async def services(self) -> list[ServiceOverview]:
         """Every service in the registry, by id."""
-        found: list[ServiceOverview] = []
-        cursor: bytes = b"0"
-        while True:
-            cursor, flat = await self._link.execute("HSCAN", self._keys.services, cursor, "COUNT", _PAGE)
-            for value in flat[1::2]:
-                record = read_record(value)
-                if record is not None:
-                    found.append(await self._overview(record.publication, live=record.live))
-            if cursor == b"0":
-                return sorted(found, key=lambda overview: overview.publication.service.id)
+        records = {name: read_record(value) async for name, value in scan_hash(self._link, self._keys.services)}
+        found = [await self._overview(record.publication, live=record.live) for record in records.values() if record is not None]
+        return sorted(found, key=lambda overview: overview.publication.service.id)
 
     async def pause(self, service: str) -> None:
         """Make every worker of a service stop taking requests; what runs goes on, what comes waits."""
@@ -101,7 +95,7 @@ class Admin:
         removed, after = 0, "-"
         while True:
             entries = await self._link.execute("XRANGE", stream, after, "+", "COUNT", _PAGE)
-            documents = [(entry, dict(zip(flat[::2], flat[1::2], strict=False)).get(b"r", b"")) for entry, flat in entries]
+            documents = [(entry, fields_of(flat).get(b"r", b"")) for entry, flat in entries]
             # One write and one round trip a page; each script stays short.
             removed += sum(await asyncio.gather(*(self._purge(stream, entry, document) for entry, document in documents)))
             if len(entries) < _PAGE:
@@ -110,13 +104,8 @@ class Admin:
 
     async def items(self, prefix: str = "") -> dict[str, bytes]:
         """Static descriptors by key, sorted, of keys that start with ``prefix``."""
-        found: dict[str, bytes] = {}
-        cursor: bytes = b"0"
-        while True:
-            cursor, flat = await self._link.execute("HSCAN", self._keys.items, cursor, "COUNT", _PAGE)
-            found |= {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True) if key.startswith(prefix.encode())}
-            if cursor == b"0":
-                return dict(sorted(found.items()))
+        scanned = scan_hash(self._link, self._keys.items)
+        return dict(sorted([(key.decode(), value) async for key, value in scanned if key.startswith(prefix.encode())]))
 
     async def item(self, key: str) -> bytes | None:
         """One static descriptor, or None."""
@@ -160,9 +149,8 @@ class Admin:
     # -- inside -----------------------------------------------------------------------------------
 
     async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
-        service, queue = publication.service.id, publication.service.queue
-        table = self._keys
-        keys = (table.queue(queue), table.dead_letters(queue), table.paused, table.instances(service), table.live)
+        service = publication.service.id
+        keys = overview_keys(self._keys, service, publication.service.queue)
         queued, running, dead, paused, workers = await self._link.execute_script(scripts.OVERVIEW, keys, (service,))
         return ServiceOverview(publication, live and int(workers) > 0, int(workers), int(queued), int(running), int(dead), bool(paused))
 
@@ -196,8 +184,11 @@ class Admin:
 
     async def _info(self, section: str) -> dict[str, str]:
         try:
-            reply = await self._link.execute("INFO", section)
+            return info_fields(await self._link.execute("INFO", section))
         except ReplyError:
             return {}
-        text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
-        return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def overview_keys(keys: Keys, service: str, queue: str) -> tuple[str, ...]:
+    """The keys of the overview script, in its order."""
+    return keys.queue(queue), keys.dead_letters(queue), keys.paused, keys.instances(service), keys.live, keys.fence(queue)

@@ -18,6 +18,14 @@ class ReplyError(BrokerError):
     """An error reply of the server; its text starts with the server's error code."""
 
 
+# Error replies to commands that were certainly not carried out.
+ELSEWHERE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "UNBLOCKED"})
+"""The server is not the one that serves us any more, or not yet."""
+
+SOON = frozenset({"TRYAGAIN", "NOREPLICAS"})
+"""It is, and carries the command out in a moment."""
+
+
 class Command(NamedTuple):
     """A packed command that waits for its answer."""
 

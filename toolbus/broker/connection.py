@@ -19,6 +19,7 @@ from redis.retry import Retry
 from toolbus.broker import scripts
 from toolbus.broker.discovery import At, Fixed, Node, discovery
 from toolbus.broker.keys import Keys
+from toolbus.broker.replies import info_fields
 from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError, UnsupportedServer
 from toolbus.settings import Settings
 
@@ -172,9 +173,9 @@ def redact(url: str) -> str:
 
 async def _greet(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]]) -> ServerInfo:
     await send("INFO", "server")
-    fields = dict(line.split(":", 1) for line in _text(await read()).splitlines() if ":" in line)
+    fields = info_fields(await read())
     await send("INFO", "replication")
-    fields |= dict(line.split(":", 1) for line in _text(await read()).splitlines() if ":" in line)
+    fields |= info_fields(await read())
     name = "Valkey" if "valkey_version" in fields else "Redis"
     version = fields.get("valkey_version") or fields.get("redis_version", "unknown")
     major = version.split(".", 1)[0]
@@ -192,7 +193,3 @@ async def _greet(send: Callable[..., Awaitable[None]], read: Callable[..., Await
             raise UnsupportedServer(f"the server is {name} {version} and can't load the script {script.name!r}: {error}") from None
     await send("CLIENT", "ID")
     return ServerInfo(name, version, fields.get("run_id", ""), int(await read()))
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -10,6 +10,7 @@ import msgspec
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
+from toolbus.broker.replies import fields_of
 from toolbus.envelope import Request, decode_request, encode_request, new_id
 from toolbus.results import BrokerError, ConfigurationError, EnvelopeError
 from toolbus.settings import Settings
@@ -136,7 +137,7 @@ class DeadLetters:
             raise _no_such(queue, letter)
 
     def _letter(self, queue: str, entry: bytes, flat: list[bytes]) -> DeadLetter:
-        fields = dict(zip(flat[::2], flat[1::2], strict=False))
+        fields = fields_of(flat)
         document = fields.get(b"r", b"")
         try:
             request: Request | None = decode_request(document, limit=self._settings.max_request + 1024)

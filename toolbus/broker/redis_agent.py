@@ -20,6 +20,7 @@ from toolbus.broker.pair import Pair
 from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publisher import Publish, Publisher
 from toolbus.broker.registry import Registry, RegistryFollower
+from toolbus.broker.server import tell_time
 from toolbus.broker.sharing import SharedCalls
 from toolbus.broker.tallies import Tallies
 from toolbus.envelope import Frame, Request, decode_frames, encode_request, new_id
@@ -258,9 +259,7 @@ class RedisAgentBroker:
             await asyncio.sleep(self._settings.lease / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
             turn += 1
             try:
-                asked = time.monotonic()
-                seconds, micros = await self._link.execute("TIME", repeatable=True)
-                self._clock.observe(int(seconds) * 1000 + int(micros) / 1000, asked, time.monotonic())
+                await tell_time(self._link, self._clock)
                 if not await self._link.execute("PEXPIRE", self._replies, self._ttl_ms(), repeatable=True):
                     self._resync = True
                 if turn % 3 == 0 and self._clock.trusted:

@@ -27,6 +27,7 @@ from toolbus.broker.pair import Pair
 from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener
 from toolbus.broker.registry import Registry
 from toolbus.broker.requests import GROUP, BadEntry, Fence, Found, RequestStream
+from toolbus.broker.server import may_have_forgotten, tell_time, warn_of_eviction
 from toolbus.broker.tallies import Tallies
 from toolbus.broker.upkeep import Upkeep, write_note
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
@@ -149,8 +150,8 @@ class RedisWorkerBroker:
             report=self._beaten,
         )
         async with self._pair.opening():
-            await self._tell_time()
-            await self._warn_of_eviction()
+            await tell_time(self._link, self._clock)
+            await warn_of_eviction(self._link, self._connector.display)
         self._clock.hush()
         self._leases.start()
         self._pair.start(self._upkeep.run())
@@ -356,18 +357,9 @@ class RedisWorkerBroker:
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
         stream: RequestStream = delivery.queue
-        if await self._may_have_forgotten(delivery):
+        if await may_have_forgotten(self._link, delivery):
             return "unsure"
         return await stream.begin(self._link, delivery, self._keys.started(delivery.request.id))
-
-    async def _may_have_forgotten(self, delivery: Delivery) -> bool:
-        """Whether this server may lack a mark that the one which accepted the request had."""
-        if not delivery.server or self._link.server is None or delivery.server == self._link.server.run_id.encode():
-            return False
-        # A restart with an append-only file keeps every mark; a restored snapshot or a promoted replica may not.
-        text = _info(await self._link.execute("INFO", "persistence", repeatable=True))
-        text += _info(await self._link.execute("INFO", "replication", repeatable=True))
-        return re.search(r"aof_enabled:1", text) is None or re.search(r"master_replid2:0+\b", text) is None
 
     async def retry(self, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
@@ -494,32 +486,12 @@ class RedisWorkerBroker:
                 stream.lose(delivery)
             stream.fence_is(*renewal.fence)
 
-    async def _tell_time(self) -> None:
-        asked = time.monotonic()
-        seconds, micros = await self._link.execute("TIME", repeatable=True)
-        self._clock.observe(int(seconds) * 1000 + int(micros) / 1000, asked, time.monotonic())
-
-    async def _warn_of_eviction(self) -> None:
-        try:
-            info = await self._link.execute("INFO", "memory", repeatable=True)
-        except ReplyError:
-            # Not permitted to look: `toolbus doctor`, run by an operator, is.
-            return
-        found = re.search(r"maxmemory_policy:(\S+)", _info(info))
-        if found and found[1] != "noeviction":
-            advice = "an evicted key is a lost call; set maxmemory-policy noeviction"
-            telemetry.log.warning("server.evicts", server=self._connector.display, policy=found[1], advice=advice)
-
     async def _mirror_cancelled(self, stream: RequestStream) -> None:
         try:
             for call in await self._link.execute("ZRANGE", stream.cancelled, 0, -1, repeatable=True):
                 self._listener.on_cancelled(call.decode())
         except BrokerError as error:
             telemetry.log.warning("cancelled.unread", service=stream.service, error=str(error))
-
-
-def _info(reply: Any) -> str:
-    return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
 
 
 def new_instance() -> str:

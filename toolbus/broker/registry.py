@@ -7,7 +7,7 @@ reader that misses one notices and loads a fresh snapshot.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from toolbus.broker.clock import ServerClock
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.protocols import AgentListener, ServiceRecord
+from toolbus.broker.replies import fields_of, scan_hash
 from toolbus.broker.scripts import Script
 from toolbus.descriptors import Publication
 from toolbus.results import RegistrationRefused
@@ -27,7 +28,6 @@ TTL = 30 * 86_400
 """Seconds that the tables outlive the last process that beats or sweeps; static descriptors stay for good."""
 
 _SWEEP_LIMIT = 64
-_SCAN_COUNT = 200
 
 _publications = msgspec.json.Decoder(Publication)
 
@@ -144,17 +144,21 @@ class RegistryFollower:
         """Load a fresh snapshot, in bounded parts that never block the server for long."""
         # The position is read first: a change during the scan is read twice rather than missed.
         newest = await self._link.execute("XREVRANGE", self._keys.log, "+", "-", "COUNT", 1, repeatable=True)
-        self.position, self._token = (newest[0][0], _fields(newest[0][1]).get(b"token")) if newest else (b"0", None)
+        self.position, self._token = (newest[0][0], fields_of(newest[0][1]).get(b"token")) if newest else (b"0", None)
         services: dict[str, ServiceRecord] = {}
-        await self._scan(self._keys.services, lambda name, value: _add_record(services, name, value))
-        items: dict[str, bytes] = {}
-        await self._scan(self._keys.items, lambda name, value: items.__setitem__(name.decode(), value))
+        async for name, value in scan_hash(self._link, self._keys.services):
+            record = read_record(value)
+            if record is None:
+                telemetry.log.warning("registry.unreadable", service=name.decode("utf-8", "replace"))
+            else:
+                services[name.decode()] = record
+        items = {name.decode(): value async for name, value in scan_hash(self._link, self._keys.items)}
         self._listener.on_registry(services, items)
 
     def apply(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
         """Apply log entries; False when one is missing before them."""
         for entry, flat in entries:
-            fields = _fields(flat)
+            fields = fields_of(flat)
             before = fields.get(b"prev")
             if self._token is not None and before != self._token:
                 return False
@@ -176,15 +180,6 @@ class RegistryFollower:
             else:
                 self._listener.on_service(key, record)
 
-    async def _scan(self, key: str, add: Callable[[bytes, bytes], None]) -> None:
-        cursor: bytes = b"0"
-        while True:
-            cursor, flat = await self._link.execute("HSCAN", key, cursor, "COUNT", _SCAN_COUNT, repeatable=True)
-            for name, value in zip(flat[::2], flat[1::2], strict=True):
-                add(name, value)
-            if cursor == b"0":
-                return
-
 
 def read_record(value: bytes) -> ServiceRecord | None:
     """A service's record from its table value, or None when it can't be read."""
@@ -192,15 +187,3 @@ def read_record(value: bytes) -> ServiceRecord | None:
         return ServiceRecord(_publications.decode(value[1:]), value[:1] == b"+")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-
-
-def _add_record(services: dict[str, ServiceRecord], name: bytes, value: bytes) -> None:
-    record = read_record(value)
-    if record is None:
-        telemetry.log.warning("registry.unreadable", service=name.decode("utf-8", "replace"))
-    else:
-        services[name.decode()] = record
-
-
-def _fields(flat: list[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=False))

@@ -14,6 +14,7 @@ from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.protocols import Beginning, Delivery
+from toolbus.broker.replies import fields_of
 from toolbus.envelope import address, decode_request, new_run
 from toolbus.results import BrokerError, EnvelopeError
 from toolbus.settings import Settings
@@ -170,7 +171,7 @@ class RequestStream:
                 if fields is not None and len(fields) == 4 and fields[0] == b"r" and fields[2] == b"d":
                     document, deadline_ms = fields[1], float(fields[3])
                 else:
-                    found = dict(zip(fields[::2], fields[1::2], strict=False)) if fields else {}
+                    found = fields_of(fields or ())
                     document, server = found.get(b"r", b""), found.get(b"s", b"")
                     deadline_ms = float(found[b"d"])
                 request = decode_request(document, limit=limit)

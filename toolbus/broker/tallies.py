@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import hashlib
 import math
-import time
 
 import msgspec
 
@@ -16,14 +15,13 @@ from toolbus.broker.command import Reply
 from toolbus.broker.keys import Keys
 from toolbus.broker.link import Link
 from toolbus.broker.protocols import Usage
+from toolbus.broker.replies import scan_hash
 
 KEPT_DAYS = 40
 _TTL = KEPT_DAYS * 86_400_000
 # A day's pairs of user and tool; what comes beyond them is counted together, so that no crowd of users fills the server.
-_MOST_PAIRS = 50_000
-_OTHERS = '["*","*"]'
-_PAGE = 512
-_MOST_KEPT = 10_000
+MOST_PAIRS = 50_000
+OTHERS = '["*","*"]'
 
 
 class Tallies:
@@ -51,7 +49,7 @@ class Tallies:
         """Add a call to today's usage; what is counted in one tick goes as one command."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._send)
-        add_to(self._waiting.setdefault(_pair(user, tool), [0, 0, 0, 0]), ms, size, failed=failed)
+        add_to(self._waiting.setdefault(pair_of(user, tool), [0, 0, 0, 0]), ms, size, failed=failed)
 
     async def usage(self, days: int = 1) -> list[Usage]:
         """The usage of the last days (UTC, today is the first), by user and tool.
@@ -59,16 +57,13 @@ class Tallies:
         :raises BrokerError: the server can't be reached.
         """
         found: dict[str, list[int]] = {}
-        for day in _days(days):
-            cursor: bytes = b"0"
-            while True:
-                cursor, flat = await self._link.execute("HSCAN", self._keys.usage(day), cursor, "COUNT", _PAGE)
-                for field, value in zip(flat[::2], flat[1::2], strict=True):
-                    name, _, pair = field.decode("utf-8", "replace").partition("[")
-                    if name in _COUNTS:
-                        found.setdefault(f"[{pair}", [0, 0, 0, 0])[_COUNTS.index(name)] += int(value)
-                if cursor == b"0":
-                    break
+        for day in days_back(days):
+            # A field that a scan brings twice counts once.
+            counted = {field: value async for field, value in scan_hash(self._link, self._keys.usage(day))}
+            for field, value in counted.items():
+                name, _, pair = field.decode("utf-8", "replace").partition("[")
+                if name in _COUNTS:
+                    found.setdefault(f"[{pair}", [0, 0, 0, 0])[_COUNTS.index(name)] += int(value)
         return rows(found)
 
     async def _count(self, script: scripts.Script, key: str, limit: int, period: float) -> float:
@@ -78,60 +73,8 @@ class Tallies:
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, {}
         args = [part for pair, counts in waiting.items() for part in (pair, *counts)]
-        key = self._keys.usage(next(iter(_days(1))))
-        self._link.run(scripts.USAGE, (key,), (_TTL, _MOST_PAIRS, _OTHERS, *args), _sent, repeatable=True)
-
-
-class MemoryTallies:
-    """The tallies of a namespace within one event loop."""
-
-    def __init__(self) -> None:
-        self._full: dict[str, float] = {}
-        self._used: dict[str, tuple[int, int]] = {}
-        self._usage: dict[str, dict[str, list[int]]] = {}
-
-    async def spend(self, name: str, limit: int, period: float) -> float:
-        """Count one use against a rate; returns 0 when there was room, else the seconds until there is."""
-        now = time.monotonic()
-        full = max(self._full.get(name, 0.0), now) + period / limit
-        wait = full - period - now
-        # What is a rounding away has arrived: one interval off is what a limit is about.
-        if wait > 1e-6:
-            return wait
-        if len(self._full) >= _MOST_KEPT:
-            self._full = {key: value for key, value in self._full.items() if value > now}
-        self._full[name] = full
-        return 0.0
-
-    async def use(self, name: str, limit: int, period: float) -> float:
-        """Count one use against a quota; returns 0 when there was some left, else the seconds until it starts anew."""
-        now = time.time()
-        current = int(now // period)
-        before, used = self._used.get(name, (current, 0))
-        used = used if before == current else 0
-        if used >= limit:
-            return period - now % period
-        if len(self._used) >= _MOST_KEPT:
-            self._used.pop(next(iter(self._used)))
-        self._used[name] = current, used + 1
-        return 0.0
-
-    def count(self, user: str, tool: str, *, ms: float, size: int, failed: bool) -> None:
-        """Add a call to today's usage."""
-        today = self._usage.setdefault(next(iter(_days(1))), {})
-        pair = _pair(user, tool)
-        if len(today) >= _MOST_PAIRS and pair not in today:
-            pair = _OTHERS
-        add_to(today.setdefault(pair, [0, 0, 0, 0]), ms, size, failed=failed)
-
-    async def usage(self, days: int = 1) -> list[Usage]:
-        """The usage of the last days, by user and tool."""
-        found: dict[str, list[int]] = {}
-        for day in _days(days):
-            for pair, counts in self._usage.get(day, {}).items():
-                total = found.setdefault(pair, [0, 0, 0, 0])
-                total[:] = [one + other for one, other in zip(total, counts, strict=True)]
-        return rows(found)
+        key = self._keys.usage(next(iter(days_back(1))))
+        self._link.run(scripts.USAGE, (key,), (_TTL, MOST_PAIRS, OTHERS, *args), _sent, repeatable=True)
 
 
 _COUNTS = ("calls", "errors", "ms", "bytes")
@@ -157,7 +100,8 @@ def rows(found: dict[str, list[int]]) -> list[Usage]:
     return sorted(made, key=lambda row: (row.user, row.tool))
 
 
-def _pair(user: str, tool: str) -> str:
+def pair_of(user: str, tool: str) -> str:
+    """A user and a tool as one name."""
     return msgspec.json.encode((user, tool)).decode()
 
 
@@ -165,7 +109,8 @@ def _digest(name: str) -> str:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _days(count: int) -> list[str]:
+def days_back(count: int) -> list[str]:
+    """The last so many days (UTC), today first."""
     today = datetime.datetime.now(datetime.UTC).date()
     return [(today - datetime.timedelta(days=back)).isoformat() for back in range(max(1, min(count, KEPT_DAYS)))]
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
-from toolbus.client.definitions import FORMATS, Format
+from toolbus.client.formats import FORMATS, Format
 from toolbus.settings import PREFIX, Settings
 
 

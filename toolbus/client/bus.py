@@ -26,7 +26,7 @@ from toolbus.deadlines import Deadlines
 from toolbus.descriptors import ServiceDescriptor
 from toolbus.envelope import Frame, Request, new_id
 from toolbus.middleware.chain import Middleware, checked
-from toolbus.options import CallOptions, merged
+from toolbus.options import CallOptions, merged, seconds
 from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolError, ToolResult
 from toolbus.settings import Settings
 
@@ -248,7 +248,7 @@ class ToolBus(BusView):
         if not wait or problem.type not in _MAY_APPEAR:
             call.complete_with(problem)
             return None
-        return self._wait(call, self._timeout(call.options, 0.0) if wait is True else _seconds(wait, "wait"))
+        return self._wait(call, self._timeout(call.options, 0.0) if wait is True else seconds(wait, "wait"))
 
     def withdraw(self, call: Call) -> None:
         """Tell the broker that nobody waits for the call any more."""
@@ -303,7 +303,7 @@ class ToolBus(BusView):
         options = call.options
         idle, key = options.get("idle_timeout"), options.get("idempotency_key", "")
         if idle is not None:
-            call.idle_timeout = _seconds(idle, "idle_timeout")
+            call.idle_timeout = seconds(idle, "idle_timeout")
         request = Request(
             call.id,
             self._agent,
@@ -391,7 +391,7 @@ class ToolBus(BusView):
 
     def _timeout(self, options: Mapping[str, Any], usual: float) -> float:
         given = options.get("timeout") if options else None
-        timeout = usual or self.settings.timeout if given is None else _seconds(given, "timeout")
+        timeout = usual or self.settings.timeout if given is None else seconds(given, "timeout")
         if timeout > self.settings.max_timeout:
             raise ConfigurationError(f"timeout {timeout:g} s is over the limit of {self.settings.max_timeout:g} s (TOOLBUS_MAX_TIMEOUT)")
         return timeout
@@ -460,9 +460,3 @@ def _unknown_tool(name: str, near: list[str]) -> ErrorInfo:
 def _unavailable(what: str, service: str) -> ErrorInfo:
     message = f"{what} is known, but no live worker serves {service!r}; pass wait=… to wait for one"
     return ErrorInfo("unavailable", message=message, retryable=True)
-
-
-def _seconds(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {value!r}")
-    return float(value)

@@ -14,9 +14,9 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
 from toolbus.client.assembly import Assembly, only
-from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Text
+from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Text, size_of
 from toolbus.envelope import Frame, Request
-from toolbus.results import Blob, ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
+from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
 
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
@@ -376,12 +376,3 @@ def _characters(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ConfigurationError(f"resume_from must be a number of characters, not {value!r}")
     return value
-
-
-def size_of(event: Event) -> int:
-    """About how many bytes an event has."""
-    if isinstance(event, Text):
-        return len(event.text)
-    if isinstance(event, Blob):
-        return len(event.data)
-    return 64

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 from toolbus import telemetry
 from toolbus.client.catalogue import Catalogue
+from toolbus.client.formats import FORMATS, Format
 from toolbus.client.tool import Tool
 from toolbus.client.wire import replaced_names, wire_name
 from toolbus.collecting import without_collection
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object
 from toolbus.schema.strict import ANTHROPIC, OPENAI, Dialect, flat, strict
-
-Format = Literal["bare", "openai", "responses", "anthropic", "mcp"]
 
 Definition = dict[str, Any]
 Key = tuple[Format, bool, bool, Hashable]
@@ -93,7 +92,7 @@ def mcp(tool: Tool, enforce: bool = False) -> Definition:
     return definition
 
 
-FORMATS: Mapping[Format, Callable[[Tool, bool], Definition]] = {
+_MAKERS: Mapping[Format, Callable[[Tool, bool], Definition]] = {
     "bare": bare,
     "openai": openai,
     "responses": responses,
@@ -127,8 +126,8 @@ class Definitions:
         :raises ConfigurationError: there is no such format.
         """
         wanted, enforce, namespaces, _ = key
-        if wanted not in FORMATS:
-            raise ConfigurationError(f"there is no format {wanted!r} (there are: {', '.join(get_args(Format))})")
+        if wanted not in _MAKERS:
+            raise ConfigurationError(f"there is no format {wanted!r} (there are: {', '.join(FORMATS)})")
         of_tools = self._of_tools.setdefault((wanted, enforce), {})
         if len(of_tools) > 2 * len(self._catalogue.tools) + 1000:
             # Tools that are gone; what is still there is made anew.
@@ -167,7 +166,7 @@ class Definitions:
 
 def _made(tool: Tool, format: Format, enforce: bool) -> Definition | None:
     try:
-        return FORMATS[format](tool, enforce)
+        return _MAKERS[format](tool, enforce)
     except DescriptorError as error:
         telemetry.log.warning("definition.set_aside", tool=tool.name, service=tool.service, format=format, error=str(error))
         return None

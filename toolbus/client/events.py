@@ -52,3 +52,10 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 Event = Started | Text | Progress | Blob | Asked | Answered | Reset | Finished
+
+
+def size_of(event: object) -> int:
+    """About how many bytes an event has."""
+    if isinstance(event, Text):
+        return len(event.text)
+    return len(event.data) if isinstance(event, Blob) else 64

@@ -17,6 +17,7 @@ from toolbus.client.toolview import ToolView
 from toolbus.client.turn import Turn
 from toolbus.confirmations import PATIENCE
 from toolbus.envelope import new_id
+from toolbus.options import seconds
 from toolbus.results import ConfigurationError, ToolResult
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class ToolExecutor:
         sequential: Collection[str] = (),
         model: str = "",
     ) -> None:
-        if output_limit < 1 or not 0 < confirm_timeout < float("inf"):
-            raise ConfigurationError("output_limit must be at least 1 and confirm_timeout a number of seconds above 0")
+        if output_limit < 1:
+            raise ConfigurationError(f"output_limit must be at least 1, not {output_limit!r}")
         self._bus = bus
         self._tools = tools
         self._seen: tuple[ToolView, ToolView] | None = None
@@ -71,7 +72,7 @@ class ToolExecutor:
         self._sequential = frozenset(sequential)
         self.output_limit = output_limit
         self.confirmer = confirmer
-        self.confirm_timeout = confirm_timeout
+        self.confirm_timeout = seconds(confirm_timeout, "confirm_timeout")
         self.confirm_anywhere = confirmer is None if confirm_anywhere is None else confirm_anywhere
         self.model = model
         self.memories = state.memories

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolbus import telemetry
-from toolbus.client.call import Call, Target, size_of
-from toolbus.client.events import Event, Finished, Text
+from toolbus.client.call import Call, Target
+from toolbus.client.events import Event, Finished, Text, size_of
 from toolbus.envelope import new_id
 from toolbus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from toolbus.client.catalogue import Catalogue, Subscription
-from toolbus.client.definitions import Definitions, Format
+from toolbus.client.definitions import Definitions
+from toolbus.client.formats import Format
 from toolbus.client.tool import Tool, ToolChange
 from toolbus.client.wire import is_replaced
 from toolbus.results import ConfigurationError

@@ -16,14 +16,14 @@ import msgspec
 from toolbus import telemetry
 from toolbus.client.arguments import said
 from toolbus.client.confirmation import Confirmation
-from toolbus.client.events import Asked, Finished, Text
+from toolbus.client.events import Asked, Finished, size_of
 from toolbus.client.observations import observe
 from toolbus.client.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.references import Kept, kept_of, references, resolved
 from toolbus.client.tool import Tool
 from toolbus.client.toolcalls import ToolCall, answers
 from toolbus.envelope import new_run
-from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult
+from toolbus.results import ConfigurationError, ErrorInfo, ToolError, ToolResult
 
 if TYPE_CHECKING:
     from toolbus.client.executor import ToolExecutor
@@ -108,7 +108,7 @@ class Turn:
         while True:
             while self._events:
                 event = self._events.popleft()
-                self._bytes -= _size(event.event)
+                self._bytes -= size_of(event.event)
                 if self._bytes < _MOST_BYTES and len(self._events) < _MOST_EVENTS:
                     self._room.set()
                 yield event
@@ -283,7 +283,7 @@ class Turn:
         executor.events.publish(told)
         if self._streaming:
             self._events.append(told)
-            self._bytes += _size(event)
+            self._bytes += size_of(event)
             if self._bytes >= _MOST_BYTES or len(self._events) >= _MOST_EVENTS:
                 self._room.clear()
             self._arrived.set()
@@ -306,9 +306,3 @@ def _unknown(name: str, executor: ToolExecutor) -> str:
     near = difflib.get_close_matches(name[:128], candidates, n=3, cutoff=0.5)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
     return f"there is no tool {name[:128]!r}{hint}"
-
-
-def _size(event: ExecutionEvent) -> int:
-    if isinstance(event, Text):
-        return len(event.text)
-    return len(event.data) if isinstance(event, Blob) else 64

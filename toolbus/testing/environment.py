@@ -18,8 +18,9 @@ from toolbus.testing.outcome import Outcome
 from toolbus.testing.recorder import Confirm, Recorder
 from toolbus.testing.sessions import TriedSessions
 from toolbus.worker.base import ToolService
+from toolbus.worker.collect import collect
 from toolbus.worker.function import tool_of
-from toolbus.worker.handlers import Served, collect
+from toolbus.worker.handlers import Served
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.provide import Services
 from toolbus.worker.run import Run

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack, cast
 
+from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerBroker
-from toolbus.broker.tallies import MemoryTallies
 from toolbus.client.assembly import Assembly
 from toolbus.client.events import Event, Finished
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
@@ -22,7 +22,8 @@ from toolbus.settings import Settings
 from toolbus.testing.outcome import NestedCall, Outcome
 from toolbus.worker.invocation import Caller
 from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.run import Run, result_of
+from toolbus.worker.outcome import result_of
+from toolbus.worker.run import Run
 from toolbus.worker.threads import Threads
 
 INSTANCE = "testing"

@@ -13,7 +13,7 @@ from toolbus.results import ToolkitError
 from toolbus.settings import Settings
 from toolbus.toolkit.items import Tool, ToolGroup
 from toolbus.worker.base import ToolService
-from toolbus.worker.handlers import collect
+from toolbus.worker.collect import collect
 
 
 def tool_of_bus(tool: BusTool) -> Tool:

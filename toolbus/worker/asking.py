@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from toolbus.broker.protocols import Delivery, Note, WorkerBroker
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, denied, readable
 from toolbus.envelope import Confirm, new_run
-from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, ToolError
+from toolbus.options import seconds
+from toolbus.results import BrokerError, ErrorInfo, ToolError
 
 
 class Asker(Protocol):
@@ -49,18 +50,17 @@ class Questions:
             nobody could be asked.
         :raises ConfigurationError: ``timeout`` is no time.
         """
-        if isinstance(timeout, bool) or not 0 < timeout < float("inf"):
-            raise ConfigurationError(f"timeout must be a finite number of seconds above 0, not {timeout!r}")
+        timeout = seconds(timeout, "timeout")
         async with self._one:
-            seconds = min(timeout, self._left)
-            answer = await self._asked(question, data, seconds) if seconds > 0 else None
+            most = min(timeout, self._left)
+            answer = await self._asked(question, data, most) if most > 0 else None
         if answer is None:
-            raise ToolError(ErrorInfo("deadline_exceeded", "unconfirmed", f"nobody answered within {seconds:g} s: {question}"))
+            raise ToolError(ErrorInfo("deadline_exceeded", "unconfirmed", f"nobody answered within {most:g} s: {question}"))
         if not answer.allowed:
             raise ToolError(denied(repr(question), answer.reason, answer.by))
         return answer
 
-    async def _asked(self, question: str, data: Any, seconds: float) -> ConfirmationAnswer | None:
+    async def _asked(self, question: str, data: Any, most: float) -> ConfirmationAnswer | None:
         delivery, since = self._asker.delivery, time.monotonic()
         request, deadline = self._request(question, data), delivery.deadline
         answer: ConfirmationAnswer | None = None
@@ -70,19 +70,19 @@ class Questions:
             # Not before: whoever hears of the request may answer it at once.
             nonlocal told
             told = True
-            self._asker.tell(Confirm(request.id, request.question, since + seconds - time.monotonic()))
+            self._asker.tell(Confirm(request.id, request.question, since + most - time.monotonic()))
 
-        self._asker.extend(deadline + seconds)
+        self._asker.extend(deadline + most)
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._broker.extend(delivery, Note(deadline, since, since + seconds))
-                left = since + seconds - time.monotonic()
+                async with asyncio.timeout(most):
+                    await self._broker.extend(delivery, Note(deadline, since, since + most))
+                left = since + most - time.monotonic()
                 answer = await self._broker.ask(delivery, request, left, opened) if left > 0 else None
         except BrokerError as error:
             raise ToolError(ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked: {error}", retryable=True)) from None
         finally:
-            took = min(time.monotonic() - since, seconds)
+            took = min(time.monotonic() - since, most)
             self._left -= took
             self._asker.extend(deadline + took)
             if told:

@@ -28,13 +28,11 @@ class NestedBus:
 
         :raises BrokerError: the server refuses us.
         """
-        # Through the public door, and only now: worker and client know nothing of each other.
-        from toolbus import ToolBus  # noqa: PLC0415
-
         async with self._lock:
             delay = _RETRY_FIRST
             while self._bus is None:
-                bus = ToolBus(settings=self._settings)
+                # Importing it takes tenths of a second, in which the worker's calls go on.
+                bus = (await asyncio.to_thread(_door))(settings=self._settings)
                 try:
                     await bus.open()
                 except BrokerUnavailable as error:
@@ -55,3 +53,10 @@ class NestedBus:
         if self._bus is not None:
             await self._bus.aclose()
             self._bus = None
+
+
+def _door() -> type[ToolBus]:
+    """Through the public door, and only when it is needed: worker and client know nothing of each other."""
+    from toolbus import ToolBus  # noqa: PLC0415
+
+    return ToolBus

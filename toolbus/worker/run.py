@@ -17,13 +17,14 @@ from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.envelope import Confirm, Frame, Request, encode, pieces
 from toolbus.middleware.chain import Middleware
-from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.settings import Settings
 from toolbus.worker.asking import Questions
 from toolbus.worker.function import FunctionTool
-from toolbus.worker.handlers import Handler, Served, mismatch
+from toolbus.worker.handlers import Handler, Served
 from toolbus.worker.invocation import Caller, Invocation, enter
 from toolbus.worker.isolation.pool import HandlerCrashed, Isolation
+from toolbus.worker.outcome import encodable, error_of, mismatch, result_of
 from toolbus.worker.passing import Passing
 from toolbus.worker.threads import ThreadIteration, Threads
 
@@ -512,23 +513,14 @@ class Run(msgspec.Struct, eq=False):
         try:
             payload = encode(frame)
         except EnvelopeError:
-            kind = frame.error.type if frame.error is not None else "tool_error"
-            frame.error = ErrorInfo(kind, "unencodable_error", "the tool failed, and what it said can't be expressed in JSON")
+            frame.error = encodable(frame.error or ErrorInfo("tool_error"))
             payload = encode(frame)
         self.shelter.broker.finish(self.delivery, payload, failed=True)
 
     def _error_info(self, error: BaseException) -> ErrorInfo:
-        if isinstance(error, ToolError):
-            return mismatch(self.delivery.request, self.served.publication, error.error)
-        if isinstance(error, CallCancelled):
-            return ErrorInfo("cancelled", message=str(error))
         if isinstance(error, HandlerCrashed):
             return error.info
-        if isinstance(error, SystemExit):
-            return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
-        if isinstance(error, EnvelopeError):
-            return ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")
-        return ErrorInfo("tool_error", type(error).__name__, str(error) or type(error).__name__)
+        return mismatch(self.delivery.request, self.served.publication, error_of(error))
 
     def _log_end(self, error: ErrorInfo | None, exception: BaseException | None = None) -> None:
         metering = telemetry.metering()
@@ -551,18 +543,3 @@ class Run(msgspec.Struct, eq=False):
             telemetry.log.warning("call.failed", error=error.type, code=error.code, **fields)
         else:
             telemetry.log.error("call.crashed", error=error.code, exc_info=exception, **fields)
-
-
-def result_of(value: object) -> ToolResult:
-    """What a handler returned, as a result."""
-    if type(value) is str:
-        return ToolResult(output=value)
-    if isinstance(value, ToolResult):
-        return value
-    if value is None:
-        return ToolResult(output="")
-    if isinstance(value, str):
-        return ToolResult(output=str(value))
-    if isinstance(value, Blob):
-        return ToolResult(output="", content=(value,))
-    return ToolResult(data=value)

@@ -7,40 +7,24 @@ import contextlib
 import gc
 import os
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from toolbus import telemetry
 from toolbus.broker import worker_broker
-from toolbus.broker.protocols import Delivery, WorkerBroker
-from toolbus.deadlines import Deadlines
+from toolbus.broker.protocols import WorkerBroker
 from toolbus.descriptors import Publication
-from toolbus.envelope import Frame, encode
 from toolbus.middleware.chain import Middleware, checked
-from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, RegistrationRefused, ToolError
+from toolbus.results import ConfigurationError, RegistrationRefused
 from toolbus.settings import Settings
 from toolbus.worker import isolation
-from toolbus.worker.handlers import Served, collect
-from toolbus.worker.invocation import Caller
+from toolbus.worker.collect import collect
+from toolbus.worker.handlers import Served
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.nested import NestedBus
 from toolbus.worker.provide import Services
-from toolbus.worker.run import Run
-from toolbus.worker.sessions import WorkerSessions
-from toolbus.worker.threads import Threads
-from toolbus.worker.waiting import Waiting
-
-_EARLY_CANCELS = 10_000
-_MOST_GATHERED = 16_384
-_CANCEL_GRACE = 1.0
-# Seconds that a leaving worker waits for each of the server's answers.
-_SIGN_OFF = 3.0
-# A handler that is told to stop and still runs after so many seconds counts as stuck.
-_STOPS_WITHIN = 5.0
-# Leases for which a worker takes nothing so that a request can run alone, and for which it then takes requests again at least.
-_ROOM_WITHIN = 5
+from toolbus.worker.slots import SIGN_OFF, Slots
 
 
 class Worker:
@@ -75,21 +59,8 @@ class Worker:
         self.middleware = checked(middleware)
         self._services = Services(provide)
         self._served = {served.id: served for served in collect(services, self.settings, self._services)}
-        self._runs: dict[str, Run] = {}
-        self._unwatched: list[Run] = []
-        self._waiting = Waiting()
-        self._cancelled_early: dict[str, float] = {}
-        self._free = self.settings.concurrency
-        self._alone_from = self.settings.alone_from
-        # Half of what a frame may hold: the piece that fills it comes on top.
-        self.most_gathered = min(_MOST_GATHERED, self.settings.max_frame // 2)
-        self._stopping = False
-        self._alone = self._making_room = False
-        self._make_room_again = 0.0
-        self._overgrown = asyncio.Event()
-        self._retrying: set[asyncio.Task[None]] = set()
+        self._slots: Slots | None = None
         self._home: asyncio.Task[None] | None = None
-        self.started = self.finished = 0
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -107,7 +78,7 @@ class Worker:
 
         def stopped() -> None:
             if stop.is_set():
-                telemetry.log.error("worker.killed", running=len(self._runs))
+                telemetry.log.error("worker.killed", running=self._running)
                 os._exit(1)
             stop.set()
 
@@ -121,43 +92,44 @@ class Worker:
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(20_000, 20, 20)
-                # The home task ends by itself only when it fails, and then drain() says why.
-                ends = [asyncio.ensure_future(event.wait()) for event in (stop, self._overgrown)]
-                await asyncio.wait([*ends, *([self._home] if self._home else [])], return_when=asyncio.FIRST_COMPLETED)
-                for end in ends:
-                    end.cancel()
+                await self._until(stop)
                 stop.set()
-                telemetry.log.info("worker.draining", running=len(self._runs), grace=self.settings.grace)
+                telemetry.log.info("worker.draining", running=self._running, grace=self.settings.grace)
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
 
     async def drain(self) -> None:
         """Leave the registry, stop taking, finish what runs within the grace period, and close."""
-        if self._home is None:
+        home, self._home = self._home, None
+        slots = self._slots
+        if home is None or slots is None:
             return
-        self._stopping = True
-        self.broker.interrupt()
-        self._wake.set()
+        slots.stop()
         try:
-            async with asyncio.timeout(_SIGN_OFF):
+            async with asyncio.timeout(SIGN_OFF):
                 await self.broker.unregister()
         except Exception as error:  # noqa: BLE001 - draining must go on whatever the server says
             telemetry.log.warning("worker.unregister_failed", error=str(error) or "the server did not answer")
-        home, self._home = self._home, None
-        # Nothing is run again here: other workers do that.
-        await self._hand_back(self._waiting.clear())
+        await slots.hand_back_waiting()
         await home
-        await self.sessions.aclose()
+        await slots.sessions.aclose()
         for served in self._served.values():
             await self._cleanup(served)
         await self._clean_services()
         await self.isolation.aclose()
         await self._nested.aclose()
         await self.broker.aclose()
-        self.deadlines.close()
-        self.threads.close()
-        telemetry.log.info("worker.stopped", calls=self.finished)
+        slots.close()
+        telemetry.log.info("worker.stopped", calls=slots.finished)
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        """Wait until the worker is to stop, or has failed: its home task ends by itself only then, and drain() says why."""
+        events = (stop,) if self._slots is None else (stop, self._slots.overgrown)
+        ends = [asyncio.ensure_future(event.wait()) for event in events]
+        await asyncio.wait([*ends, *([self._home] if self._home else [])], return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
 
     async def _open(self) -> None:
         if self._home is not None:
@@ -165,17 +137,12 @@ class Worker:
         if isolation.inside:
             # Its tools' processes would import the module again, and never end.
             raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
-        self._loop = asyncio.get_running_loop()
-        self._stopping = False
-        self._wake = asyncio.Event()
-        self.deadlines = Deadlines(self._loop)
-        self._nested = NestedBus(self.settings)
-        self.sessions = WorkerSessions(self)
-        self.threads = Threads(self.settings.concurrency)
         isolated = [made for served in self._served.values() for made in served.isolated()]
         self.isolation = Isolation(self.settings, isolated)
         self.broker: WorkerBroker = worker_broker(self.settings)
-        await self.broker.open(self)
+        self._nested = NestedBus(self.settings)
+        slots = self._slots = Slots(self.settings, self._served, self.middleware, self.broker, self.isolation, self._nested)
+        await self.broker.open(slots)
         ready: list[Served] = []
         try:
             if isolated:
@@ -184,7 +151,7 @@ class Worker:
             for served in self._served.values():
                 await served.startup()
                 ready.append(served)
-                self.sessions.open(served)
+                slots.sessions.open(served)
             for served in self._served.values():
                 await self._register(served)
         except BaseException:
@@ -195,11 +162,11 @@ class Worker:
                 await self.broker.unregister()
             await self.isolation.aclose()
             await self.broker.aclose()
-            self.threads.close()
+            slots.close()
             raise
-        started = asyncio.Event()
-        self._home = asyncio.create_task(self._serve(started), name="toolbus-worker")
-        await started.wait()
+        self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
+        # It takes from now on, and not only when its opener next waits for something.
+        await asyncio.sleep(0)
 
     async def _register(self, served: Served) -> None:
         """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
@@ -230,322 +197,37 @@ class Worker:
         except Exception:  # noqa: BLE001 - as above
             telemetry.log.exception("service.cleanup_failed", service="provided")
 
-    # -- taking and running -----------------------------------------------------------------------
-
-    async def _serve(self, started: asyncio.Event) -> None:
-        started.set()
-        try:
-            await self._take()
-            await self._finish_running()
-        finally:
-            await self._abandon_running()
-
-    async def _take(self) -> None:
-        while not self._stopping:
-            if self._waiting.suspects:
-                await self._run_suspect()
-                continue
-            if self._making_room:
-                await self._make_room()
-                continue
-            if self._free < 1:
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            for delivery in await self.broker.take(self._free):
-                self._start(delivery)
-            # What ends at once is answered before the next request is asked for.
-            await asyncio.sleep(0)
-            self._watch_deadlines()
-
-    async def _make_room(self) -> None:
-        """Take nothing until nothing runs, so that what must run alone finds a place; for a bounded time, since other calls wait too."""
-        limit = _ROOM_WITHIN * self.settings.lease
-        await self._until_idle(time.monotonic() + limit)
-        self._making_room = False
-        if self.busy():
-            self._make_room_again = time.monotonic() + limit
-        await self.broker.recover()
-
-    async def _run_suspect(self) -> None:
-        """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""
-        await self._until_idle(self._waiting.suspects[0].deadline)
-        if not self._stopping and self._waiting.suspects:
-            delivery = self._waiting.next_suspect()
-            telemetry.log.info("call.alone", id=delivery.request.id, tool=delivery.request.tool, attempt=delivery.attempt)
-            self._alone = True
-            try:
-                self._start(delivery, alone=True)
-                self._watch_deadlines()
-                await self._until_idle(delivery.deadline + _CANCEL_GRACE)
-            finally:
-                self._alone = False
-            # Others may wait to run alone; they were left where they were.
-            await self.broker.recover()
-        self._start_due()
-
-    async def _until_idle(self, until: float) -> None:
-        """Wait until nothing runs but handlers that can't be stopped, at most until a (monotonic) time."""
-        while not self._stopping and (left := until - time.monotonic()) > 0 and not all(run.stuck for run in self._runs.values()):
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
-
-    async def _finish_running(self) -> None:
-        deadline = time.monotonic() + self.settings.grace
-        while self._runs and time.monotonic() < deadline:
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._wake.wait()
-        if self._runs:
-            telemetry.log.warning("worker.grace_ended", running=len(self._runs))
-        interrupted = [run.delivery for run in list(self._runs.values()) if run.interrupt()]
-        await self._hand_back([*interrupted, *self._waiting.clear()])
-
-    async def _hand_back(self, deliveries: list[Delivery]) -> None:
-        if not deliveries:
-            return
-        telemetry.log.info("worker.handed_back", calls=len(deliveries))
-        try:
-            async with asyncio.timeout(_SIGN_OFF):
-                await self.broker.hand_back(deliveries)
-        except (BrokerError, TimeoutError) as error:
-            # Their leases run out, and they are taken over all the same.
-            telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
-
-    async def _abandon_running(self) -> None:
-        tasks = [run.abandon() for run in list(self._runs.values())]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CANCEL_GRACE)
-
-    def _start(self, delivery: Delivery, *, alone: bool = False) -> None:
-        request = delivery.request
-        served = self._served.get(request.service)
-        error: ErrorInfo | None = None
-        if self._cancelled_early and request.id in self._cancelled_early:
-            error = ErrorInfo("cancelled", message="cancelled before it ran")
-        elif delivery.deadline <= time.monotonic():
-            error = ErrorInfo("deadline_exceeded", message=f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
-        elif delivery.attempt > self.settings.max_deliveries:
-            self._bury(delivery)
-            return
-        elif served is None:
-            error = ErrorInfo("not_found", message=f"this worker does not serve {request.service!r}")
-        if error is not None or served is None:
-            self._refuse(delivery, error)
-            return
-        try:
-            handler = served.handler(request)
-        except ToolError as failure:
-            self._refuse(delivery, failure.error)
-            return
-        if delivery.attempt >= self._alone_from and not alone:
-            self._waiting.add_suspect(delivery)
-            self.broker.interrupt()
-            self._wake.set()
-            return
-        run = Run(self, self._loop, delivery, served, handler)
-        key = delivery.run
-        self._runs[key] = run
-        self._free -= 1
-        self.started += 1
-        self._unwatched.append(run)
-        # The worker itself is these tasks' group: it counts them in and out and waits for them when it drains.
-        # A TaskGroup's own bookkeeping cost 8 % of a worker's time.
-        run.task = self._loop.create_task(run.execute()) if served.sessions is None else served.sessions.start(run)
-
-    def _watch_deadlines(self) -> None:
-        """Give a deadline to each run that was started and has not ended. After one step most have: 4 % of the worker's time."""
-        unwatched, self._unwatched = self._unwatched, []
-        for run in unwatched:
-            if not run.ended:
-                run.slot = self.deadlines.add(run.delivery.deadline, run.delivery.run, run.expire)
-
-    def ended(self, run: Run) -> None:
-        """Free a run's slot."""
-        key = run.delivery.run
-        if run.slot:
-            self.deadlines.remove(run.slot, key)
-        del self._runs[key]
-        self._free += 1
-        self.finished += 1
-        self._wake.set()
-        if self._waiting.due:
-            self._start_due()
-
-    def extended(self, run: Run) -> None:
-        """Take in that a run's deadline has changed."""
-        if run.slot and not run.ended:
-            key = run.delivery.run
-            self.deadlines.remove(run.slot, key)
-            run.slot = self.deadlines.add(run.delivery.deadline, key, run.expire)
-
-    def stopped(self, run: Run) -> None:
-        """Look later whether the handler has indeed stopped."""
-        self._wake.set()
-        self.deadlines.add(time.monotonic() + _STOPS_WITHIN, ("stopped", run.delivery.run), self._count_stuck)
-
-    def _count_stuck(self) -> None:
-        stuck = sum(run.stuck for run in self._runs.values())
-        if 2 * stuck >= self.settings.concurrency and not self._overgrown.is_set():
-            telemetry.log.error("worker.stuck", runs=stuck, concurrency=self.settings.concurrency)
-            self._overgrown.set()
-
-    def try_again(self, run: Run, error: ErrorInfo) -> bool:
-        """Keep the request of a failed run for another attempt; False when there is to be none."""
-        delivery, policy = run.delivery, run.handler.retry
-        if policy is None or delivery.attempt >= min(policy.attempts, self.settings.max_deliveries):
-            return False
-        at = time.monotonic() + policy.after(delivery.attempt, error.retry_after)
-        if at >= delivery.deadline:
-            return False
-        self._waiting.add_retry(delivery)
-        self.deadlines.add(at, ("retry", delivery.run), lambda: self._due(delivery.run))
-        return True
-
-    def _due(self, run: str) -> None:
-        delivery = self._waiting.is_due(run)
-        if delivery is not None:
-            task = self._loop.create_task(self._retry(delivery))
-            self._retrying.add(task)
-            task.add_done_callback(self._retrying.discard)
-
-    async def _retry(self, delivery: Delivery) -> None:
-        try:
-            again = await self.broker.retry(delivery)
-        except BrokerError as error:
-            # Its lease runs out, and it is taken over.
-            telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
-            return
-        if again is None:
-            return
-        if self._stopping:
-            await self._hand_back([again])
-            return
-        self._waiting.add_due(again)
-        self._start_due()
-
-    def _start_due(self) -> None:
-        while self._free > 0 and not (self._stopping or self._alone or self._waiting.suspects):
-            due = self._waiting.next_due()
-            if due is None:
-                return
-            # It is known to have failed in this process, and not to have killed it.
-            self._start(due, alone=True)
-            self._watch_deadlines()
-
-    def _refuse(self, delivery: Delivery, error: ErrorInfo | None) -> None:
-        self.broker.finish(delivery, self._end_frame(delivery, error), failed=True)
-
-    def _bury(self, delivery: Delivery) -> None:
-        message = f"given up after {delivery.attempt - 1} deliveries: its workers died or lost their leases while it ran"
-        telemetry.log.error("request.buried", service=delivery.request.service, id=delivery.request.id, reason=message)
-        error = ErrorInfo("tool_error", "max_deliveries", message)
-        self.broker.bury(delivery, "max_deliveries", message, self._end_frame(delivery, error))
-
-    def _end_frame(self, delivery: Delivery, error: ErrorInfo | None) -> bytes:
-        frame = Frame(delivery.request.id, delivery.run, delivery.attempt, kind="end", end_of_stream=True, error=error)
-        frame.epoch = delivery.epoch
-        frame.worker = self.broker.instance
-        frame.queued_ms = round(delivery.queued_ms, 1)
-        return encode(frame)
-
-    # -- WorkerListener ---------------------------------------------------------------------------
-
-    def free_slots(self) -> int:
-        """How many more deliveries can run now."""
-        return 0 if self._stopping or self._waiting.suspects or self._alone or self._making_room else self._free
-
-    def busy(self) -> bool:
-        """Whether anything runs or waits here."""
-        return len(self._waiting) > 0 or not all(run.stuck for run in self._runs.values())
-
-    def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
-        """Run deliveries taken over from dead workers."""
-        for delivery in deliveries:
-            self._start(delivery)
-        self._watch_deadlines()
-
-    def flexible(self) -> bool:
-        """Whether it could make room: not when it just tried, and other calls ran on and on."""
-        return not self._making_room and time.monotonic() > self._make_room_again
-
-    def on_left_over(self) -> None:
-        """Make room for what must run alone."""
-        self._making_room = True
-        self.broker.interrupt()
-        self._wake.set()
-
-    def on_cancelled(self, call: str) -> None:
-        """Stop a call, or remember that it must not start."""
-        running = [run for run in self._runs.values() if run.delivery.request.id == call]
-        waiting = self._waiting.find(call=call)
-        error = ErrorInfo("cancelled", message="cancelled by the caller")
-        for run in running:
-            # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
-            if not run.stuck:
-                run.stop(error)
-        for delivery in waiting:
-            self._waiting.remove(delivery)
-            self._refuse(delivery, error)
-        if not running and not waiting:
-            if len(self._cancelled_early) >= _EARLY_CANCELS:
-                del self._cancelled_early[next(iter(self._cancelled_early))]
-            self._cancelled_early[call] = time.monotonic()
-
-    def on_lost(self, delivery: Delivery) -> None:
-        """Stop a run whose delivery another worker has now."""
-        run = self._runs.get(delivery.run)
-        telemetry.log.warning("call.lost", id=delivery.request.id, tool=delivery.request.tool, running=run is not None)
-        if run is not None:
-            run.stop(None)
-        else:
-            self._waiting.remove(delivery)
-
-    def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
-        """Stop every call whose answer nobody reads any more."""
-        for run in [run for run in self._runs.values() if run.delivery.replies == replies]:
-            run.stop(error)
-        for delivery in self._waiting.find(replies=replies):
-            self._waiting.remove(delivery)
-            self._refuse(delivery, error)
-
-    # -- for runs ---------------------------------------------------------------------------------
-
-    async def caller(self) -> Caller:
-        """The bus for nested calls, opened when a handler first makes one."""
-        return await self._nested.get()
-
-    async def close_nested(self, user: str, session: str) -> None:
-        """End a session that handlers' nested calls were made in."""
-        await self._nested.close_session(user, session)
-
     # -- for people -------------------------------------------------------------------------------
 
     @property
     def healthy(self) -> bool:
         """Whether it is taking requests now."""
-        return self._home is not None and not self._home.done() and not self._stopping and self.broker.connected
+        return self._home is not None and not self._home.done() and self.broker.connected
 
     @property
     def stuck(self) -> bool:
         """Whether threads of given-up calls still run after the drain."""
-        return bool(self._runs)
+        return self._running > 0
 
     @property
     def instance(self) -> str:
         """This process start's instance id."""
         return self.broker.instance
 
+    @property
+    def started(self) -> int:
+        """How many calls began to run."""
+        return 0 if self._slots is None else self._slots.started
+
     def statistics(self) -> dict[str, int]:
-        """Counts: running, free, started and finished calls, and the broker's own."""
-        return {
-            "running": len(self._runs),
-            "sessions": len(self.sessions),
-            "free": self._free,
-            "started": self.started,
-            "finished": self.finished,
-            **self.broker.statistics(),
-        }
+        """Counts: running, free, started and finished calls, open sessions, and the broker's own.
+
+        :raises ConfigurationError: the worker was never opened.
+        """
+        if self._slots is None:
+            raise ConfigurationError("this worker has not served yet: use `async with worker`, or `await worker.run()`")
+        return {**self._slots.statistics(), **self.broker.statistics()}
+
+    @property
+    def _running(self) -> int:
+        return 0 if self._slots is None else self._slots.running

@@ -1,6 +1,7 @@
 #!lua flags=no-writes
+-- include _lease
 -- What operators ask of one service's streams, exact and in one step.
--- KEYS: 1 request stream, 2 dead letters, 3 paused services, 4 the service's instances, 5 live instances
+-- KEYS: 1 request stream, 2 dead letters, 3 paused services, 4 the service's instances, 5 live instances, 6 fence
 -- ARGV: 1 service
 -- Returns {queued, running, dead letters, paused (0/1), live instances}
 local length = redis.call('XLEN', KEYS[1])
@@ -15,9 +16,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local instances = 0
 for _, field in ipairs(redis.call('HKEYS', KEYS[4])) do
   -- One whose lease has ended stays in the tables until somebody who is there for longer sweeps them.
-  if field:sub(1, 2) == 'i:' and tonumber(redis.call('ZSCORE', KEYS[5], ARGV[1] .. '/' .. field:sub(3)) or 0) >= now then
-    instances = instances + 1
-  end
+  if field:sub(1, 2) == 'i:' and (read_lease(KEYS[5], KEYS[6], ARGV[1], field:sub(3), now) or 0) >= now then instances = instances + 1 end
 end
 -- A group's lag is no exact backlog once entries are deleted; length minus pending always is.
 return {length - running, running, redis.call('XLEN', KEYS[2]), redis.call('SISMEMBER', KEYS[3], ARGV[1]), instances}

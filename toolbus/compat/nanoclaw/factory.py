@@ -17,7 +17,7 @@ from toolbus.results import ConfigurationError
 from toolbus.results import ToolResult as BusResult
 from toolbus.settings import Settings
 from toolbus.worker import function as functions
-from toolbus.worker.handlers import collect
+from toolbus.worker.collect import collect
 from toolbus.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import signal
 import socket
 import sys
 import threading
@@ -16,11 +15,12 @@ from typing import Any, NoReturn, Unpack
 from toolbus.confirmations import PATIENCE, ConfirmationAnswer
 from toolbus.envelope import decode_request, encode, pieces
 from toolbus.options import CallOptions
-from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.worker.invocation import Caller, Invocation, enter
-from toolbus.worker.isolation.limits import address_space, die_with_parent
+from toolbus.worker.isolation.limits import address_space, die_with_parent, leave_signals_to_worker
 from toolbus.worker.isolation.messages import HEADER, Job, Said, decode_job, encode_said, framed
 from toolbus.worker.isolation.targets import Found
+from toolbus.worker.outcome import encodable, error_of, result_of
 
 _CUT = 4_000
 
@@ -111,9 +111,7 @@ class _Running:
 def main(descriptor: int, found: tuple[Found, ...], parent: int) -> NoReturn:
     """Serve calls until the worker has no more of them; ends the process."""
     die_with_parent(parent)
-    # Only the worker ends this process. A handler (unlike SIG_IGN) is not passed on to the programs that a tool starts.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _unmoved)
+    leave_signals_to_worker()
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
     with asyncio.Runner() as runner:
@@ -163,28 +161,22 @@ def _run(found: Found, job: Job, channel: Channel, runner: asyncio.Runner, befor
             runner.run(_consume_async(function(**arguments), channel))
         else:
             _consume(function, arguments, channel, runner)
-    except ToolError as error:
-        return Said("end", error=_encoded(error.error))
-    except EnvelopeError as error:
-        return Said("end", error=_encoded(ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")))
     except MemoryError as error:
         if not job.memory:
             return _crash(error)
         address_space(0)
         message = f"the tool needs more memory than its limit of {job.memory} bytes; ask for less at once"
         return Said("end", error=_encoded(ErrorInfo("tool_error", "memory_limit", message)), fit=False)
-    except SystemExit:
-        return Said("end", error=_encoded(ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")))
+    except (ToolError, EnvelopeError, CallCancelled, SystemExit) as error:
+        return Said("end", error=_encoded(error_of(error)))
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is contained and becomes its answer
         return _crash(error)
     return Said("end")
 
 
 def _crash(error: BaseException) -> Said:
-    code = type(error).__name__
     said = "".join(traceback.format_exception(error))
-    info = ErrorInfo("tool_error", code, str(error) or code)
-    return Said("end", error=_encoded(info), crashed=said[-_CUT:])
+    return Said("end", error=_encoded(error_of(error)), crashed=said[-_CUT:])
 
 
 def _consume(function: Callable[..., Any], arguments: dict[str, Any], channel: Channel, runner: asyncio.Runner) -> None:
@@ -195,7 +187,7 @@ def _consume(function: Callable[..., Any], arguments: dict[str, Any], channel: C
         for item in value:
             channel.say(_said(item))
     else:
-        channel.say(_returned(value))
+        channel.say(_result(result_of(value)))
 
 
 async def _consume_async(value: Any, channel: Channel) -> None:
@@ -208,7 +200,7 @@ async def _consume_async(value: Any, channel: Channel) -> None:
         for item in value:
             channel.say(_said(item))
     else:
-        channel.say(_returned(value))
+        channel.say(_result(result_of(value)))
 
 
 def _said(item: object) -> Said:
@@ -221,16 +213,6 @@ def _said(item: object) -> Said:
     if isinstance(item, ToolResult):
         return _result(item)
     return Said("text", text=encode(item).decode())
-
-
-def _returned(value: object) -> Said:
-    if isinstance(value, ToolResult):
-        return _result(value)
-    if value is None or isinstance(value, str):
-        return Said("result", text=_text(value or ""))
-    if isinstance(value, Blob):
-        return Said("result", text="", blobs=(value,))
-    return Said("result", data=encode(value))
 
 
 def _result(result: ToolResult) -> Said:
@@ -250,10 +232,7 @@ def _text(text: str) -> str:
 
 
 def _encoded(error: ErrorInfo) -> bytes:
-    try:
-        return encode(error)
-    except EnvelopeError:
-        return encode(ErrorInfo(error.type, "unencodable_error", "the tool failed, and what it said can't be expressed in JSON"))
+    return encode(encodable(error))
 
 
 def _no_calls(tool: str) -> ToolError:
@@ -276,7 +255,3 @@ def _offspring() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _unmoved(number: int, frame: object) -> None:
-    """Leave a signal that was meant for the worker to the worker."""

@@ -1,4 +1,4 @@
-"""What the system enforces for us in a child."""
+"""What the system does for us in a nursery and its children: limits, and how they end."""
 
 from __future__ import annotations
 
@@ -45,3 +45,10 @@ def native_threads() -> int:
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only the number matters
     except OSError:
         return 0
+
+
+def leave_signals_to_worker() -> None:
+    """Let SIGTERM and SIGINT pass by: only the worker ends this process."""
+    # A handler, unlike SIG_IGN, is not passed on to the programs that a tool starts.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)

@@ -24,7 +24,7 @@ import msgspec
 from toolbus.results import ToolbusError
 from toolbus.worker import isolation
 from toolbus.worker.isolation import child as children
-from toolbus.worker.isolation.limits import LINUX, native_threads
+from toolbus.worker.isolation.limits import LINUX, leave_signals_to_worker, native_threads
 from toolbus.worker.isolation.messages import News, Order, Setup
 from toolbus.worker.isolation.targets import Found, find
 
@@ -150,8 +150,7 @@ class Nursery:
 def main(descriptor: int) -> NoReturn:
     """Be a nursery; ``descriptor`` is the connection to the worker, on which the setup comes first."""
     isolation.inside = True
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _unmoved)
+    leave_signals_to_worker()
     worker = socket.socket(fileno=descriptor)
     with worker.makefile("rb", buffering=0) as lines:
         setup = lines.readline()
@@ -194,7 +193,3 @@ def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-
-
-def _unmoved(number: int, frame: object) -> None:
-    """Leave a signal that was meant for the worker to the worker."""

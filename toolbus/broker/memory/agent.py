@@ -1,0 +1,201 @@
+"""The agent's side of ``memory://``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker.memory.confirmations import MemoryConfirmations
+from toolbus.broker.memory.hub import Entry, Hub, SharedCall, hub_of
+from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
+from toolbus.envelope import Request, arguments_digest, decode_frames, encode_request, new_id, share_digest
+from toolbus.results import BrokerUnavailable, RegistrationRefused
+from toolbus.settings import Settings
+
+
+class MemoryAgentBroker:
+    """``AgentBroker`` in process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._agent = new_id()
+        self.listener: AgentListener
+        self._hub: Hub | None = None
+        self._published = 0
+        self._frames = 0
+
+    @property
+    def agent(self) -> str:
+        """This bus's agent id, fresh at each start."""
+        return self._agent
+
+    @property
+    def tallies(self) -> MemoryTallies:
+        """What all processes count together."""
+        return self._joined().tallies
+
+    @property
+    def confirmations(self) -> MemoryConfirmations:
+        """Requests that wait for a person."""
+        return self._joined().confirmations
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people and metrics."""
+        return {"published": self._published, "frames": self._frames}
+
+    async def open(self, listener: AgentListener) -> None:
+        """Join the hub of this event loop, URL and namespace."""
+        self.listener = listener
+        self._hub = hub = hub_of(self._settings)
+        hub.agents[self._agent] = self
+        services = {service: record for service in hub.instances if (record := hub.record(service)) is not None}
+        listener.on_registry(services, dict(hub.items))
+
+    async def aclose(self) -> None:
+        """Leave the hub."""
+        if self._hub is not None:
+            for worker in list(self._hub.workers):
+                worker.listener.sessions.gone({self._agent})
+            self._hub.agents.pop(self._agent, None)
+            self._hub = None
+
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
+        """Publish at the end of this tick; raises EnvelopeError when the request can't be encoded."""
+        document = encode_request(request, limit=self._settings.max_request)
+        self._published += 1
+        asyncio.get_running_loop().call_soon(self._publish, request, document, queue, limit, deadline, sender)
+
+    def _publish(self, request: Request, document: bytes, queue: str, limit: int, deadline: float, sender: Sender) -> None:
+        if sender.done:
+            return
+        if not request.shared or self._hub is None:
+            sender.settle(self._verdict(request, document, queue, limit, deadline))
+            return
+        hub, key = self._hub, share_digest(request)
+        hub.forget_old()
+        shared = hub.shared.get(key)
+        if shared is None:
+            verdict = self._verdict(request, document, queue, limit, deadline)
+            if verdict.status == "queued":
+                shared = SharedCall(request, verdict.entry, deadline + self._settings.retention)
+                hub.shared[key] = hub.shared_calls[shared.call] = shared
+        elif shared.arguments != arguments_digest(request):
+            verdict, shared = Verdict("conflict"), None
+        else:
+            verdict = Verdict("queued", entry=shared.entry)
+        sender.settle(verdict)
+        if shared is not None and not sender.done:
+            shared.callers[request.id] = self
+            for frames in shared.frames:
+                self.receive(frames, request.id)
+
+    def _verdict(self, request: Request, document: bytes, queue: str, limit: int, deadline: float) -> Verdict:
+        if self._hub is None:
+            return Verdict("failed", message="the bus is closed")
+        target = self._hub.queues.get(queue)
+        if target is None:
+            return Verdict("absent", message="the service has no queue")
+        depth = len(target.waiting) + target.running
+        if depth >= limit:
+            return Verdict("full", depth=depth)
+        entry = Entry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1, session_of(request))
+        target.waiting.append(entry)
+        self._hub.arrived.set()
+        return Verdict("queued", entry=entry.id)
+
+    def cancel(
+        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+    ) -> None:
+        """Remove a queued call, or tell the worker that runs it."""
+        fate = self._leave(request, queue) if request.shared else self._cancel(request.id, queue, entry)
+        if on_fate is not None:
+            on_fate(fate)
+
+    def _leave(self, request: Request, queue: str) -> Fate:
+        shared = self._hub.shared.get(share_digest(request)) if self._hub is not None else None
+        if self._hub is None or shared is None:
+            return "gone"
+        shared.callers.pop(request.id, None)
+        if shared.callers:
+            return "shared"
+        fate = self._cancel(shared.call, queue, shared.entry)
+        if fate != "gone":
+            self._hub.shared.pop(share_digest(request), None)
+        return fate
+
+    def forget(self, request: Request) -> None:
+        """Stop listening for a call that has ended."""
+        if request.shared and self._hub is not None:
+            for shared in self._hub.shared_calls.values():
+                shared.callers.pop(request.id, None)
+
+    def _cancel(self, call: str, queue: str, entry: str) -> Fate:
+        target = self._hub.queues.get(queue) if self._hub is not None else None
+        if self._hub is None or target is None:
+            return "gone"
+        if not entry:
+            return "removed"
+        for waiting in target.waiting:
+            if waiting.id == entry:
+                target.waiting.remove(waiting)
+                return "removed"
+        # Draining workers have left the registry, and still run what they took.
+        for worker in list(self._hub.workers):
+            worker.listener.on_cancelled(call)
+        return "signalled"
+
+    async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that a session is over."""
+        for worker, service in self._joined().serving(queues):
+            worker.listener.sessions.closed(service, user, session)
+
+    async def leave_sessions(self, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that this agent uses no session any more."""
+        for worker, service in self._joined().serving(queues):
+            worker.listener.sessions.left(service, self._agent)
+
+    async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document."""
+        hub = self._joined()
+        if owner:
+            hub.claim(key, owner)
+            hub.owners[key] = owner
+        kind, _, name = key.partition("/")
+        holder = hub.holder(name) if kind == "tool" else getattr(hub.record(name) if kind == "tool-service" else None, "publication", None)
+        if holder is not None:
+            raise RegistrationRefused(f"{key} is published by {holder.owner!r}", {key: holder.owner})
+        hub.items[key] = document
+        for agent in list(hub.agents.values()):
+            agent.listener.on_item(key, document)
+
+    async def delete_item(self, key: str, owner: str = "") -> bool:
+        """Delete a document; False when there was none."""
+        hub = self._joined()
+        if owner:
+            hub.claim(key, owner)
+        hub.owners.pop(key, None)
+        if hub.items.pop(key, None) is None:
+            return False
+        for agent in list(hub.agents.values()):
+            agent.listener.on_item(key, None)
+        return True
+
+    def _joined(self) -> Hub:
+        if self._hub is None:
+            raise BrokerUnavailable("the bus is closed")
+        return self._hub
+
+    def receive(self, frames: bytes, call: str = "") -> None:
+        """Take in a reply entry, as the reader of a reply stream would; ``call`` is the reader of a shared one."""
+        decoded, problems = decode_frames(frames, limit=4 * self._settings.max_frame + 262_144)
+        for problem in problems:
+            telemetry.log.error("frame.malformed", agent=self._agent, error=problem)
+        self._frames += len(decoded)
+        if call:
+            decoded = [msgspec.structs.replace(frame, id=call) for frame in decoded]
+        self.listener.on_frames(decoded)

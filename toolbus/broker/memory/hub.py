@@ -1,0 +1,136 @@
+"""What the processes of a namespace would share through the server, for one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import weakref
+from collections import deque
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+from toolbus.broker.memory.confirmations import MemoryConfirmations
+from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.protocols import ServiceRecord
+from toolbus.descriptors import Publication
+from toolbus.envelope import Request, arguments_digest
+from toolbus.results import RegistrationRefused
+from toolbus.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus.broker.memory.agent import MemoryAgentBroker
+    from toolbus.broker.memory.worker import MemoryWorkerBroker
+
+_DEAD_LETTERS = 1_000
+
+
+class Entry(NamedTuple):
+    """A request that waits or runs; times are local monotonic seconds, ``session`` its user and session."""
+
+    id: str
+    document: bytes
+    published: float
+    deadline: float
+    attempt: int
+    session: tuple[str, str] | None
+
+
+class Queue:
+    """A service's requests. ``owners`` has the workers that have its sessions, when those are sticky."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Entry] = deque()
+        self.running = 0
+        self.dead: deque[tuple[str, bytes]] = deque(maxlen=_DEAD_LETTERS)
+        self.owners: dict[tuple[str, str], MemoryWorkerBroker] = {}
+
+
+class SharedCall:
+    """A call with an idempotency key: what it stands for, every frame so far, and who reads them."""
+
+    def __init__(self, request: Request, entry: str, kept_until: float) -> None:
+        self.call = request.id
+        self.arguments = arguments_digest(request)
+        self.entry = entry
+        self.kept_until = kept_until
+        self.frames: list[bytes] = []
+        self.callers: dict[str, MemoryAgentBroker] = {}
+
+
+class Instance(NamedTuple):
+    """What one worker publishes of a service."""
+
+    publication: Publication
+    worker: MemoryWorkerBroker
+
+
+class Hub:
+    """What the processes of one namespace would share through the server."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue] = {}
+        self.instances: dict[str, list[Instance]] = {}
+        self.items: dict[str, bytes] = {}
+        self.owners: dict[str, str] = {}
+        self.agents: dict[str, MemoryAgentBroker] = {}
+        self.workers: set[MemoryWorkerBroker] = set()
+        self.started: dict[str, str] = {}
+        # By share digest, and by the call that runs: a failed call frees its key and keeps its readers.
+        self.shared: dict[str, SharedCall] = {}
+        self.shared_calls: dict[str, SharedCall] = {}
+        self.tallies = MemoryTallies()
+        self.confirmations = MemoryConfirmations()
+        self.arrived = asyncio.Event()
+        self.entries = itertools.count(1)
+
+    def claim(self, key: str, owner: str) -> None:
+        """Refuse a document that is somebody else's.
+
+        :raises RegistrationRefused: it is.
+        """
+        holder = self.owners.get(key, owner)
+        if holder != owner:
+            raise RegistrationRefused(f"{key} belongs to {holder!r}", {key: holder})
+
+    def is_registered(self, worker: MemoryWorkerBroker) -> bool:
+        """Whether a worker takes requests: neither draining nor closed."""
+        return any(instance.worker is worker for instances in self.instances.values() for instance in instances)
+
+    def record(self, service: str) -> ServiceRecord | None:
+        """What the registry says of a service; None when nobody serves it."""
+        instances = self.instances.get(service)
+        return ServiceRecord(instances[-1].publication, True) if instances else None
+
+    def forget_old(self) -> None:
+        """Drop shared answers whose retention is over."""
+        now = time.monotonic()
+        for held in (self.shared, self.shared_calls):
+            for key in [key for key, shared in held.items() if shared.kept_until < now]:
+                del held[key]
+
+    def serving(self, queues: Collection[str]) -> list[tuple[MemoryWorkerBroker, str]]:
+        """Who takes from these queues, draining workers too, each with its service."""
+        return [(worker, service) for worker in self.workers for service in worker.services_of(queues)]
+
+    def announce(self, service: str) -> None:
+        """Tell every agent what the registry says of a service now."""
+        for agent in list(self.agents.values()):
+            agent.listener.on_service(service, self.record(service))
+
+    def holder(self, tool: str) -> Publication | None:
+        """What publishes a tool of this name; None when nothing does."""
+        for instances in self.instances.values():
+            for instance in instances:
+                if any(tool == each.name for each in instance.publication.tools):
+                    return instance.publication
+        return None
+
+
+_hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Hub]] = weakref.WeakKeyDictionary()
+
+
+def hub_of(settings: Settings) -> Hub:
+    """The hub of this event loop, URL and namespace."""
+    hubs = _hubs.setdefault(asyncio.get_running_loop(), {})
+    return hubs.setdefault((settings.url, settings.namespace), Hub())

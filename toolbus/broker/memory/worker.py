@@ -1,0 +1,263 @@
+"""The worker's side of ``memory://``. There are no leases: nothing can crash alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from toolbus import telemetry
+from toolbus.broker.memory.hub import Entry, Hub, Instance, Queue, hub_of
+from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.descriptors import Publication
+from toolbus.envelope import decode_request, encode, join_frames, new_run, share_digest
+from toolbus.results import EnvelopeError, RegistrationRefused
+from toolbus.settings import Settings
+
+_TAKE_WAIT = 2.0
+
+
+class MemoryWorkerBroker:
+    """``WorkerBroker`` in process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._instance = f"memory-{new_run()}"
+        self.listener: WorkerListener
+        self._hub: Hub
+        self._services: dict[str, Publication] = {}
+        self._held: dict[str, tuple[Delivery, Entry]] = {}
+        self._interrupted = asyncio.Event()
+        self._finished = 0
+
+    @property
+    def instance(self) -> str:
+        """This worker's instance id."""
+        return self._instance
+
+    @property
+    def tallies(self) -> MemoryTallies:
+        """What all processes count together."""
+        return self._hub.tallies
+
+    @property
+    def connected(self) -> bool:
+        """Always: there is no server."""
+        return True
+
+    @property
+    def congested(self) -> bool:
+        """Never: frames are handed over at once."""
+        return False
+
+    async def room(self) -> None:
+        """Let the callers in this loop take in what was sent."""
+        await asyncio.sleep(0)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people and metrics."""
+        return {"calls_finished": self._finished, "held": len(self._held)}
+
+    async def open(self, listener: WorkerListener) -> None:
+        """Join the hub of this event loop, URL and namespace."""
+        self.listener = listener
+        self._hub = hub_of(self._settings)
+        self._hub.workers.add(self)
+
+    async def register(self, publication: Publication) -> None:
+        """Publish a service and its tools; raises RegistrationRefused when a name is another owner's or the queue another service's."""
+        service = publication.service.id
+        refused: dict[str, str] = {}
+        for instance in self._hub.instances.get(service, ()):
+            if instance.publication.owner != publication.owner:
+                refused[f"tool-service/{service}"] = instance.publication.owner
+        queue = publication.service.queue
+        for other, instances in self._hub.instances.items():
+            if other != service and instances[-1].publication.service.queue == queue:
+                refused[f"queue/{queue}"] = f"{instances[-1].publication.owner} (service {other})"
+        for tool in publication.tools:
+            holder = self._hub.holder(tool.name)
+            if holder is not None and (holder.owner != publication.owner or holder.service.id != service):
+                refused[f"tool/{tool.name}"] = holder.owner
+            elif f"tool/{tool.name}" in self._hub.items:
+                refused[f"tool/{tool.name}"] = "operator"
+        if refused:
+            listed = ", ".join(f"{name} belongs to {owner!r}" for name, owner in refused.items())
+            raise RegistrationRefused(f"not registered as {publication.owner!r}: {listed}", refused)
+        self._services[service] = publication
+        self._hub.queues.setdefault(queue, Queue())
+        self._hub.instances.setdefault(service, []).append(Instance(publication, self))
+        self._hub.announce(service)
+
+    async def unregister(self) -> None:
+        """Take every service of this worker out of the registry."""
+        for service in self._services:
+            left = [instance for instance in self._hub.instances.get(service, []) if instance.worker is not self]
+            if left:
+                self._hub.instances[service] = left
+            else:
+                self._hub.instances.pop(service, None)
+            self._hub.announce(service)
+        # What waits for this worker is anybody's now.
+        self._hub.arrived.set()
+
+    def services_of(self, queues: Collection[str]) -> list[str]:
+        """The services of this worker that take from one of these queues."""
+        return [service for service, publication in self._services.items() if publication.service.queue in queues]
+
+    async def take(self, slots: int) -> list[Delivery]:
+        """Wait up to about two seconds for at most ``slots`` deliveries."""
+        try:
+            async with asyncio.timeout(_TAKE_WAIT):
+                while not self._interrupted.is_set():
+                    taken = self._take_nowait(slots)
+                    if taken:
+                        return taken
+                    self._hub.arrived.clear()
+                    await self._hub.arrived.wait()
+        except TimeoutError:
+            pass
+        self._interrupted.clear()
+        return []
+
+    def _take_nowait(self, slots: int) -> list[Delivery]:
+        taken: list[Delivery] = []
+        for publication in self._services.values():
+            queue = self._hub.queues[publication.service.queue]
+            for entry in self._takeable(queue, slots - len(taken), sticky=publication.service.sticky_sessions):
+                try:
+                    request = decode_request(entry.document, limit=self._settings.max_request + 1024)
+                except EnvelopeError as error:
+                    telemetry.log.error("request.malformed", service=publication.service.id, error=str(error))
+                    queue.dead.append((str(error), entry.document))
+                    continue
+                age = (time.monotonic() - entry.published) * 1000
+                delivery = Delivery(
+                    request, request.agent, queue, entry.id.encode(), None, 0, entry.attempt, entry.deadline, age, new_run()
+                )
+                self._held[entry.id] = delivery, entry
+                queue.running += 1
+                taken.append(delivery)
+        return taken
+
+    def _takeable(self, queue: Queue, most: int, *, sticky: bool) -> list[Entry]:
+        """Take entries off a queue; those of sessions that other live workers have stay for them."""
+        if not sticky:
+            return [queue.waiting.popleft() for _ in range(min(most, len(queue.waiting)))]
+        taken: list[Entry] = []
+        for entry in list(queue.waiting):
+            if len(taken) < most and (entry.session is None or self._owns(queue, entry.session)):
+                queue.waiting.remove(entry)
+                taken.append(entry)
+        return taken
+
+    def _owns(self, queue: Queue, session: tuple[str, str]) -> bool:
+        owner = queue.owners.get(session)
+        if owner is None or not self._hub.is_registered(owner):
+            owner = queue.owners[session] = self
+        return owner is self
+
+    def release_session(self, service: str, user: str, session: str) -> None:
+        """Give up a session that has ended here."""
+        publication = self._services.get(service)
+        queue = self._hub.queues.get(publication.service.queue) if publication is not None else None
+        if queue is not None and queue.owners.get((user, session)) is self:
+            del queue.owners[user, session]
+            self._hub.arrived.set()
+
+    def interrupt(self) -> None:
+        """Make a waiting ``take`` return now."""
+        self._interrupted.set()
+        self._hub.arrived.set()
+
+    async def recover(self) -> None:
+        """Nothing: no worker dies alone."""
+
+    async def retry(self, delivery: Delivery) -> Delivery | None:
+        """Count a further attempt of a delivery whose run has failed."""
+        held = self._held.get(delivery.entry.decode())
+        if held is None or held[0] is not delivery:
+            return None
+        again = delivery.again(delivery.attempt + 1, new_run())
+        self._held[delivery.entry.decode()] = again, held[1]._replace(attempt=again.attempt)
+        return again
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Put deliveries that have not been answered back at the head of their queue."""
+        for delivery in deliveries:
+            held = self._held.pop(delivery.entry.decode(), None)
+            if held is not None:
+                delivery.queue.running -= 1
+                delivery.queue.waiting.appendleft(held[1])
+        self._hub.arrived.set()
+
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
+        """Ask a person on a handler's behalf."""
+        return await self._hub.confirmations.ask(request, seconds, opened)
+
+    async def extend(self, delivery: Delivery, note: Note) -> None:
+        """Note the later deadline of a delivery."""
+        held = self._held.get(delivery.entry.decode())
+        if held is not None:
+            self._held[delivery.entry.decode()] = held[0], held[1]._replace(deadline=note.deadline + note.until - note.since)
+
+    async def begin(self, delivery: Delivery) -> Beginning:
+        """Mark that a ``once`` handler begins."""
+        return "started" if self._hub.started.setdefault(delivery.request.id, delivery.run) == delivery.run else "began"
+
+    def send(self, delivery: Delivery, frame: bytes) -> None:
+        """Send a frame that is not the last one."""
+        self._send(delivery, frame)
+
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Call ``pack`` at the end of this tick."""
+        asyncio.get_running_loop().call_soon(pack)
+
+    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
+        """Send the last frame and forget the request."""
+        request = delivery.request
+        if failed and request.shared and request.effect != "once":
+            self._hub.shared.pop(share_digest(request), None)
+        if self._held.pop(delivery.entry.decode(), None) is not None:
+            delivery.queue.running -= 1
+            self._hub.started.pop(delivery.request.id, None)
+            self._finished += 1
+            self._send(delivery, frame)
+
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
+        """Set the request aside as a dead letter and send the last frame."""
+        delivery.queue.dead.append((f"{reason}: {error}", encode(delivery.request)))
+        self.finish(delivery, frame)
+
+    def _send(self, delivery: Delivery, frame: bytes) -> None:
+        if delivery.request.shared:
+            shared = self._hub.shared_calls.get(delivery.request.id)
+            if shared is not None:
+                shared.frames.append(join_frames([frame]))
+                for call, caller in list(shared.callers.items()):
+                    asyncio.get_running_loop().call_soon(caller.receive, shared.frames[-1], call)
+            return
+        agent = self._hub.agents.get(delivery.replies)
+        if agent is not None:
+            asyncio.get_running_loop().call_soon(agent.receive, join_frames([frame]))
+
+    async def aclose(self) -> None:
+        """Give back what is still held, as a crash of a worker process would."""
+        for delivery, entry in self._held.values():
+            delivery.queue.running -= 1
+            delivery.queue.waiting.appendleft(entry._replace(attempt=entry.attempt + 1))
+        self._held.clear()
+        self._hub.workers.discard(self)
+        self._hub.arrived.set()
+        for name in [publication.service.queue for publication in self._services.values()]:
+            queue = self._hub.queues.get(name)
+            if queue is not None and not queue.waiting and not queue.running and not self._served(name):
+                del self._hub.queues[name]
+        self._services.clear()
+
+    def _served(self, queue: str) -> bool:
+        return any(i.publication.service.queue == queue for instances in self._hub.instances.values() for i in instances)

@@ -1,0 +1,32 @@
+"""Logs, spans and metrics: every name of them, and how they are made.
+
+Nothing here costs anything worth measuring until an application asks for it:
+``logs()``, ``active()`` and ``metering()`` say in about 0.1 µs whether anybody listens.
+Names follow OpenTelemetry's conventions for tools (``gen_ai.*``) and messaging.
+"""
+
+from toolbus.telemetry.events import EVENTS, NAME, log, logs
+from toolbus.telemetry.lines import LogFormat, configure_logging
+from toolbus.telemetry.listening import active, metering, providers
+from toolbus.telemetry.metrics import METRICS, count, record_call, record_run
+from toolbus.telemetry.spans import CallSpan, HandlerSpan, handler_span, start_call_span
+
+__all__ = [
+    "EVENTS",
+    "METRICS",
+    "NAME",
+    "CallSpan",
+    "HandlerSpan",
+    "LogFormat",
+    "active",
+    "configure_logging",
+    "count",
+    "handler_span",
+    "log",
+    "logs",
+    "metering",
+    "providers",
+    "record_call",
+    "record_run",
+    "start_call_span",
+]

@@ -1,0 +1,63 @@
+"""Who listens to spans and metrics: an SDK's providers, or nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import MeterProvider, NoOpMeterProvider
+from opentelemetry.trace import NoOpTracerProvider, TracerProvider
+
+from toolbus.telemetry.events import NAME
+
+_tracer_provider: TracerProvider | None = None
+_meter_provider: MeterProvider | None = None
+
+# `get_tracer_provider()` looks into the environment each time until an SDK is there, 0.9 µs, for one variable that makes
+# it load an SDK by itself. When that variable is not set, the global it returns can be looked at directly.
+_TRACER_GLOBAL = hasattr(trace, "_TRACER_PROVIDER") and "OTEL_PYTHON_TRACER_PROVIDER" not in os.environ
+_meters: Any = getattr(metrics, "_internal", None)
+# The API's own proxy has no public name; it and the no-op provider share a module, and real ones come from elsewhere.
+_NO_METERS = NoOpMeterProvider.__module__
+_METER_GLOBAL = hasattr(_meters, "_METER_PROVIDER") and "OTEL_PYTHON_METER_PROVIDER" not in os.environ
+
+
+def active() -> bool:
+    """Whether spans go anywhere: an SDK's tracer provider is configured."""
+    provider = _tracer_provider
+    if provider is None:
+        provider = trace._TRACER_PROVIDER if _TRACER_GLOBAL else trace.get_tracer_provider()
+    return provider is not None and not isinstance(provider, (trace.ProxyTracerProvider, NoOpTracerProvider))
+
+
+def metering() -> bool:
+    """Whether metrics go anywhere: an SDK's meter provider is configured."""
+    provider = _meter_provider
+    if provider is None:
+        provider = _meters._METER_PROVIDER if _METER_GLOBAL else metrics.get_meter_provider()
+    return provider is not None and type(provider).__module__ != _NO_METERS
+
+
+@contextmanager
+def providers(*, tracer: TracerProvider | None = None, meter: MeterProvider | None = None) -> Iterator[None]:
+    """Use these providers instead of the global ones, which a process can set only once; for tests and embedding."""
+    global _tracer_provider, _meter_provider
+    before = _tracer_provider, _meter_provider
+    _tracer_provider, _meter_provider = tracer, meter
+    try:
+        yield
+    finally:
+        _tracer_provider, _meter_provider = before
+
+
+def tracer() -> trace.Tracer:
+    """What starts spans."""
+    return trace.get_tracer(NAME, tracer_provider=_tracer_provider)
+
+
+def meter_provider() -> MeterProvider:
+    """What makes meters."""
+    return _meter_provider or metrics.get_meter_provider()

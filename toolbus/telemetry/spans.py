@@ -1,0 +1,138 @@
+"""Spans: of a call at its agent, and of its run at a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from toolbus.results import CallCancelled, ErrorInfo, ToolError
+from toolbus.telemetry.listening import active, tracer
+
+_propagator = TraceContextTextMapPropagator()
+
+
+class CallSpan:
+    """The agent's two spans of one call: ``execute_tool {tool}``, and in it ``send {service}``.
+
+    Attributes:
+        traceparent: W3C trace context for the request, or empty; the handler's span continues from it.
+    """
+
+    __slots__ = ("_send", "_tool", "traceparent")
+
+    def __init__(self, tool: Span, send: Span) -> None:
+        self._tool = tool
+        self._send: Span | None = send
+        carrier: dict[str, str] = {}
+        _propagator.inject(carrier, trace.set_span_in_context(send, Context()))
+        self.traceparent = carrier.get("traceparent", "")
+
+    def sent(self, error: ErrorInfo | None = None) -> None:
+        """The server has answered the publication; ``end()`` does the same when nobody said so before."""
+        send, self._send = self._send, None
+        if send is not None:
+            _end(send, error)
+
+    def end(self, error: ErrorInfo | None = None) -> None:
+        """The call has its one result."""
+        self.sent()
+        _end(self._tool, error)
+
+
+class HandlerSpan:
+    """The worker's span of one run: ``process {service}``; current while the handler runs."""
+
+    __slots__ = ("_failed", "_span")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._failed = False
+
+    def fail(self, error: ErrorInfo) -> None:
+        """The run failed; the first reason stays."""
+        if not self._failed:
+            self._failed = True
+            _fail(self._span, error)
+
+
+def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Context | None = None) -> CallSpan | None:
+    """Start the spans of a call under ``context`` (the current one); None when nobody listens.
+
+    The caller ends them with ``CallSpan.end()``. They are never made current, so any task may.
+    """
+    if not active():
+        return None
+    starts = tracer()
+    about = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": tool or service,
+        "gen_ai.tool.call.id": id,
+        "gen_ai.tool.type": "function",
+    }
+    outer = starts.start_span(f"execute_tool {tool or service}", context, SpanKind.INTERNAL, about)
+    inner = starts.start_span(
+        f"send {service}", trace.set_span_in_context(outer, context), SpanKind.PRODUCER, _message("send", service, id, agent)
+    )
+    return CallSpan(outer, inner)
+
+
+@contextmanager
+def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt: int, worker: str) -> Iterator[HandlerSpan | None]:
+    """The span of one run, continuing the caller's trace; yields None when nobody listens.
+
+    An exception that passes through is recorded, with the error type that the caller will see.
+    """
+    if not active():
+        yield None
+        return
+    context = _propagator.extract({"traceparent": traceparent} if traceparent else {}, Context())
+    about = _message("process", service, id, worker) | {
+        "gen_ai.tool.name": tool or service,
+        "gen_ai.tool.call.id": id,
+        "toolbus.attempt": attempt,
+    }
+    span = tracer().start_span(f"process {service}", context, SpanKind.CONSUMER, about)
+    handler = HandlerSpan(span)
+    with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        try:
+            yield handler
+        except Exception as error:
+            span.record_exception(error)
+            handler.fail(_error_of(error))
+            raise
+        except BaseException:
+            handler.fail(ErrorInfo("cancelled"))
+            raise
+
+
+def _error_of(error: Exception) -> ErrorInfo:
+    if isinstance(error, ToolError):
+        return error.error
+    return ErrorInfo("cancelled" if isinstance(error, CallCancelled) else "tool_error", message=str(error))
+
+
+def _message(operation: str, service: str, id: str, client: str) -> dict[str, str | int]:
+    return {
+        "messaging.system": "redis",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": service,
+        "messaging.message.id": id,
+        "messaging.client.id": client,
+    }
+
+
+def _end(span: Span, error: ErrorInfo | None) -> None:
+    if error is not None:
+        _fail(span, error)
+    span.end()
+
+
+def _fail(span: Span, error: ErrorInfo) -> None:
+    span.set_attribute("error.type", error.type)
+    span.set_status(StatusCode.ERROR, str(error))

@@ -1,0 +1,275 @@
+"""From services, functions and modules to what is published, and to what runs for each tool."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.descriptors import Effect, Publication, ServiceDescriptor, ToolDescriptor, check_tool, parse_service, parse_tool
+from toolbus.envelope import Request
+from toolbus.results import ConfigurationError, DescriptorError
+from toolbus.schema import check_for, derive, mended, mended_document
+from toolbus.settings import Settings
+from toolbus.worker.base import ToolService
+from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_service
+from toolbus.worker.handlers import Handler, Served
+from toolbus.worker.isolation.targets import target_of
+from toolbus.worker.modules import defined_in
+from toolbus.worker.provide import Services, injected
+from toolbus.worker.retry import Retry
+
+_MOST_DESCRIPTION = 16_384
+
+
+def collect(targets: object, settings: Settings, services: Services | None = None) -> list[Served]:
+    """What to serve: services (classes or instances), decorated functions, modules, packages, or lists of them.
+
+    A tool with a parameter for a service that nobody provides is left out, and named in the log.
+
+    :param services: what handlers' parameters are filled in with; those of the process when left out.
+    :raises ConfigurationError: a target is not a tool, or two services have one id.
+    """
+    services = Services() if services is None else services
+    instances: dict[str, ToolService] = {}
+    functions: dict[str, dict[str, FunctionTool]] = {}
+    for target in _flat(targets):
+        if isinstance(target, ToolService):
+            name = target.id or type(target).__name__
+            if instances.get(name, target) is not target:
+                raise ConfigurationError(f"two services have the id {name!r}")
+            instances[name] = target
+            continue
+        for found in _functions(target):
+            functions.setdefault(found.service, {})[found.name] = found
+    for name in functions.keys() & instances.keys():
+        raise ConfigurationError(f"both a ToolService and decorated functions form the service {name!r}")
+    served = [_served_service(name, service, settings, services) for name, service in instances.items()]
+    served += filter(None, (_served_functions(name, list(tools.values()), settings, services) for name, tools in functions.items()))
+    if not served and functions:
+        raise ConfigurationError("there is nothing to serve: every tool needs a service that nobody provides; see toolbus.provide()")
+    if not served:
+        raise ConfigurationError("there is nothing to serve: give a ToolService, functions decorated with @tool, or a module with them")
+    return served
+
+
+def _flat(targets: object) -> Iterable[object]:
+    if isinstance(targets, (list, tuple, set, frozenset)):
+        for target in targets:
+            yield from _flat(target)
+    elif isinstance(targets, type) and issubclass(targets, ToolService):
+        yield targets()
+    elif isinstance(targets, ModuleType):
+        yield from _flat(defined_in(targets))
+    else:
+        yield targets
+
+
+def _functions(target: object) -> list[FunctionTool]:
+    found = tool_of(target)
+    if found is None and callable(target) and tool_of(inspect.unwrap(target)) is not None:
+        raise ConfigurationError(f"{target!r} wraps a tool: put @tool above the other decorators, so that the tool is what they make")
+    if found is None:
+        raise ConfigurationError(f"{target!r} is not a tool: decorate it with @tool, or give a ToolService or a module")
+    if not found.service:
+        raise ConfigurationError(f"{found.origin} is a method; give its ToolService instead")
+    # A service is served whole, or replicas would differ.
+    return tools_of_service(found.service)
+
+
+class _Tools:
+    """A service's tools while they are collected."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[str, ToolDescriptor] = {}
+        self.handlers: dict[str, Handler] = {}
+
+    def add(self, tool: ToolDescriptor, handler: Handler) -> None:
+        """Add a tool.
+
+        :raises ConfigurationError: there is one of its name.
+        """
+        if tool.name in self._descriptors:
+            raise ConfigurationError(f"service {tool.service!r} defines the tool {tool.name!r} twice")
+        self._descriptors[tool.name] = tool
+        self.handlers[tool.name] = handler
+
+    def published(self, service: ServiceDescriptor, owner: str) -> Publication:
+        """What is published of them."""
+        return Publication(service, tuple(self._descriptors[name] for name in sorted(self._descriptors)), owner).with_digest()
+
+
+# -- services -----------------------------------------------------------------------------------------
+
+
+def _served_service(name: str, service: ToolService, settings: Settings, services: Services) -> Served:
+    cls = type(service)
+    descriptor = parse_service(
+        {
+            "id": name,
+            "config-params": list(service.config_params),
+            "description": service.description or _first_line(cls.__doc__),
+            "request-queue": service.request_queue,
+            "response-queue": service.response_queue,
+            "scale_to_zero": service.scale_to_zero,
+            "queue_limit": service.queue_limit,
+            "sticky_sessions": service.sticky_sessions,
+        }
+    )
+    invoke = None if cls.invoke is ToolService.invoke else service.invoke
+    tools = _Tools()
+    for index, document in enumerate(service.tools):
+        if invoke is None:
+            raise ConfigurationError(f"{cls.__name__} lists tools but does not override invoke()")
+        try:
+            proper, changes = mended_document(document)
+            _tell(document.get("name"), name, changes)
+            tool = parse_tool({"effect": service.effect, **proper}, descriptor)
+        except DescriptorError as error:
+            raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
+        tools.add(tool, _invoke_handler(invoke, tool, service))
+    for attribute in dir(cls):
+        made = tool_of(getattr(cls, attribute, None))
+        if made is None:
+            continue
+        found = _function_handler(made, name, getattr(service, attribute), services, service.effect, service.retry)
+        if found is not None:
+            tools.add(*found)
+    untyped = None if invoke is None else _invoke_handler(invoke, None, service)
+    owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
+    return Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
+
+
+def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, service: ToolService) -> Handler:
+    arity = _arity(invoke, type(service))
+    check = None if tool is None else check_for(tool).check
+
+    def start(request: Request) -> Any:
+        if check is not None:
+            check(request.arguments)
+        if arity == 2:
+            return invoke(request.config, request.arguments)
+        return invoke(request.user, request.config, request.arguments)
+
+    return Handler(
+        invoke, start, service.effect if tool is None else tool.effect, service.retry, tenants=() if tool is None else tool.tenants
+    )
+
+
+def _arity(invoke: Callable[..., Any], cls: type) -> int:
+    parameters = inspect.signature(invoke).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 3
+    taken = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD} and p.default is p.empty]
+    if len(taken) not in {2, 3}:
+        raise ConfigurationError(
+            f"{cls.__name__}.invoke takes (user, config, arguments) or (config, arguments), not {len(taken)} arguments"
+        )
+    return len(taken)
+
+
+# -- functions ----------------------------------------------------------------------------------------
+
+
+def _served_functions(name: str, functions: list[FunctionTool], settings: Settings, services: Services) -> Served | None:
+    descriptor = parse_service({"id": name, "description": _first_line(getattr(sys.modules.get(functions[0].module), "__doc__", None))})
+    tools = _Tools()
+    for made in functions:
+        found = _function_handler(made, name, made.function, services)
+        if found is not None:
+            tools.add(*found)
+    if not tools.handlers:
+        return None
+    owner = settings.owner or owner_of(functions[0].module, "")
+    return Served(tools.published(descriptor, owner), tools.handlers, None, None)
+
+
+def _function_handler(
+    made: FunctionTool, service: str, bound: Callable[..., Any], services: Services, effect: Effect = "", retry: Retry | None = None
+) -> tuple[ToolDescriptor, Handler] | None:
+    """A function's descriptor and handler; None when it needs a service that nobody provides."""
+    parameters = made.parameters
+    if parameters is not None:
+        parameters, changes = mended(parameters)
+        _tell(made.name, service, changes)
+    derived = derive(bound, parameters=parameters, injected=injected(made, bound, services))
+    given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
+    spared = {name: value for name, value in derived.spared.items() if name not in given}
+    for name, type_ in derived.injected.items():
+        if name not in given and name not in spared:
+            telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
+            return None
+    description = made.description or derived.description or made.name.replace("_", " ")
+    if len(description) > _MOST_DESCRIPTION:
+        raise ConfigurationError(
+            f"the description of the tool {made.name!r} has {len(description):,} characters, more than {_MOST_DESCRIPTION:,}: "
+            "every model reads all of it; say less, or give description=…"
+        )
+    tool = check_tool(
+        ToolDescriptor(
+            name=made.name,
+            description=description,
+            service=service,
+            parameters=derived.parameters,
+            groups=made.groups,
+            category=made.category,
+            timeout=made.timeout,
+            effect=made.effect or effect,
+            output_limit=made.output_limit,
+            confirm=made.confirm,
+            tenants=made.tenants,
+        )
+    )
+    bind = derived.bind
+
+    def start(request: Request) -> Any:
+        return bound(**bind(request.arguments))
+
+    def start_with_services(request: Request) -> Any:
+        made_for_it = {name: services.get(type_) for name, type_ in given.items()}
+        return bound(**bind(request.arguments), **spared, **made_for_it)
+
+    isolated = made if made.isolation else None
+    if isolated is not None:
+        # Refused here, before anything starts.
+        target_of(isolated)
+        for type_ in filter(services.own, given.values()):
+            message = f"{made.origin} runs in a child process, which has no {type_.__qualname__} of this worker's own"
+            raise ConfigurationError(f"{message}: say toolbus.provide({type_.__qualname__}, …) at the top of a module")
+    else:
+        services.want(given.values())
+    begin = start_with_services if derived.injected else start
+    return tool, Handler(bound, begin, tool.effect, made.retry or retry, isolated, bind, made.tenants)
+
+
+def _tell(tool: object, service: str, changes: list[str]) -> None:
+    if changes:
+        telemetry.log.warning("descriptor.mended", tool=tool, service=service, changes=changes)
+
+
+def _first_line(document: str | None) -> str:
+    return inspect.cleandoc(document or "").partition("\n")[0]
+
+
+def owner_of(module: str, qualname: str) -> str:
+    """Who may change what a module publishes: the distribution that holds it, else module and class.
+
+    Never host, path or process: replicas on other machines must count as the same owner.
+    """
+    top = module.partition(".")[0]
+    distributions = _distributions().get(top, [])
+    if distributions:
+        return min(distributions)
+    name = service_name(module)
+    return f"{name}:{qualname}" if qualname else name
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    # Reads every installed distribution: tens of milliseconds, so once per process.
+    return importlib.metadata.packages_distributions()
