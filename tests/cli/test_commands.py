@@ -140,7 +140,10 @@ def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> No
     assert (waiting.returncode, "cancelled" in errors) == (1, True)
     assert served.run("resume", "loud").returncode == 0
     assert served.run("call", "shout", "text=x").stdout == "X!\n"
-    assert served.run("pause", "nowhere").returncode == 1
+    assert served.run("resume", "loud").stdout == "loud was not paused\n"
+    for words in (["pause", "nowhere"], ["resume", "nowhere"], ["purge", "nowhere", "--yes"]):
+        unknown = served.run(*words)
+        assert (unknown.returncode, "there is no service 'nowhere'" in unknown.stderr) == (1, True)
 
 
 def eventually_sync(condition: Callable[[], object]) -> None:
@@ -245,6 +248,16 @@ def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
         assert "toolbus dev" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     assert shell.run("doctor").returncode == 1
+
+
+def test_output_that_cannot_be_written_is_one_line(shell: Shell) -> None:
+    """A full disk ends a command with the system's own words and exit code 1; a reader that has enough ends it quietly."""
+    command = [sys.executable, "-m", "toolbus", "settings"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, env=shell.environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "toolbus: No space left on device\n")
+    quick = subprocess.run(["sh", "-c", f"{' '.join(command)} | true"], env=shell.environment, capture_output=True, timeout=60, check=True)
+    assert quick.stderr == b""
 
 
 def test_doctor_finds_a_good_server_good(shell: Shell) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import sys
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, fail, output_option, print_json, run, settings_of
+from toolbus.cli.common import Failure, fail, one_line, output_option, print_json, settings_of
 from toolbus.cli.person import Person
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def agent_command(ctx: click.Context, /, question: str, output: str, **options: 
     text = sys.stdin.read() if question == "-" else question
     screen = _Screen(quiet=output == "json")
     endpoint, model = _endpoint(options)
-    answer = run(_ask(settings, endpoint, model, text, screen, options))
+    answer = asyncio.run(_ask(settings, endpoint, model, text, screen, options))
     screen.end()
     if output == "json":
         print_json(answer)
@@ -185,7 +186,7 @@ class _Screen:
             import msgspec
 
             arguments = msgspec.json.encode(event.arguments, enc_hook=str).decode()
-            self._line(f"→ {told.tool} {_short(arguments)}")
+            self._line(f"→ {told.tool} {one_line(arguments, _MOST_SHOWN)}")
         elif isinstance(event, Text):
             self._print(f"{told.index} {told.tool}", event.text)
         elif isinstance(event, Progress):
@@ -196,9 +197,9 @@ class _Screen:
         elif isinstance(event, Reset):
             self._line(f"  {told.tool}: attempt {event.attempt} starts anew")
         elif isinstance(event, Finished) and event.result.error is not None:
-            self._line(f"✗ {told.tool} {_short(str(event.result.error))}")
+            self._line(f"✗ {told.tool} {one_line(str(event.result.error), _MOST_SHOWN)}")
         elif isinstance(event, Finished):
-            self._line(f"✓ {told.tool} {_short(event.result.observation)}")
+            self._line(f"✓ {told.tool} {one_line(event.result.observation, _MOST_SHOWN)}")
 
     def _print(self, whose: str, text: str) -> None:
         if self._open != whose:
@@ -216,11 +217,6 @@ class _Screen:
     def _line(self, text: str) -> None:
         self.end()
         click.secho(_visible(text).replace("\n", " "), dim=True, err=True)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 1]}…"
 
 
 def _visible(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, output_option, print_json, run, settings_of
+from toolbus.cli.common import fail, output_option, print_json, with_bus
 from toolbus.confirmations import visible
 
 if TYPE_CHECKING:
@@ -58,28 +58,26 @@ def call_command(
       toolbus call text_stats text=@README.md --output json
       toolbus call tell-pun topic=cats --user alice
     """
-    from toolbus import ToolBus, ToolResult
+    from toolbus import ToolResult
 
-    settings = settings_of(ctx)
     options: dict[str, Any] = {"user": user, "session": session}
     options |= {} if timeout is None else {"timeout": timeout}
     streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
 
-    async def main() -> ToolResult:
-        async with ToolBus(settings=settings) as bus:
-            known = bus.tools.get(tool)
-            if wait is not None and (known is None or not known.available):
-                with contextlib.suppress(TimeoutError):
-                    known = await bus.wait_for_tool(tool, wait)
-            arguments = _arguments(pairs, document, known)
-            if known is not None and known.available and known.descriptor.confirm and not yes:
-                refused = await _refused(bus, known, arguments, user, session, confirm_timeout)
-                if refused is not None:
-                    return ToolResult.fail(refused)
-            async with bus.stream(tool, arguments, **options) as call:
-                return await _print(call, quiet=not streaming)
+    async def main(bus: ToolBus) -> ToolResult:
+        known = bus.tools.get(tool)
+        if wait is not None and (known is None or not known.available):
+            with contextlib.suppress(TimeoutError):
+                known = await bus.wait_for_tool(tool, wait)
+        arguments = _arguments(pairs, document, known)
+        if known is not None and known.available and known.descriptor.confirm and not yes:
+            refused = await _refused(bus, known, arguments, user, session, confirm_timeout)
+            if refused is not None:
+                return ToolResult.fail(refused)
+        async with bus.stream(tool, arguments, **options) as call:
+            return await _print(call, quiet=not streaming)
 
-    result = run(main())
+    result = with_bus(ctx, main)
     if output == "json":
         print_json(result)
     elif not streaming and result.success:
