@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -209,10 +210,40 @@ def test_health_is_told_by_file_and_port(shell: Shell) -> None:
     assert not health.exists()
 
 
+def test_a_probe_that_cannot_be_kept_ends_the_worker(shell: Shell) -> None:
+    """A port that is taken and a file that can't be written are one line each; probes are not quietly left out for several processes."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for words, told in (
+            (("--health-port", str(taken.getsockname()[1])), "--health-port can't be kept: "),
+            (("--health-file", "."), "--health-file can't be kept: "),
+        ):
+            done = shell.run("worker", "loud.py", *words)
+            assert (done.returncode, done.stderr.splitlines()[-1].startswith(f"toolbus: {told}")) == (1, True), done.stderr
+    assert shell.run("worker", "loud.py", "--health-port", "8001", "--processes", "2").returncode == 2
+
+
+def test_a_reloaded_worker_keeps_its_probe(shell: Shell) -> None:
+    """With --reload the health port answers, too, and a target that is not there yet is told by the worker."""
+    port = free_port()
+    shell.start("worker", "loud.py", "--reload", "--health-port", str(port))
+
+    def healthy() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    eventually_sync(healthy)
+    absent = shell.start("worker", "not.there", "--reload")
+    assert absent.stderr is not None
+    assert "there is no module 'not.there'" in absent.stderr.readline()
+
+
 def free_port() -> int:
     """A port nobody listens on now."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -227,6 +258,8 @@ def free_port() -> int:
         ("broken.py", "broken.py:1"),
         ("empty.py", "defines no ToolService"),
         ("loud.py:nothing", "has no 'nothing'"),
+        ("loud.py:", "is no target"),
+        (":name", "is no target"),
     ],
 )
 def test_a_worker_that_cannot_start_says_why_in_one_line(shell: Shell, target: str, words: str) -> None:
@@ -277,6 +310,8 @@ def test_new_writes_a_tool_whose_test_passes(shell: Shell) -> None:
     again = shell.run("new", "weather")
     assert (again.returncode, "left as it is" in again.stderr) == (1, True)
     assert shell.run("new", "not-a-name").returncode == 2
+    hiding = shell.run("new", "json")
+    assert (hiding.returncode, "a module of Python itself" in hiding.stderr) == (1, True)
 
 
 def test_settings_tell_where_each_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
