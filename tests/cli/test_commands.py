@@ -337,6 +337,30 @@ def test_every_command_explains_itself() -> None:
         assert len(shown.output.splitlines()) > 4
 
 
+def test_memory_is_refused_where_it_reaches_nobody(shell: Shell) -> None:
+    """Commands that meet other processes say that memory:// has none, instead of serving nobody."""
+    shell.environment["TOOLBUS_URL"] = "memory://"
+    for words in (["worker", "loud.py"], ["dev"], ["services"]):
+        done = shell.run(*words)
+        assert (done.returncode, "memory:// ends at the border of a process" in done.stderr) == (1, True)
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [("--timeout", "nan"), ("--timeout", "-1"), ("--wait", "nan"), ("--confirm-timeout", "inf")])
+def test_what_is_no_time_is_a_mistake_of_usage(words: tuple[str, ...]) -> None:
+    """NaN, infinity and negative numbers are no seconds."""
+    done = CliRunner().invoke(main, ["call", "shout", *words])
+    assert (done.exit_code, words[0] in done.output) == (2, True)
+
+
+def test_dev_ends_with_its_worker(shell: Shell) -> None:
+    """A target that can't be served ends the command at once, with the worker's own words."""
+    done = shell.run("dev", "nowhere.py")
+    assert done.returncode == 1
+    assert "there is no file or folder 'nowhere.py'" in done.stderr
+    assert "the worker ended with exit code 1" in done.stderr
+
+
 def test_dev_starts_a_server_and_workers_and_stops_all(tmp_path: Path) -> None:
     """`toolbus dev` serves the examples on a server of its own, and SIGTERM leaves nothing running."""
     port = free_port()

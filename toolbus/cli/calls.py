@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, output_option, print_json, with_bus
+from toolbus.cli.common import Seconds, fail, output_option, print_json, with_bus
 from toolbus.confirmations import visible
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @click.option("--user", default="", help="The tenant on whose behalf the call runs.")
 @click.option("--session", default="", help="The agent's session.")
 @click.option("--stream/--no-stream", default=None, help="Print text as it is produced; on by default on a terminal.")
-@click.option("--timeout", type=float, help="Seconds until the call ends whatever happens (default: the tool's, else 60).")
-@click.option("--wait", type=float, help="Seconds to wait for a worker to appear.")
+@click.option("--timeout", type=Seconds(), help="Seconds until the call ends whatever happens (default: the tool's, else 60).")
+@click.option("--wait", type=Seconds(), help="Seconds to wait for a worker to appear.")
 @click.option("--yes", is_flag=True, help="Allow a tool that wants a person's permission; otherwise you and others are asked.")
-@click.option("--confirm-timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, help="Seconds to answer.")
+@click.option("--confirm-timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds to answer.")
 @output_option
 @click.pass_context
 def call_command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -11,6 +12,7 @@ import click
 import msgspec
 
 from toolbus.confirmations import cut
+from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,6 +21,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds: above 0 and at most ``most``; infinity and NaN are none.
+
+    Args:
+        most: the longest time.
+    """
+
+    name = "seconds"
+
+    def __init__(self, most: float = 1e9) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; anything else is a mistake of usage."""
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is no number of seconds", param, ctx) if math.isnan(number) else number
 
 
 class Failure(click.ClickException):
@@ -37,6 +57,17 @@ def settings_of(context: click.Context, **overrides: Any) -> Settings:
     return Settings.load(**given)
 
 
+def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
+    """The same, for commands that meet other processes.
+
+    :raises ConfigurationError: as above, or the URL names no server.
+    """
+    settings = settings_of(context, **overrides)
+    if settings.url.startswith("memory:"):
+        raise ConfigurationError("memory:// ends at the border of a process, and this takes several; unset TOOLBUS_URL or leave --url out")
+    return settings
+
+
 def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) -> T:
     """Do something over an operator's connection.
 
@@ -44,7 +75,7 @@ def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) ->
     """
     from toolbus.broker.admin import Admin
 
-    settings = settings_of(context)
+    settings = settings_with_server(context)
 
     async def connected() -> T:
         async with Admin(settings) as admin:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, fail, one_line, output_option, print_json, print_table, with_admin
+from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, print_table, with_admin
 from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def show_command(ctx: click.Context, service: str, letter: str) -> None:
 @click.argument("service")
 @click.argument("letters", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter of the service.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds until the fresh deadline; the request's own if left out.")
+@click.option("--timeout", type=Seconds(), help="Seconds until the fresh deadline; the request's own if left out.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool, timeout: float | None, yes: bool) -> None:

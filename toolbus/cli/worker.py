@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from toolbus.cli.common import reason, settings_of
+from toolbus.cli.common import reason, settings_with_server
 from toolbus.results import ConfigurationError, ToolbusError
 from toolbus.settings import PREFIX, Settings
 
@@ -60,7 +60,7 @@ def worker_command(
     if extra and processes > 1:
         raise click.UsageError("--health-file and --health-port are for one process; leave --processes out")
     extra += [word for each in around for word in ("--middleware", each)]
-    settings = settings_of(ctx, concurrency=concurrency, grace=grace, lease=lease)
+    settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
     telemetry.configure_logging(settings.log_level, settings.log_format)
     if processes > 1 or reload:
         code = run_loop(lambda: _supervise(settings, targets, processes, reload=reload, extra=extra, ctx=ctx))
