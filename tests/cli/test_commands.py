@@ -119,6 +119,7 @@ def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> Non
     document = {"type": "tool-service", "name": "yell", "description": "Yell", "service": "loud"}
     assert served.run("put", "tool/yell", given=json.dumps(document)).returncode == 0
     assert "tool/yell" in served.run("list", "tool/").stdout
+    assert [each["key"] for each in served.json("list", "tool/")] == ["tool/yell"]
     assert json.loads(served.run("get", "tool/yell").stdout) == document
     for wrong, word in (({**document, "service": ""}, "service"), ({**document, "name": "other"}, "other"), ([], "object")):
         refused = served.run("put", "tool/yell", given=json.dumps(wrong))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.cli.common import fail, print_json, print_table, with_admin
+from toolbus.cli.common import fail, output_option, print_json, print_table, with_admin
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
@@ -56,8 +56,9 @@ def get_command(ctx: click.Context, key: str) -> None:
 
 @click.command("list")
 @click.argument("prefix", default="")
+@output_option
 @click.pass_context
-def list_command(ctx: click.Context, prefix: str) -> None:
+def list_command(ctx: click.Context, prefix: str, output: str) -> None:
     """List static descriptors whose key starts with PREFIX.
 
     \b
@@ -69,6 +70,9 @@ def list_command(ctx: click.Context, prefix: str) -> None:
         return await admin.items(prefix)
 
     found = with_admin(ctx, main)
+    if output == "json":
+        print_json([{"key": key, "bytes": len(document)} for key, document in found.items()])
+        return
     print_table(("KEY", "BYTES"), [(key, len(document)) for key, document in found.items()], empty="no static descriptors")
 
 
