@@ -6,16 +6,20 @@ import ast
 import asyncio
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import click
 import pytest
 
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
+from toolbus.cli import main
 from toolbus.results import ERROR_TYPES
 from toolbus.settings import PREFIX, Settings
 from toolbus.testing import InvocationEnvironment
@@ -39,6 +43,59 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     """Links within the repository name files that exist."""
     for target in re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words after ``toolbus`` of each command line on a page, in its code blocks and within its sentences."""
+    text = page.read_text("utf-8")
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for kind, block in fenced if kind in {"", "bash", "sh"} for line in block.replace("\\\n", "").splitlines()]
+    lines += re.findall(r"`(toolbus [^`\n]+)`", text)
+    parts = [part for line in lines for part in re.split(r"\s*(?:\||&&|;|[<>]|\$\()\s*", line)]
+    parts = [re.sub(r"^(?:[A-Z_]+=\S+ )+", "", part) for part in parts]
+    return [shlex.split(part, comments=True)[1:] for part in parts if re.match(r"toolbus \w", part) and "…" not in part.split()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_line_is_one(page: Path) -> None:
+    """Commands of the pages exist and have the options that are shown."""
+    for words in commands(page):
+        command: click.Command = main
+        context = click.Context(main)
+        rest = words
+        while isinstance(command, click.Group) and rest:
+            _, [name, *rest], _ = command.make_parser(context).parse_args(rest)
+            found = command.get_command(context, name)
+            assert found is not None, words
+            command, context = found, click.Context(found, parent=context)
+        _, left, _ = command.make_parser(context).parse_args(rest)
+        assert left == [], words
+
+
+def test_every_command_is_in_the_table() -> None:
+    """The operations guide lists all commands."""
+    table = read("docs/guides/operations.md").partition("## Commands")[2].partition("## ")[0]
+    first = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)[1:]
+    named = {each.removeprefix("toolbus ").split()[0] for cell in first for each in re.findall(r"`([^`]+)`", cell)}
+    assert set(main.list_commands(click.Context(main))) <= named  # type: ignore[attr-defined]
+
+
+def declared(kind: str) -> set[str]:
+    """The names of the packages that toolbus needs, or that an extra of it does."""
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    wanted = project["dependencies"] if not kind else project["optional-dependencies"][kind]
+    return {re.split(r"[^\w-]", each)[0].lower() for each in wanted} - {"toolbus"}
+
+
+def test_the_design_gives_a_reason_for_every_package() -> None:
+    """The design tells why each dependency is there, also those of extras and of development; its table names no other."""
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    table, _, development = read("docs/design.md").partition("## Libraries")[2].partition("To build, test and check")
+    cells = re.findall(r"^\| ([^|]+?)(?: \(extras?\))? \|", table, re.MULTILINE)[1:]
+    named = {name for cell in cells for name in re.split(r"[,;] ", cell)}
+    assert named == set().union(*(declared(kind) for kind in ("", *extras) if kind != "dev"))
+    for name in declared("dev") - named:
+        assert name in development.lower(), name
 
 
 def test_the_settings_table_is_complete() -> None:

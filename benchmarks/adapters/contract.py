@@ -333,7 +333,8 @@ async def _until_answered(turn: Callable[[], Awaitable[None]]) -> None:
     limit = clock() + PROBE_SECONDS
     while True:
         try:
-            await asyncio.wait_for(turn(), timeout=5)
+            async with asyncio.timeout(5):
+                await turn()
         except Exception:
             if clock() > limit:
                 raise

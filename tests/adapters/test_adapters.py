@@ -19,7 +19,7 @@ import pytest
 import workers.calculator
 from tests.agent.endpoint import Canned, Endpoint, endpoint
 from tests.servers import eventually
-from toolbus import Progress, ToolBus, ToolResult, Worker, tool
+from toolbus import ConfigurationError, Progress, ToolBus, ToolResult, Worker, tool
 from toolbus.client.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
@@ -262,6 +262,31 @@ async def test_anthropic_goes_on_until_an_answer() -> None:
     assert done.content[0].text == "done"
     assert [each["content"] for each in model.bodies[1]["messages"][-1]["content"]] == ["2", "3"]
     assert [each["role"] for each in messages] == ["user", "assistant", "user", "assistant"]
+
+
+async def test_the_last_turn_without_tools_says_nothing_of_tools() -> None:
+    """Providers refuse a choice among no tools; without a turn there is no conversation."""
+    anthropic, openai = pytest.importorskip("anthropic"), pytest.importorskip("openai")
+    from toolbus.adapters.anthropic import converse
+    from toolbus.adapters.openai import respond
+
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    said = whole(id="m", type="message", role="assistant", model="m", content=[], stop_reason="end_turn", usage=usage)
+    answered = whole(id="r", object="response", created_at=1, model="m", output=[], parallel_tool_calls=True, tool_choice="auto", tools=[])
+    namespace = uuid.uuid4().hex
+    async with (
+        ToolBus("memory://", namespace=namespace) as bus,
+        endpoint([said], "/v1/messages") as one,
+        endpoint([answered], "/v1/responses") as other,
+        anthropic.AsyncAnthropic(base_url=one.url.removesuffix("/v1"), api_key="k") as claude,
+        openai.AsyncOpenAI(base_url=other.url, api_key="k") as gpt,
+    ):
+        executor = bus.executor(model="m")
+        await converse(claude, executor, [{"role": "user", "content": "?"}], max_turns=1)
+        await respond(gpt, executor, [{"role": "user", "content": "?"}], max_turns=1)
+        with pytest.raises(ConfigurationError, match="max_turns must be at least 1"):
+            await converse(claude, executor, [], max_turns=0)
+    assert "tool_choice" not in one.bodies[0] | other.bodies[0]
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "adapters.md"

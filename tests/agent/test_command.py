@@ -135,6 +135,14 @@ async def test_what_is_not_set_is_said(variables: dict[str, str], words: tuple[s
     assert line in err
 
 
+async def test_a_question_needs_words_and_a_selection_tools() -> None:
+    """An empty question is a mistake of usage; a selection that leaves no tool is named before the model is asked."""
+    code, _, err = await ended(await start("http://127.0.0.1:1/v1", "memory://", "n", " "))
+    assert (code, "QUESTION is empty" in err) == (2, True)
+    code, _, err = await ended(await start("http://127.0.0.1:1/v1", "memory://", "n", "?", "--tool", "nowhere"))
+    assert (code, err) == (1, "toolbus: no tool is there of names nowhere; `toolbus tools` lists what there is\n")
+
+
 async def test_a_refused_key_is_one_line() -> None:
     """An error of the endpoint is one line without the key, and exit code 1."""
     refused = Canned(b'{"error": {"message": "Incorrect key sk-secret"}}', status=401, kind="application/json")

@@ -295,3 +295,20 @@ async def test_a_link_that_nobody_maintains_is_told_of_refusals(server: Server, 
     with pytest.raises(ReplyError):
         await short.execute("SET", "key", "value", repeatable=True)
     short.close()
+
+
+async def test_a_cancelled_connect_is_cancelled_at_whatever_step_it_is(server: Server) -> None:
+    """A cancellation is never lost between two steps of opening a connection, or a timeout around it would do nothing."""
+    connector = Connector(server.url)
+    for turns in range(10_000):
+        connecting = asyncio.create_task(connector.connect())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if connecting.done():
+            await connecting.result()[0].disconnect(nowait=True)
+            assert turns > 20
+            return
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+    raise AssertionError("it never connected")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -118,6 +119,7 @@ def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> Non
     document = {"type": "tool-service", "name": "yell", "description": "Yell", "service": "loud"}
     assert served.run("put", "tool/yell", given=json.dumps(document)).returncode == 0
     assert "tool/yell" in served.run("list", "tool/").stdout
+    assert [each["key"] for each in served.json("list", "tool/")] == ["tool/yell"]
     assert json.loads(served.run("get", "tool/yell").stdout) == document
     for wrong, word in (({**document, "service": ""}, "service"), ({**document, "name": "other"}, "other"), ([], "object")):
         refused = served.run("put", "tool/yell", given=json.dumps(wrong))
@@ -140,7 +142,10 @@ def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> No
     assert (waiting.returncode, "cancelled" in errors) == (1, True)
     assert served.run("resume", "loud").returncode == 0
     assert served.run("call", "shout", "text=x").stdout == "X!\n"
-    assert served.run("pause", "nowhere").returncode == 1
+    assert served.run("resume", "loud").stdout == "loud was not paused\n"
+    for words in (["pause", "nowhere"], ["resume", "nowhere"], ["purge", "nowhere", "--yes"]):
+        unknown = served.run(*words)
+        assert (unknown.returncode, "there is no service 'nowhere'" in unknown.stderr) == (1, True)
 
 
 def eventually_sync(condition: Callable[[], object]) -> None:
@@ -206,10 +211,40 @@ def test_health_is_told_by_file_and_port(shell: Shell) -> None:
     assert not health.exists()
 
 
+def test_a_probe_that_cannot_be_kept_ends_the_worker(shell: Shell) -> None:
+    """A port that is taken and a file that can't be written are one line each; probes are not quietly left out for several processes."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for words, told in (
+            (("--health-port", str(taken.getsockname()[1])), "--health-port can't be kept: "),
+            (("--health-file", "."), "--health-file can't be kept: "),
+        ):
+            done = shell.run("worker", "loud.py", *words)
+            assert (done.returncode, done.stderr.splitlines()[-1].startswith(f"toolbus: {told}")) == (1, True), done.stderr
+    assert shell.run("worker", "loud.py", "--health-port", "8001", "--processes", "2").returncode == 2
+
+
+def test_a_reloaded_worker_keeps_its_probe(shell: Shell) -> None:
+    """With --reload the health port answers, too, and a target that is not there yet is told by the worker."""
+    port = free_port()
+    shell.start("worker", "loud.py", "--reload", "--health-port", str(port))
+
+    def healthy() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    eventually_sync(healthy)
+    absent = shell.start("worker", "not.there", "--reload")
+    assert absent.stderr is not None
+    assert "there is no module 'not.there'" in absent.stderr.readline()
+
+
 def free_port() -> int:
     """A port nobody listens on now."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -224,6 +259,8 @@ def free_port() -> int:
         ("broken.py", "broken.py:1"),
         ("empty.py", "defines no ToolService"),
         ("loud.py:nothing", "has no 'nothing'"),
+        ("loud.py:", "is no target"),
+        (":name", "is no target"),
     ],
 )
 def test_a_worker_that_cannot_start_says_why_in_one_line(shell: Shell, target: str, words: str) -> None:
@@ -247,6 +284,16 @@ def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
     assert shell.run("doctor").returncode == 1
 
 
+def test_output_that_cannot_be_written_is_one_line(shell: Shell) -> None:
+    """A full disk ends a command with the system's own words and exit code 1; a reader that has enough ends it quietly."""
+    command = [sys.executable, "-m", "toolbus", "settings"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, env=shell.environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "toolbus: No space left on device\n")
+    quick = subprocess.run(["sh", "-c", f"{' '.join(command)} | true"], env=shell.environment, capture_output=True, timeout=60, check=True)
+    assert quick.stderr == b""
+
+
 def test_doctor_finds_a_good_server_good(shell: Shell) -> None:
     """Against a server without eviction every check is ok or a warning with advice."""
     findings = {finding["check"]: finding for finding in shell.json("doctor")}
@@ -264,6 +311,8 @@ def test_new_writes_a_tool_whose_test_passes(shell: Shell) -> None:
     again = shell.run("new", "weather")
     assert (again.returncode, "left as it is" in again.stderr) == (1, True)
     assert shell.run("new", "not-a-name").returncode == 2
+    hiding = shell.run("new", "json")
+    assert (hiding.returncode, "a module of Python itself" in hiding.stderr) == (1, True)
 
 
 def test_settings_tell_where_each_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +336,30 @@ def test_every_command_explains_itself() -> None:
         shown = runner.invoke(main, [*([name] if name else []), "--help"])
         assert shown.exit_code == 0
         assert len(shown.output.splitlines()) > 4
+
+
+def test_memory_is_refused_where_it_reaches_nobody(shell: Shell) -> None:
+    """Commands that meet other processes say that memory:// has none, instead of serving nobody."""
+    shell.environment["TOOLBUS_URL"] = "memory://"
+    for words in (["worker", "loud.py"], ["dev"], ["services"]):
+        done = shell.run(*words)
+        assert (done.returncode, "memory:// ends at the border of a process" in done.stderr) == (1, True)
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [("--timeout", "nan"), ("--timeout", "-1"), ("--wait", "nan"), ("--confirm-timeout", "inf")])
+def test_what_is_no_time_is_a_mistake_of_usage(words: tuple[str, ...]) -> None:
+    """NaN, infinity and negative numbers are no seconds."""
+    done = CliRunner().invoke(main, ["call", "shout", *words])
+    assert (done.exit_code, words[0] in done.output) == (2, True)
+
+
+def test_dev_ends_with_its_worker(shell: Shell) -> None:
+    """A target that can't be served ends the command at once, with the worker's own words."""
+    done = shell.run("dev", "nowhere.py")
+    assert done.returncode == 1
+    assert "there is no file or folder 'nowhere.py'" in done.stderr
+    assert "the worker ended with exit code 1" in done.stderr
 
 
 def test_dev_starts_a_server_and_workers_and_stops_all(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_any_text_is_a_preset_or_refused(text: str) -> None:
         toolkit_of(read_preset(text.encode("utf-8", "surrogatepass")), functions=False)
 
 
-def test_files_are_read_with_their_names(tmp_path: Path) -> None:
+def test_files_are_read_with_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """YAML and JSON files make the same preset; a missing one and a missing function are told."""
     (tmp_path / "a.yaml").write_text(PRESET)
     preset = load_preset(tmp_path / "a.yaml")
@@ -163,7 +163,9 @@ def test_files_are_read_with_their_names(tmp_path: Path) -> None:
     assert load_preset(tmp_path / "a.json") == preset
     with pytest.raises(ToolkitError, match="No such file"):
         load_preset(tmp_path / "none.yaml")
-    for function in ("nomodule:f", "string:nothing", "string:digits"):
+    (tmp_path / "raising.py").write_text("raise RuntimeError('not today')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for function in ("nomodule:f", "string:nothing", "string:digits", "raising:f"):
         with pytest.raises(ToolkitError, match=function):
             toolkit_of(read_preset(f"name: x\ntools:\n  - {{id: t, function: '{function}'}}\n".encode()))
     with pytest.raises(ToolkitError, match="published"):

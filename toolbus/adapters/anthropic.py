@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from toolbus.adapters.outcomes import MAX_TURNS, turns
 from toolbus.client.executor import ToolExecutor
 from toolbus.client.toolcalls import tool_calls
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from anthropic.types import Message
-
-MAX_TURNS = 12
 
 
 async def converse(
@@ -25,16 +24,16 @@ async def converse(
 ) -> Message:
     """Messages until one calls no tool; ``messages`` grows by what is said. The last turn may call none.
 
-    :raises ConfigurationError: an option of the executor is wrong.
+    :raises ConfigurationError: an option of the executor or ``max_turns`` is wrong.
     """
-    for turn in range(1, max_turns + 1):
+    for last in turns(max_turns):
         tools = executor.tools.definitions("anthropic")
         body: dict[str, Any] = {"model": executor.model, "max_tokens": max_tokens, "messages": messages, "tools": tools, **parameters}
-        if turn == max_turns:
+        if last and tools:
             body["tool_choice"] = {"type": "none"}
         message: Message = await client.messages.create(**body)
         messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in message.content]})
-        if not tool_calls(message) or turn == max_turns:
+        if not tool_calls(message) or last:
             break
         messages += await executor.process_tool_calls(message)
     return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from toolbus.adapters.outcomes import MAX_TURNS, turns
 from toolbus.client.executor import ToolExecutor
 from toolbus.client.toolcalls import tool_calls
 
@@ -12,24 +13,22 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
     from openai.types.responses import Response
 
-MAX_TURNS = 12
-
 
 async def chat(
     client: AsyncOpenAI, executor: ToolExecutor, messages: list[Any], *, max_turns: int = MAX_TURNS, **parameters: Any
 ) -> ChatCompletion:
     """Chat completions until one calls no tool; ``messages`` grows by what is said. The last turn may call none.
 
-    :raises ConfigurationError: there is no model, or an option of the executor is wrong.
+    :raises ConfigurationError: there is no model, or an option of the executor or ``max_turns`` is wrong.
     """
-    for turn in range(1, max_turns + 1):
+    for last in turns(max_turns):
         body = executor.build_request(messages, **parameters)
-        if turn == max_turns and "tools" in body:
+        if last and "tools" in body:
             body["tool_choice"] = "none"
         completion: ChatCompletion = await client.chat.completions.create(**body)
         message = completion.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
-        if not tool_calls(message) or turn == max_turns:
+        if not tool_calls(message) or last:
             break
         messages += await executor.process_tool_calls(message)
     return completion
@@ -40,16 +39,16 @@ async def respond(
 ) -> Response:
     """Responses until one calls no tool; ``items`` grows by what is said. The last turn may call none.
 
-    :raises ConfigurationError: an option of the executor is wrong.
+    :raises ConfigurationError: an option of the executor or ``max_turns`` is wrong.
     """
-    for turn in range(1, max_turns + 1):
+    for last in turns(max_turns):
         tools = executor.tools.definitions("responses", namespaces=False)
         body: dict[str, Any] = {"model": executor.model, "input": items, "tools": tools, **parameters}
-        if turn == max_turns:
+        if last and tools:
             body["tool_choice"] = "none"
         response: Response = await client.responses.create(**body)
         items += [item.model_dump(exclude_none=True) for item in response.output]
-        if not tool_calls(response) or turn == max_turns:
+        if not tool_calls(response) or last:
             break
         items += await executor.process_tool_calls(response)
     return response

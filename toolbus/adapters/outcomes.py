@@ -1,14 +1,16 @@
-"""What the adapters share: one call, as what the model reads and as the result itself."""
+"""What the adapters share: one call, as what the model reads and as the result itself, and the turns of a conversation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from toolbus.client.executor import ToolExecutor
 from toolbus.client.observers import ToolEvent
 from toolbus.client.toolcalls import ToolCall
 from toolbus.envelope import new_id
-from toolbus.results import ToolResult
+from toolbus.results import ConfigurationError, ToolResult
+
+MAX_TURNS = 12
 
 
 async def outcome(
@@ -28,3 +30,13 @@ async def outcome(
         (message,) = await turn.messages()
         (result,) = await turn.results()
     return message["content"], result
+
+
+def turns(most: int) -> Iterator[bool]:
+    """For each turn of a conversation whether it is the last one, in which the model may call no tool.
+
+    :raises ConfigurationError: there is no turn at all.
+    """
+    if most < 1:
+        raise ConfigurationError(f"max_turns must be at least 1, not {most}")
+    return (turn == most for turn in range(1, most + 1))

@@ -84,10 +84,11 @@ class Admin:
         await self._link.execute("PEXPIRE", self._keys.paused, TTL * 1000)
         await self._wake(service, "pause")
 
-    async def resume(self, service: str) -> None:
-        """Lift a pause."""
-        await self._link.execute("SREM", self._keys.paused, service)
+    async def resume(self, service: str) -> bool:
+        """Lift a pause; False when there was none."""
+        lifted = await self._link.execute("SREM", self._keys.paused, service)
         await self._wake(service, "resume")
+        return bool(lifted)
 
     async def purge(self, service: str) -> int:
         """Remove what is queued for a service and not running; each caller is answered ``cancelled``. Returns how many."""

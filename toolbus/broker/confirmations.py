@@ -71,7 +71,8 @@ class Confirmations:
                             opened()
                             opened = None
                         with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(answered.wait(), self._again)
+                            async with asyncio.timeout(self._again):
+                                await answered.wait()
             return await self._withdrawn(request.id)
         except BaseException:
             self._link.run(scripts.WITHDRAW, self._keys_of(request.id), (request.id, self._keys.confirmed), repeatable=True)

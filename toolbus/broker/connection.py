@@ -24,10 +24,12 @@ from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError, 
 from toolbus.settings import Settings
 
 BLOCK = 2.0
-"""Seconds that a blocking read waits at the server; redis-py's and our own read timeouts allow for it."""
+"""Seconds that a blocking read waits at the server; read timeouts allow for it."""
 
 _READ_TIMEOUT = BLOCK + 5.0
 _CONNECT_TIMEOUT = 5.0
+# Connecting, authenticating and loading the scripts, all in all.
+_OPEN_TIMEOUT = 7.0
 _SYNCHRONOUS: dict[Any, Any] = {
     aredis.Connection: redis.Connection,
     aredis.SSLConnection: redis.SSLConnection,
@@ -103,8 +105,10 @@ class Connector:
             options = self._options(node)
             connection = options.pop("connection_class", aredis.Connection)(**options)
             try:
-                await connection.connect()
-                return connection, await _greet(connection.send_command, connection.read_response)
+                # Not redis-py's own timeout: it waits by `asyncio.wait_for`, which loses cancellations in Python 3.11.
+                async with asyncio.timeout(_OPEN_TIMEOUT):
+                    await connection.connect()
+                    return connection, await _greet(connection.send_command, connection.read_response)
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
@@ -122,7 +126,7 @@ class Connector:
 
     def _options(self, node: Node | None) -> dict[str, Any]:
         options = {
-            "socket_timeout": _READ_TIMEOUT,
+            "socket_timeout": None,
             "socket_connect_timeout": _CONNECT_TIMEOUT,
             # Whether a command may be sent again is ours to decide: a blind retry would publish twice.
             "retry": Retry(NoBackoff(), 0),

@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+from toolbus.cli.common import Failure, reason
+from toolbus.results import ToolbusError
+
 _COMMANDS = {
     "agent": "agent",
     "call": "calls",
@@ -35,7 +38,21 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Imports a command's module only when that command is used, so that --help is quick."""
+    """Imports a command's module only when that command is used, so that --help is quick, and tells what goes wrong in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. An error of ours or of the system ends it with exit code 1, Ctrl-C with 130."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever read the output has enough of it; click ends the command quietly.
+            raise
+        except ToolbusError as error:
+            raise Failure(str(error)) from None
+        except OSError as error:
+            raise Failure(reason(error)) from None
+        except KeyboardInterrupt:
+            ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import sys
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, fail, output_option, print_json, run, settings_of
+from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, settings_of
 from toolbus.cli.person import Person
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class _Unset(Failure):
 @click.option("--user", default="", help="The tenant on whose behalf tools run.")
 @click.option("--session", default="", help="The agent's session.")
 @click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="How often the model is asked at most.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True, max=1e9), default=300.0, show_default=True, help="Seconds for all.")
+@click.option("--timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds for all.")
 @click.option("--yes", is_flag=True, help="Allow tools that want a person's permission; otherwise they are asked for on a terminal.")
 @output_option
 @click.pass_context
@@ -63,8 +64,10 @@ def agent_command(ctx: click.Context, /, question: str, output: str, **options: 
     settings = settings_of(ctx)
     text = sys.stdin.read() if question == "-" else question
     screen = _Screen(quiet=output == "json")
+    if not text.strip():
+        raise click.UsageError("QUESTION is empty")
     endpoint, model = _endpoint(options)
-    answer = run(_ask(settings, endpoint, model, text, screen, options))
+    answer = asyncio.run(_ask(settings, endpoint, model, text, screen, options))
     screen.end()
     if output == "json":
         print_json(answer)
@@ -104,11 +107,10 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
     from toolbus.agent import SYSTEM, Agent
 
     system = SYSTEM if options["system"] is None else options["system"]
-    selection = {kind: options[kind] for kind in ("groups", "categories", "names") if options[kind]}
     try:
         async with endpoint, ToolBus(settings=settings) as bus:
             executor = bus.executor(
-                tools=bus.tools.filter(**selection) if selection else None,
+                tools=_chosen(bus.tools, options),
                 user=options["user"],
                 session=options["session"],
                 model=model,
@@ -121,6 +123,18 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
     except BaseException:
         screen.end()
         raise
+
+
+def _chosen(tools: ToolView, options: dict[str, Any]) -> ToolView:
+    """The tools that --group, --category and --tool leave."""
+    from toolbus.results import ConfigurationError
+
+    selection = {kind: options[kind] for kind in ("groups", "categories", "names") if options[kind]}
+    found = tools.filter(**selection)
+    if selection and not found:
+        chosen = ", ".join(f"{kind} {' '.join(wanted)}" for kind, wanted in selection.items())
+        raise ConfigurationError(f"no tool is there of {chosen}; `toolbus tools` lists what there is")
+    return found
 
 
 def _walk(tools: ToolView, question: str, options: dict[str, Any]) -> tuple[Walk | None, str]:
@@ -185,7 +199,7 @@ class _Screen:
             import msgspec
 
             arguments = msgspec.json.encode(event.arguments, enc_hook=str).decode()
-            self._line(f"→ {told.tool} {_short(arguments)}")
+            self._line(f"→ {told.tool} {one_line(arguments, _MOST_SHOWN)}")
         elif isinstance(event, Text):
             self._print(f"{told.index} {told.tool}", event.text)
         elif isinstance(event, Progress):
@@ -196,9 +210,9 @@ class _Screen:
         elif isinstance(event, Reset):
             self._line(f"  {told.tool}: attempt {event.attempt} starts anew")
         elif isinstance(event, Finished) and event.result.error is not None:
-            self._line(f"✗ {told.tool} {_short(str(event.result.error))}")
+            self._line(f"✗ {told.tool} {one_line(str(event.result.error), _MOST_SHOWN)}")
         elif isinstance(event, Finished):
-            self._line(f"✓ {told.tool} {_short(event.result.observation)}")
+            self._line(f"✓ {told.tool} {one_line(event.result.observation, _MOST_SHOWN)}")
 
     def _print(self, whose: str, text: str) -> None:
         if self._open != whose:
@@ -216,11 +230,6 @@ class _Screen:
     def _line(self, text: str) -> None:
         self.end()
         click.secho(_visible(text).replace("\n", " "), dim=True, err=True)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 1]}…"
 
 
 def _visible(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, output_option, print_json, run, settings_of
+from toolbus.cli.common import Seconds, fail, output_option, print_json, with_bus
 from toolbus.confirmations import visible
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @click.option("--user", default="", help="The tenant on whose behalf the call runs.")
 @click.option("--session", default="", help="The agent's session.")
 @click.option("--stream/--no-stream", default=None, help="Print text as it is produced; on by default on a terminal.")
-@click.option("--timeout", type=float, help="Seconds until the call ends whatever happens (default: the tool's, else 60).")
-@click.option("--wait", type=float, help="Seconds to wait for a worker to appear.")
+@click.option("--timeout", type=Seconds(), help="Seconds until the call ends whatever happens (default: the tool's, else 60).")
+@click.option("--wait", type=Seconds(), help="Seconds to wait for a worker to appear.")
 @click.option("--yes", is_flag=True, help="Allow a tool that wants a person's permission; otherwise you and others are asked.")
-@click.option("--confirm-timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, help="Seconds to answer.")
+@click.option("--confirm-timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds to answer.")
 @output_option
 @click.pass_context
 def call_command(
@@ -58,28 +58,26 @@ def call_command(
       toolbus call text_stats text=@README.md --output json
       toolbus call tell-pun topic=cats --user alice
     """
-    from toolbus import ToolBus, ToolResult
+    from toolbus import ToolResult
 
-    settings = settings_of(ctx)
     options: dict[str, Any] = {"user": user, "session": session}
     options |= {} if timeout is None else {"timeout": timeout}
     streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
 
-    async def main() -> ToolResult:
-        async with ToolBus(settings=settings) as bus:
-            known = bus.tools.get(tool)
-            if wait is not None and (known is None or not known.available):
-                with contextlib.suppress(TimeoutError):
-                    known = await bus.wait_for_tool(tool, wait)
-            arguments = _arguments(pairs, document, known)
-            if known is not None and known.available and known.descriptor.confirm and not yes:
-                refused = await _refused(bus, known, arguments, user, session, confirm_timeout)
-                if refused is not None:
-                    return ToolResult.fail(refused)
-            async with bus.stream(tool, arguments, **options) as call:
-                return await _print(call, quiet=not streaming)
+    async def main(bus: ToolBus) -> ToolResult:
+        known = bus.tools.get(tool)
+        if wait is not None and (known is None or not known.available):
+            with contextlib.suppress(TimeoutError):
+                known = await bus.wait_for_tool(tool, wait)
+        arguments = _arguments(pairs, document, known)
+        if known is not None and known.available and known.descriptor.confirm and not yes:
+            refused = await _refused(bus, known, arguments, user, session, confirm_timeout)
+            if refused is not None:
+                return ToolResult.fail(refused)
+        async with bus.stream(tool, arguments, **options) as call:
+            return await _print(call, quiet=not streaming)
 
-    result = run(main())
+    result = with_bus(ctx, main)
     if output == "json":
         print_json(result)
     elif not streaming and result.success:

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 import msgspec
 
-from toolbus.results import ToolbusError
+from toolbus.confirmations import cut
+from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus import ToolBus
+    from toolbus.broker.admin import Admin
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds: above 0 and at most ``most``; infinity and NaN are none.
+
+    Args:
+        most: the longest time.
+    """
+
+    name = "seconds"
+
+    def __init__(self, most: float = 1e9) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; anything else is a mistake of usage."""
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is no number of seconds", param, ctx) if math.isnan(number) else number
 
 
 class Failure(click.ClickException):
@@ -25,22 +49,55 @@ class Failure(click.ClickException):
 
 
 def settings_of(context: click.Context, **overrides: Any) -> Settings:
-    """Settings from the global options, the environment and the command's own options."""
+    """Settings from the global options, the environment and the command's own options.
+
+    :raises ConfigurationError: naming the option or variable that is wrong.
+    """
     given = {**(context.find_root().obj or {}), **{name: value for name, value in overrides.items() if value is not None}}
-    try:
-        return Settings.load(**given)
-    except ToolbusError as error:
-        raise Failure(str(error)) from None
+    return Settings.load(**given)
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; our errors become one line, Ctrl-C exits with 130."""
-    try:
-        return asyncio.run(main)
-    except ToolbusError as error:
-        raise Failure(str(error)) from None
-    except KeyboardInterrupt:
-        sys.exit(130)
+def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
+    """The same, for commands that meet other processes.
+
+    :raises ConfigurationError: as above, or the URL names no server.
+    """
+    settings = settings_of(context, **overrides)
+    if settings.url.startswith("memory:"):
+        raise ConfigurationError("memory:// ends at the border of a process, and this takes several; unset TOOLBUS_URL or leave --url out")
+    return settings
+
+
+def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) -> T:
+    """Do something over an operator's connection.
+
+    :raises ToolbusError: a setting is wrong, or the server can't be reached.
+    """
+    from toolbus.broker.admin import Admin
+
+    settings = settings_with_server(context)
+
+    async def connected() -> T:
+        async with Admin(settings) as admin:
+            return await main(admin)
+
+    return asyncio.run(connected())
+
+
+def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) -> T:
+    """Do something on the bus, as an agent.
+
+    :raises ToolbusError: a setting is wrong, or the server can't be reached.
+    """
+    from toolbus import ToolBus
+
+    settings = settings_of(context)
+
+    async def connected() -> T:
+        async with ToolBus(settings=settings) as bus:
+            return await main(bus)
+
+    return asyncio.run(connected())
 
 
 def output_option(function: F) -> F:
@@ -73,6 +130,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
     for row in [list(columns), *cells]:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def one_line(text: str, most: int) -> str:
+    """The text in one line of at most so many characters."""
+    return cut(" ".join(text.split()), most)
+
+
+def reason(error: OSError) -> str:
+    """What the system says, with the name of the file if there is one."""
+    told = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {told}" if error.filename else told
 
 
 def fail(message: str) -> NoReturn:

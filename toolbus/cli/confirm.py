@@ -5,12 +5,11 @@ from __future__ import annotations
 import datetime
 import getpass
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
+from toolbus.cli.common import fail, one_line, output_option, print_json, print_table, with_bus
 from toolbus.confirmations import ConfirmationAnswer, visible
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def list_command(ctx: click.Context, user: str | None, output: str) -> None:
     async def main(bus: ToolBus) -> list[ConfirmationRequest]:
         return await bus.confirmations.pending(user=user)
 
-    found = _with_bus(ctx, main)
+    found = with_bus(ctx, main)
     if output == "json":
         print_json(found)
         return
@@ -62,7 +61,7 @@ def show_command(ctx: click.Context, /, id: str, output: str) -> None:
     async def main(bus: ToolBus) -> ConfirmationRequest:
         return await bus.confirmations.get(await _whole(bus, id))
 
-    found = _with_bus(ctx, main)
+    found = with_bus(ctx, main)
     if output == "json":
         print_json(found)
     else:
@@ -102,7 +101,7 @@ def watch_command(ctx: click.Context, user: str | None, output: str) -> None:
             if user is None or request.user == user:
                 click.echo(msgspec.json.encode(request).decode() if output == "json" else f"{_text(request)}\n")
 
-    _with_bus(ctx, main)
+    with_bus(ctx, main)
 
 
 def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer) -> None:
@@ -111,19 +110,7 @@ def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer) -> None:
         await bus.confirmations.answer(whole, answer)
         return whole
 
-    click.echo(f"{_with_bus(ctx, main)} {'allowed' if answer.allowed else 'denied'}")
-
-
-def _with_bus(ctx: click.Context, main: Callable[[ToolBus], Awaitable[Any]]) -> Any:
-    from toolbus import ToolBus
-
-    settings = settings_of(ctx)
-
-    async def connected() -> Any:
-        async with ToolBus(settings=settings) as bus:
-            return await main(bus)
-
-    return run(connected())
+    click.echo(f"{with_bus(ctx, main)} {'allowed' if answer.allowed else 'denied'}")
 
 
 async def _whole(bus: ToolBus, start: str) -> str:
@@ -146,10 +133,8 @@ def _name(by: str | None) -> str:
 
 def _row(request: ConfirmationRequest) -> tuple[object, ...]:
     now = time.time()
-    question = visible(" ".join(request.question.split()))
-    shown = question if len(question) <= 60 else f"{question[:59]}…"
     names = (visible(request.tool or request.service), visible(request.user))
-    return (request.id, *names, _ago(now - request.asked_at), _ago(request.expires_at - now), shown)
+    return (request.id, *names, _ago(now - request.asked_at), _ago(request.expires_at - now), visible(one_line(request.question, 60)))
 
 
 def _text(request: ConfirmationRequest) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, fail, output_option, print_json, print_table, run, settings_of
+from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, print_table, with_admin
 from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def list_command(ctx: click.Context, service: str | None, limit: int, output: st
         queues = [await admin.queue(service)] if service else await admin.dead_letters.queues()
         return [letter for queue in queues for letter in await admin.dead_letters.newest(queue, limit)]
 
-    found = _with_admin(ctx, main)
+    found = with_admin(ctx, main)
     if output == "json":
         print_json([_summary(letter) for letter in found])
         return
@@ -55,7 +55,7 @@ def show_command(ctx: click.Context, service: str, letter: str) -> None:
     async def main(admin: Admin) -> DeadLetter:
         return await admin.dead_letters.get(await admin.queue(service), letter)
 
-    found = _with_admin(ctx, main)
+    found = with_admin(ctx, main)
     # A request that can't be read is shown as far as it is text.
     original: Any = found.request if found.request is not None else found.document[:4096].decode("utf-8", "backslashreplace")
     print_json({**_summary(found), "request": original})
@@ -65,7 +65,7 @@ def show_command(ctx: click.Context, service: str, letter: str) -> None:
 @click.argument("service")
 @click.argument("letters", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter of the service.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds until the fresh deadline; the request's own if left out.")
+@click.option("--timeout", type=Seconds(), help="Seconds until the fresh deadline; the request's own if left out.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool, timeout: float | None, yes: bool) -> None:
@@ -85,7 +85,7 @@ def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], 
         return await _each(admin, queue, letters, everything, one)
 
     _confirm(letters, everything, yes, f"Run every dead letter of {service!r} again?")
-    _finish(_with_admin(ctx, main))
+    _finish(with_admin(ctx, main))
 
 
 @dead_command.command("drop")
@@ -107,19 +107,7 @@ def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], eve
         return await _each(admin, queue, letters, everything, one)
 
     _confirm(letters, everything, yes, f"Delete every dead letter of {service!r}?")
-    _finish(_with_admin(ctx, main))
-
-
-def _with_admin(ctx: click.Context, main: Callable[[Admin], Awaitable[Any]]) -> Any:
-    from toolbus.broker.admin import Admin
-
-    settings = settings_of(ctx)
-
-    async def connected() -> Any:
-        async with Admin(settings) as admin:
-            return await main(admin)
-
-    return run(connected())
+    _finish(with_admin(ctx, main))
 
 
 async def _each(admin: Admin, queue: str, letters: tuple[str, ...], everything: bool, one: Callable[[str], Awaitable[None]]) -> int:
@@ -162,10 +150,8 @@ def _summary(letter: DeadLetter) -> dict[str, Any]:
 
 def _row(letter: DeadLetter) -> tuple[object, ...]:
     about = _summary(letter)
-    error = " ".join(letter.error.split())
     when = _when(letter).strftime("%Y-%m-%d %H:%M:%S")
-    cut = error if len(error) <= 60 else f"{error[:59]}…"
-    return (letter.id, about["service"], about["tool"], about["user"], when, letter.attempts, letter.reason, cut)
+    return (letter.id, about["service"], about["tool"], about["user"], when, letter.attempts, letter.reason, one_line(letter.error, 60))
 
 
 def _when(letter: DeadLetter) -> datetime.datetime:

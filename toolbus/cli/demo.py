@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 
 import click
 
-from toolbus.cli.common import fail, run
+from toolbus.cli.common import fail
 
 
 @click.command("demo")
@@ -22,7 +23,7 @@ def demo_command() -> None:
         fail(f"the demo needs more packages ({error}): pip install 'toolbus[demo]'")
     started = time.monotonic()
     demo = Demo(lambda line: click.echo(f"{time.monotonic() - started:6.2f} s  {line}"))
-    checks = run(demo.run())
+    checks = asyncio.run(demo.run())
     click.echo("\nchecks")
     for check in checks:
         mark = click.style("held  ", fg="green") if check.held else click.style("BROKEN", fg="red")

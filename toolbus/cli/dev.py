@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -13,8 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from toolbus.cli.common import fail, print_table, settings_of
-from toolbus.results import ToolbusError
+from toolbus.cli.common import fail, print_table, settings_with_server
 from toolbus.settings import PREFIX, Settings
 
 _DEFAULT_PORT = 6379
@@ -34,7 +34,7 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
     """
     import workers
 
-    settings = settings_of(ctx)
+    settings = settings_with_server(ctx)
     with contextlib.ExitStack() as stack:
         _find_server(settings, stack)
         environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in (ctx.find_root().obj or {}).items()}}
@@ -43,7 +43,7 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
         stack.callback(_stop, child)
         with _signals():
             try:
-                _introduce(settings)
+                _introduce(settings, child)
                 code = child.wait()
             except KeyboardInterrupt:
                 click.echo("\nstopping")
@@ -55,11 +55,8 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
 def _embedded(port: int) -> Iterator[None]:
     from toolbus.broker.embedded import EmbeddedServer
 
-    try:
-        server = EmbeddedServer(port)
-        server.start()
-    except ToolbusError as error:
-        fail(str(error))
+    server = EmbeddedServer(port)
+    server.start()
     try:
         yield
     finally:
@@ -78,18 +75,17 @@ def _signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _introduce(settings: object) -> None:
-    import asyncio
-
-    from toolbus import Settings, ToolBus
-
-    if not isinstance(settings, Settings):
-        raise TypeError("settings expected")
+def _introduce(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
+    """Show the tools and how to use them, as soon as they are there; nothing when the worker ends before."""
+    from toolbus import ToolBus
 
     async def main() -> list[tuple[str, str]]:
         async with ToolBus(settings=settings) as bus:
             with bus.tools.subscribe() as changes:
-                await bus.wait_for_tool("calculator", timeout=20)
+                while worker.poll() is None:
+                    with contextlib.suppress(TimeoutError):
+                        await bus.wait_for_tool("calculator", timeout=0.5)
+                        break
                 # The worker registers one service after the other; when none follows, all are there.
                 with contextlib.suppress(TimeoutError):
                     while True:
@@ -97,10 +93,9 @@ def _introduce(settings: object) -> None:
                             await anext(aiter(changes))
             return [(tool.name, tool.description.partition("\n")[0]) for tool in bus.tools.values() if tool.available]
 
-    try:
-        rows = asyncio.run(main())
-    except (ToolbusError, TimeoutError) as error:
-        fail(str(error))
+    rows = asyncio.run(main())
+    if worker.poll() is not None:
+        return
     print_table(("TOOL", "DESCRIPTION"), rows, empty="no tools")
     click.echo(
         "\nTry in another terminal:\n"

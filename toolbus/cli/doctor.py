@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 import click
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
+from toolbus.cli.common import fail, output_option, print_json, print_table, settings_of
 from toolbus.results import BrokerError, ToolbusError
 from toolbus.settings import Settings
 
@@ -28,7 +29,7 @@ class Finding(NamedTuple):
 def doctor_command(ctx: click.Context, output: str) -> None:
     """Check the server, its memory policy, persistence and latency, and say what to mend."""
     settings = settings_of(ctx)
-    findings = run(_examine(settings))
+    findings = asyncio.run(_examine(settings))
     if output == "json":
         print_json([finding._asdict() for finding in findings])
     else:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
+from toolbus.cli.common import fail, output_option, print_json, print_table, settings_of, with_admin, with_bus
 
 if TYPE_CHECKING:
-    from toolbus.settings import Settings
+    from toolbus import ToolBus
+    from toolbus.broker.admin import Admin
     from toolbus.toolkit import ActionView, Toolkit
 
 _file_option = click.option(
@@ -40,7 +41,6 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
       toolbus toolkit load analysis.yaml --revisions revisions/
       toolbus toolkit load data-analysis
     """
-    from toolbus.broker.admin import Admin
     from toolbus.toolkit import load_preset, toolkit_of
     from toolbus.toolkit.live import MAX_PUBLISHED
     from toolbus.toolkit.scoring import with_scores
@@ -62,13 +62,12 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
     document = msgspec.json.encode(preset)
     if len(document) > MAX_PUBLISHED:
         fail(f"the preset has {len(document):,} bytes, and {MAX_PUBLISHED:,} can be published: publish it in parts")
-    settings = settings_of(ctx)
+    owner = settings_of(ctx).owner or "operator"
 
-    async def main() -> None:
-        async with Admin(settings) as admin:
-            await admin.put(f"toolkit/{preset.name}", document, settings.owner or "operator")
+    async def main(admin: Admin) -> None:
+        await admin.put(f"toolkit/{preset.name}", document, owner)
 
-    run(main())
+    with_admin(ctx, main)
     click.echo(f"published toolkit/{preset.name}: {counts}")
 
 
@@ -109,9 +108,12 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
     """
     from toolbus.toolkit.items import kind_of
 
-    graph = _graph(settings_of(ctx), file)
-    wanted = {edge for edge in graph.edges() if not actions or not {*actions}.isdisjoint(edge)}
-    rows = [(u, kind_of(graph.item(u)), v, kind_of(graph.item(v)), graph.get_score(u, v)) for u, v in graph.edges() if (u, v) in wanted]
+    graph = _graph(ctx, file)
+    for action in actions:
+        if not graph.has_vertex(action):
+            fail(f"there is no action {action!r} in the graph; without --action all of it is listed")
+    edges = [edge for edge in graph.edges() if not actions or not {*actions}.isdisjoint(edge)]
+    rows = [(u, kind_of(graph.item(u)), v, kind_of(graph.item(v)), graph.get_score(u, v)) for u, v in edges]
     if output == "json":
         keys = ("from", "from_kind", "to", "to_kind", "score")
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
@@ -142,9 +144,14 @@ def recommend_command(
       toolbus toolkit recommend query --hops 1
       toolbus toolkit recommend "count the orders of March"
     """
-    view = run(_recommended(settings_of(ctx), start, file, threshold, hops))
+
+    async def main(bus: ToolBus) -> ActionView:
+        return _recommended(bus, start, file, threshold, hops)
+
+    view = with_bus(ctx, main)
+    nothing = f"nothing fits {' '.join(start)!r}"
     if prompt:
-        click.echo(view.prompt())
+        click.echo(view.prompt() if view.actions else nothing, err=not view.actions)
         return
     rows = [
         ("action", action.id, action.name, _score(view, action.id), "start" if action.id in view.starts else "") for action in view.actions
@@ -155,7 +162,7 @@ def recommend_command(
     if output == "json":
         print_json([dict(zip(("kind", "id", "name", "score", "state"), row, strict=True)) for row in rows])
         return
-    print_table(("KIND", "ID", "NAME", "SCORE", ""), rows, empty=f"nothing fits {' '.join(start)!r}")
+    print_table(("KIND", "ID", "NAME", "SCORE", ""), rows, empty=nothing)
 
 
 @click.command("draw")
@@ -178,7 +185,7 @@ def draw_command(
     """
     from toolbus.toolkit import recommend_subgraph
 
-    graph = _graph(settings_of(ctx), file)
+    graph = _graph(ctx, file)
     if starts:
         graph = recommend_subgraph(graph, starts, threshold, hops)
     if not graph.vertices():
@@ -211,7 +218,7 @@ def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
     from toolbus.toolkit.export import dot, graphml
     from toolbus.toolkit.scoring import scores_of
 
-    graph = _graph(settings_of(ctx), file)
+    graph = _graph(ctx, file)
     if form == "scores":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(scores_of(graph))) + b"\n")
     else:
@@ -235,33 +242,31 @@ def schema_command() -> None:
 COMMANDS = (load_command, presets_command, show_command, recommend_command, draw_command, export_command, schema_command)
 
 
-def _graph(settings: Settings, file: Path | None) -> Toolkit:
+def _graph(ctx: click.Context, file: Path | None) -> Toolkit:
     """The graph of a file, or the published one."""
-    from toolbus.broker.admin import Admin
-    from toolbus.toolkit import load_preset, toolkit_of
     from toolbus.toolkit.live import merged
-    from toolbus.toolkit.shipped import find_preset
 
     if file is not None:
-        return toolkit_of(load_preset(find_preset(file)))
+        return _read(file)
 
-    async def main() -> dict[str, bytes]:
-        async with Admin(settings) as admin:
-            return await admin.items("toolkit/")
+    async def main(admin: Admin) -> dict[str, bytes]:
+        return await admin.items("toolkit/")
 
-    return merged({key.removeprefix("toolkit/"): document for key, document in run(main()).items()})
+    return merged({key.removeprefix("toolkit/"): document for key, document in with_admin(ctx, main).items()})
 
 
-async def _recommended(settings: Settings, start: tuple[str, ...], file: Path | None, threshold: float, hops: int) -> ActionView:
-    from toolbus import ToolBus
-    from toolbus.toolkit import load_preset, toolkit_of
+def _recommended(bus: ToolBus, start: tuple[str, ...], file: Path | None, threshold: float, hops: int) -> ActionView:
     from toolbus.toolkit.live import published, starts_of
+
+    graph = published(bus.tools.catalogue) if file is None else _read(file)
+    return bus.tools.for_actions(starts_of(graph, start), threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
+
+
+def _read(file: Path) -> Toolkit:
+    from toolbus.toolkit import load_preset, toolkit_of
     from toolbus.toolkit.shipped import find_preset
 
-    async with ToolBus(settings=settings) as bus:
-        graph = published(bus.tools.catalogue) if file is None else toolkit_of(load_preset(find_preset(file)))
-        starts = starts_of(graph, start)
-        return bus.tools.for_actions(starts, threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
+    return toolkit_of(load_preset(find_preset(file)))
 
 
 def _score(view: ActionView, vertex: str) -> Any:

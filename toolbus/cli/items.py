@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from toolbus.cli.common import fail, print_json, print_table, run, settings_of
+from toolbus.cli.common import fail, output_option, print_json, print_table, with_admin
+
+if TYPE_CHECKING:
+    from toolbus.broker.admin import Admin
 
 
 @click.command("put")
@@ -27,16 +30,12 @@ def put_command(ctx: click.Context, key: str, file: str) -> None:
       echo '{"type": "tool-service", "name": "tell-haiku", "description": "Tell a haiku",
              "service": "joke-service", "style": "limerick"}' | toolbus put tool/tell-haiku
     """
-    from toolbus.broker.admin import Admin
-
     document = _read(key, file)
-    settings = settings_of(ctx)
 
-    async def main() -> None:
-        async with Admin(settings) as admin:
-            await admin.put(key, document)
+    async def main(admin: Admin) -> None:
+        await admin.put(key, document)
 
-    run(main())
+    with_admin(ctx, main)
     click.echo(f"stored {key}")
 
 
@@ -45,15 +44,11 @@ def put_command(ctx: click.Context, key: str, file: str) -> None:
 @click.pass_context
 def get_command(ctx: click.Context, key: str) -> None:
     """Print a static descriptor as JSON."""
-    from toolbus.broker.admin import Admin
 
-    settings = settings_of(ctx)
+    async def main(admin: Admin) -> bytes | None:
+        return await admin.item(key)
 
-    async def main() -> bytes | None:
-        async with Admin(settings) as admin:
-            return await admin.item(key)
-
-    document = run(main())
+    document = with_admin(ctx, main)
     if document is None:
         fail(f"there is no static descriptor {key!r}; `toolbus list` shows them, `toolbus describe` shows self-published ones")
     print_json(msgspec.Raw(document))
@@ -61,23 +56,23 @@ def get_command(ctx: click.Context, key: str) -> None:
 
 @click.command("list")
 @click.argument("prefix", default="")
+@output_option
 @click.pass_context
-def list_command(ctx: click.Context, prefix: str) -> None:
+def list_command(ctx: click.Context, prefix: str, output: str) -> None:
     """List static descriptors whose key starts with PREFIX.
 
     \b
     Example:
       toolbus list tool/
     """
-    from toolbus.broker.admin import Admin
 
-    settings = settings_of(ctx)
+    async def main(admin: Admin) -> dict[str, bytes]:
+        return await admin.items(prefix)
 
-    async def main() -> dict[str, bytes]:
-        async with Admin(settings) as admin:
-            return await admin.items(prefix)
-
-    found = run(main())
+    found = with_admin(ctx, main)
+    if output == "json":
+        print_json([{"key": key, "bytes": len(document)} for key, document in found.items()])
+        return
     print_table(("KEY", "BYTES"), [(key, len(document)) for key, document in found.items()], empty="no static descriptors")
 
 
@@ -93,22 +88,17 @@ def rm_command(ctx: click.Context, key: str, force: bool) -> None:
       toolbus rm tool/tell-haiku
       toolbus rm --force tool-service/joke-service
     """
-    from toolbus.broker.admin import Admin
 
-    settings = settings_of(ctx)
+    async def main(admin: Admin) -> bool:
+        return await admin.delete(key) or (force and await admin.transfer(key))
 
-    async def main() -> bool:
-        async with Admin(settings) as admin:
-            return await admin.delete(key) or (force and await admin.transfer(key))
-
-    if not run(main()):
+    if not with_admin(ctx, main):
         fail(f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
     click.echo(f"removed {key}")
 
 
 def _read(key: str, file: str) -> bytes:
     from toolbus.descriptors import parse_service, parse_tool
-    from toolbus.results import DescriptorError
     from toolbus.schema import mended_document
 
     kind, _, name = key.partition("/")
@@ -129,8 +119,6 @@ def _read(key: str, file: str) -> bytes:
         fail(f"can't read {file!r}: {error.strerror}")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         fail(f"the descriptor is not a JSON object: {error}")
-    except DescriptorError as error:
-        fail(str(error))
     if found != name:
         fail(f"the descriptor names {found!r}, the key {name!r}")
     return msgspec.json.encode(document)

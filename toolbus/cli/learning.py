@@ -10,7 +10,6 @@ import click
 import msgspec
 
 from toolbus.cli.common import fail, output_option, print_json, print_table
-from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
     from toolbus.toolkit.learning.evaluate import Comparison, Evaluation, Standing
@@ -72,14 +71,13 @@ def learn_command(
     from toolbus.toolkit.learning.learn import learn
     from toolbus.toolkit.learning.revisions import Revisions, changed, digest
 
-    with _Errors():
-        parameters = _parameters_of(given)
-        static, _, logged = _inputs(scores_file, log_file, skip_corrupt)
-        learned = learn(static, logged, parameters)
-        revisions = Revisions(folder)
-        current = revisions.current()
-        changes = changed(static if current is None else current.scores, static, learned)
-        made = None if dry_run else revisions.add(static, learned, digest(logged), parameters)
+    parameters = _parameters_of(given)
+    static, _, logged = _inputs(scores_file, log_file, skip_corrupt)
+    learned = learn(static, logged, parameters)
+    revisions = Revisions(folder)
+    current = revisions.current()
+    changes = changed(static if current is None else current.scores, static, learned)
+    made = None if dry_run else revisions.add(static, learned, digest(logged), parameters)
     if output == "json":
         print_json({"revision": None if made is None else made.id, **_plain(learned), "changes": msgspec.to_builtins(changes)})
         return
@@ -135,16 +133,15 @@ def evaluate_command(
     from toolbus.toolkit.learning.evidence import episodes as episodes_of
     from toolbus.toolkit.learning.generated import World, generate
 
-    with _Errors():
-        parameters = _parameters_of(given)
-        if generated or noise:
-            if scores_file or log_file:
-                raise click.UsageError("--generated makes its own scores and log; leave out --scores and --log")
-            made = generate(World(seed=seed, episodes=episodes, wrong=wrong, noise=noise))
-            static, texts, logged = made.static, made.texts, episodes_of(made.executions)
-        else:
-            static, texts, logged = _inputs(scores_file, log_file, skip_corrupt)
-        found = evaluate(static, texts, logged, parameters, Options(held_out=held_out, threshold=threshold, seed=seed))
+    parameters = _parameters_of(given)
+    if generated or noise:
+        if scores_file or log_file:
+            raise click.UsageError("--generated makes its own scores and log; leave out --scores and --log")
+        made = generate(World(seed=seed, episodes=episodes, wrong=wrong, noise=noise))
+        static, texts, logged = made.static, made.texts, episodes_of(made.executions)
+    else:
+        static, texts, logged = _inputs(scores_file, log_file, skip_corrupt)
+    found = evaluate(static, texts, logged, parameters, Options(held_out=held_out, threshold=threshold, seed=seed))
     if output == "json":
         print_json({**msgspec.to_builtins(msgspec.structs.asdict(found) | {"learned": None}), "learned": _plain(found.learned)})
         return
@@ -165,13 +162,12 @@ def revisions_command(revision: str | None, folder: Path, output: str) -> None:
     """
     from toolbus.toolkit.learning.revisions import Revisions
 
-    with _Errors():
-        revisions = Revisions(folder)
-        current = revisions.current()
-        if revision is not None:
-            _print_revision(revisions.get(revision), output)
-            return
-        found = [revisions.get(each) for each in revisions.ids()]
+    revisions = Revisions(folder)
+    current = revisions.current()
+    if revision is not None:
+        _print_revision(revisions.get(revision), output)
+        return
+    found = [revisions.get(each) for each in revisions.ids()]
     now = "" if current is None else current.id
     if output == "json":
         print_json([{**_heading(each), "current": each.id == now} for each in found])
@@ -195,13 +191,12 @@ def diff_command(old: str | None, new: str | None, folder: Path, output: str) ->
     """
     from toolbus.toolkit.learning.revisions import Revisions, difference
 
-    with _Errors():
-        revisions = Revisions(folder)
-        after = revisions.get(new) if new is not None else _current(revisions.current(), folder)
-        if old is None and not after.parent:
-            fail(f"{after.id} is the first revision; name the one to compare it with")
-        before = revisions.get(old or after.parent)
-        found = difference(before.scores, after.scores)
+    revisions = Revisions(folder)
+    after = revisions.get(new) if new is not None else _current(revisions.current(), folder)
+    if old is None and not after.parent:
+        fail(f"{after.id} is the first revision; name the one to compare it with")
+    before = revisions.get(old or after.parent)
+    found = difference(before.scores, after.scores)
     if output == "json":
         print_json({"old": before.id, "new": after.id, "differences": msgspec.to_builtins(found)})
         return
@@ -222,12 +217,11 @@ def rollback_command(revision: str | None, folder: Path) -> None:
     """
     from toolbus.toolkit.learning.revisions import Revisions, difference
 
-    with _Errors():
-        left, back = Revisions(folder).roll_back(revision or "")
-        if left is None:
-            click.echo(f"revision {back.id} is current")
-            return
-        count = len(difference(left.scores, back.scores))
+    left, back = Revisions(folder).roll_back(revision or "")
+    if left is None:
+        click.echo(f"revision {back.id} is current")
+        return
+    count = len(difference(left.scores, back.scores))
     click.echo(f"revision {back.id} is current (before: {left.id}); {count} {'score is another' if count == 1 else 'scores are others'}")
 
 
@@ -244,7 +238,7 @@ def convert_command(source: Path, target: Path, skip_corrupt: bool) -> None:
     """
     from toolbus.toolkit.learning.stores import copy, open_store
 
-    with _Errors(), open_store(source, must_exist=True) as before, open_store(target) as after:
+    with open_store(source, must_exist=True) as before, open_store(target) as after:
         problems = _Problems(skip_corrupt)
         added = copy(before, after, problems.callback)
         problems.report()
@@ -262,17 +256,6 @@ COMMANDS: tuple[click.Command, ...] = (
 
 
 # -- what goes in ------------------------------------------------------------------------------------
-
-
-class _Errors:
-    """Our errors become one line."""
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ToolbusError):
-            fail(str(error))
 
 
 class _Problems:

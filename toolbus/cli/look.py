@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, run, settings_of
+from toolbus.cli.common import fail, one_line, output_option, print_json, print_table, with_admin, with_bus
 from toolbus.client.formats import FORMATS, Format
 from toolbus.settings import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from toolbus import ToolBus
+    from toolbus.broker.admin import Admin, ServiceOverview
 
 
 @click.command("tools")
@@ -35,26 +39,25 @@ def tools_command(
       toolbus tools --category text
       toolbus tools --format openai --strict
     """
-    from toolbus import ToolBus
+    if strict and wanted is None:
+        raise click.UsageError("--strict says how --format is done; give both")
 
-    settings = settings_of(ctx)
+    async def main(bus: ToolBus) -> list[Any]:
+        view = bus.tools.filter(groups=groups or None, categories=categories or None)
+        if wanted is not None:
+            return view.definitions(wanted, strict=strict)
+        return [tool for tool in view.values() if tool.available or everything]
 
-    async def main() -> list[Any]:
-        async with ToolBus(settings=settings) as bus:
-            view = bus.tools.filter(groups=groups or None, categories=categories or None)
-            if wanted is not None:
-                return view.definitions(wanted, strict=strict)
-            return [tool for tool in view.values() if tool.available or everything]
-
-    found = run(main())
+    found = with_bus(ctx, main)
     if wanted is not None:
         print_json(found)
         return
     if output == "json":
         print_json([_tool(tool) for tool in found])
         return
-    rows = [(t.name, t.service, "yes" if t.available else "no", _short(t.description)) for t in found]
-    print_table(("TOOL", "SERVICE", "LIVE", "DESCRIPTION"), rows, empty="no tools; start a worker: toolbus worker FILE.py")
+    rows = [(t.name, t.service, "yes" if t.available else "no", one_line(t.description.partition("\n")[0], 70)) for t in found]
+    nothing = "no tools of these groups and categories" if groups or categories else "no tools; start a worker: toolbus worker FILE.py"
+    print_table(("TOOL", "SERVICE", "LIVE", "DESCRIPTION"), rows, empty=nothing)
 
 
 @click.command("services")
@@ -67,15 +70,11 @@ def services_command(ctx: click.Context, output: str) -> None:
     Example:
       toolbus services --output json
     """
-    from toolbus.broker.admin import Admin, ServiceOverview
 
-    settings = settings_of(ctx)
+    async def main(admin: Admin) -> list[ServiceOverview]:
+        return await admin.services()
 
-    async def main() -> list[ServiceOverview]:
-        async with Admin(settings) as admin:
-            return await admin.services()
-
-    found = run(main())
+    found = with_admin(ctx, main)
     if output == "json":
         print_json(
             [
@@ -124,22 +123,17 @@ def describe_command(ctx: click.Context, name: str) -> None:
     """
     import msgspec
 
-    from toolbus import ToolBus
+    async def main(bus: ToolBus) -> dict[str, Any]:
+        if name in bus.tools:
+            return _tool(bus.tools[name])
+        record = bus.services.get(name)
+        if record is not None:
+            described: dict[str, Any] = msgspec.to_builtins(record)
+            return described
+        near = bus.near(name)
+        return fail(f"there is no tool or service {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
 
-    settings = settings_of(ctx)
-
-    async def main() -> dict[str, Any]:
-        async with ToolBus(settings=settings) as bus:
-            if name in bus.tools:
-                return _tool(bus.tools[name])
-            record = bus.services.get(name)
-            if record is not None:
-                described: dict[str, Any] = msgspec.to_builtins(record)
-                return described
-            near = bus.near(name)
-            return fail(f"there is no tool or service {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
-
-    print_json(run(main()))
+    print_json(with_bus(ctx, main))
 
 
 @click.command("settings")
@@ -149,7 +143,6 @@ def settings_command(ctx: click.Context, output: str) -> None:
     """Show each setting, its value, and where the value comes from."""
     from toolbus.broker.connection import redact
 
-    settings_of(ctx)
     found = {
         name: (redact(str(value)) if name == "url" else value, source)
         for name, (value, source) in Settings.sources(**(ctx.find_root().obj or {})).items()
@@ -165,8 +158,3 @@ def _tool(tool: Any) -> dict[str, Any]:
     from toolbus.descriptors import tool_document
 
     return {**tool_document(tool.descriptor), "available": tool.available, "owner": tool.owner, "digest": tool.digest}
-
-
-def _short(text: str) -> str:
-    line = text.partition("\n")[0]
-    return line if len(line) <= 70 else f"{line[:69]}…"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from toolbus.cli.common import fail, run, settings_of
+from toolbus.cli.common import fail, with_admin
+
+if TYPE_CHECKING:
+    from toolbus.broker.admin import Admin
 
 
 @click.command("pause")
@@ -12,17 +17,12 @@ from toolbus.cli.common import fail, run, settings_of
 @click.pass_context
 def pause_command(ctx: click.Context, service: str) -> None:
     """Make a service's workers stop taking requests. What runs goes on, what comes waits in the queue."""
-    from toolbus.broker.admin import Admin
 
-    settings = settings_of(ctx)
+    async def main(admin: Admin) -> None:
+        await _must_be_known(admin, service)
+        await admin.pause(service)
 
-    async def main() -> None:
-        async with Admin(settings) as admin:
-            if service not in {each.publication.service.id for each in await admin.services()}:
-                fail(f"there is no service {service!r}; `toolbus services` lists them")
-            await admin.pause(service)
-
-    run(main())
+    with_admin(ctx, main)
     click.echo(f"paused {service}")
 
 
@@ -31,16 +31,14 @@ def pause_command(ctx: click.Context, service: str) -> None:
 @click.pass_context
 def resume_command(ctx: click.Context, service: str) -> None:
     """Let a paused service's workers take requests again."""
-    from toolbus.broker.admin import Admin
 
-    settings = settings_of(ctx)
+    async def main(admin: Admin) -> bool:
+        lifted = await admin.resume(service)
+        if not lifted:
+            await _must_be_known(admin, service)
+        return lifted
 
-    async def main() -> None:
-        async with Admin(settings) as admin:
-            await admin.resume(service)
-
-    run(main())
-    click.echo(f"resumed {service}")
+    click.echo(f"resumed {service}" if with_admin(ctx, main) else f"{service} was not paused")
 
 
 @click.command("purge")
@@ -49,14 +47,18 @@ def resume_command(ctx: click.Context, service: str) -> None:
 @click.pass_context
 def purge_command(ctx: click.Context, service: str, yes: bool) -> None:
     """Remove the requests that wait for a service. Their callers get a `cancelled` error; what runs goes on."""
-    from toolbus.broker.admin import Admin
-
-    settings = settings_of(ctx)
     if not yes:
         click.confirm(f"Remove every request that waits for {service!r}?", abort=True)
 
-    async def main() -> int:
-        async with Admin(settings) as admin:
-            return await admin.purge(service)
+    async def main(admin: Admin) -> int:
+        removed = await admin.purge(service)
+        if not removed:
+            await _must_be_known(admin, service)
+        return removed
 
-    click.echo(f"purged {run(main())} requests of {service}")
+    click.echo(f"purged {with_admin(ctx, main)} requests of {service}")
+
+
+async def _must_be_known(admin: Admin, service: str) -> None:
+    if service not in {each.publication.service.id for each in await admin.services()}:
+        fail(f"there is no service {service!r}; `toolbus services` lists them")

@@ -8,19 +8,16 @@ import click
 
 from toolbus.cli import graph, learning
 from toolbus.cli.common import fail
-from toolbus.results import ToolbusError
 
 
 class _Toolkit(click.Group):
-    """Commands whose mistakes are told in one line."""
+    """Commands that need packages of an extra."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
+        """Run a command; says what to install when a package is missing."""
         try:
             return super().invoke(ctx)
-        except ToolbusError as error:
-            fail(str(error))
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             fail(f"the toolkit needs {error.name}: pip install 'toolbus[toolkit]'")
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from toolbus.cli.common import output_option, print_json, print_table, run, settings_of
+from toolbus.cli.common import output_option, print_json, print_table, with_admin
 
 if TYPE_CHECKING:
+    from toolbus.broker.admin import Admin
     from toolbus.broker.protocols import Usage
 
 
@@ -28,15 +29,11 @@ def usage_command(ctx: click.Context, days: int, users: tuple[str, ...], tools: 
     Example:
       toolbus usage --days 7 --user alice
     """
-    from toolbus.broker.admin import Admin
 
-    settings = settings_of(ctx)
+    async def main(admin: Admin) -> list[Usage]:
+        return await admin.tallies.usage(days)
 
-    async def main() -> list[Usage]:
-        async with Admin(settings) as admin:
-            return await admin.tallies.usage(days)
-
-    found = [each for each in run(main()) if (not users or each.user in users) and (not tools or each.tool in tools)]
+    found = [each for each in with_admin(ctx, main) if (not users or each.user in users) and (not tools or each.tool in tools)]
     if output == "json":
         print_json(msgspec.to_builtins(found))
         return

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from toolbus.cli.common import fail, settings_of
-from toolbus.results import ToolbusError
+from toolbus.cli.common import reason, settings_with_server
+from toolbus.results import ConfigurationError, ToolbusError
 from toolbus.settings import PREFIX, Settings
 
 
@@ -55,21 +55,17 @@ def worker_command(
     """
     from toolbus import telemetry
 
-    settings = settings_of(ctx, concurrency=concurrency, grace=grace, lease=lease)
+    probes = {"--health-file": health_file, "--health-port": health_port}
+    extra = [word for option, value in probes.items() if value is not None for word in (option, str(value))]
+    if extra and processes > 1:
+        raise click.UsageError("--health-file and --health-port are for one process; leave --processes out")
+    extra += [word for each in around for word in ("--middleware", each)]
+    settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
     telemetry.configure_logging(settings.log_level, settings.log_format)
-    try:
-        if processes > 1 or reload:
-            health = [] if health_file is None else ["--health-file", str(health_file)]
-            extra = [*health, *(word for each in around for word in ("--middleware", each))]
-            if health and processes > 1:
-                fail("--health-file is for one process; use --processes 1")
-            code = run_loop(lambda: _supervise(settings, targets, processes, reload=reload, extra=extra, ctx=ctx))
-        else:
-            code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline))
-    except ToolbusError as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        code = 130
+    if processes > 1 or reload:
+        code = run_loop(lambda: _supervise(settings, targets, processes, reload=reload, extra=extra, ctx=ctx))
+    else:
+        code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline))
     sys.exit(code)
 
 
@@ -105,22 +101,27 @@ async def _work(
         async with asyncio.TaskGroup() as tasks:
             probes = []
             if health_file is not None:
-                probes.append(tasks.create_task(keep_file(worker, health_file)))
+                probes.append(tasks.create_task(_probe("--health-file", keep_file(worker, health_file))))
             if health_port is not None:
-                probes.append(tasks.create_task(serve_port(worker, health_port)))
+                probes.append(tasks.create_task(_probe("--health-port", serve_port(worker, health_port))))
             await worker.run()
             for probe in probes:
                 probe.cancel()
     except* ToolbusError as group:
         raise group.exceptions[0] from None
-    except* OSError as group:
-        fail(f"the health port can't be served: {group.exceptions[0]}")
     if worker.stuck:
         # A thread can't be stopped; its call was given up, and it must not hold the process.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
     return 0
+
+
+async def _probe(option: str, kept: Coroutine[Any, Any, None]) -> None:
+    try:
+        await kept
+    except OSError as error:
+        raise ConfigurationError(f"{option} can't be kept: {reason(error)}") from None
 
 
 async def _supervise(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import msgspec
 
 from toolbus.client.tool import Tool as BusTool
 from toolbus.collecting import without_collection
-from toolbus.results import ToolkitError
+from toolbus.results import ConfigurationError, ToolkitError
 from toolbus.toolkit.chain import add_chain
 from toolbus.toolkit.checks import problems, target_of
 from toolbus.toolkit.entries import Preset, ToolEntry
@@ -19,6 +18,7 @@ from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.places import Source
 from toolbus.toolkit.service import ToolkitService
+from toolbus.worker.modules import import_module
 
 MAX_BYTES = 32 * 1024 * 1024
 
@@ -130,8 +130,8 @@ def _tool(entry: ToolEntry) -> Tool:
         return Tool(entry.id, name, entry.description, entry.parameters, bus_name=entry.bus or name)
     module, _, attribute = entry.function.partition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        function = getattr(import_module(module), attribute)
+    except (ConfigurationError, AttributeError) as error:
         raise ToolkitError(f"the function {entry.function!r} of the tool {entry.id!r} can't be imported: {error}") from None
     if not callable(function):
         raise ToolkitError(f"{entry.function!r} of the tool {entry.id!r} is not a function")

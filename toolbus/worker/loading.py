@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -19,8 +20,10 @@ def load(target: str) -> object:
 
     :raises ConfigurationError: it can't be found or imported; names the line that failed.
     """
-    place, _, name = target.partition(":")
-    module = _from_path(Path(place)) if place.endswith(".py") or "/" in place else _from_name(place)
+    place, colon, name = target.partition(":")
+    if not place or (colon and not name):
+        raise ConfigurationError(f"{target!r} is no target: give a path (jokes.py, mytools/), a module, or module:name")
+    module = _from_path(Path(place)) if _is_path(place) else _from_name(place)
     if not name:
         return module
     found: object = module
@@ -37,13 +40,18 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
     for target in targets:
         place = target.partition(":")[0]
         path = Path(place)
-        if path.suffix == ".py" or "/" in place:
+        if _is_path(place):
             found.add(path.resolve() if path.is_dir() else path.resolve().parent)
             continue
-        spec = importlib.util.find_spec(place)
-        if spec is not None and spec.origin:
-            found.add(Path(spec.origin).parent)
+        with contextlib.suppress(ImportError, ValueError):  # what isn't there is told when it is loaded
+            spec = importlib.util.find_spec(place)
+            if spec is not None and spec.origin:
+                found.add(Path(spec.origin).parent)
     return sorted(found)
+
+
+def _is_path(place: str) -> bool:
+    return place.endswith(".py") or "/" in place or place in {".", ".."}
 
 
 def _from_path(path: Path) -> ModuleType:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from toolbus import telemetry
 from toolbus.results import ConfigurationError
@@ -85,18 +85,7 @@ class JsonlStore:
                 raise ConfigurationError(f"{self.path} can't be read: {error.strerror or error}") from None
         try:
             for name, file in zip(names, opened, strict=True):
-                number = 0
-                while line := file.readline(MAX_RECORD + 2):
-                    number += 1
-                    if not line.endswith(b"\n"):
-                        if len(line) < MAX_RECORD + 2:
-                            telemetry.log.warning("executions.torn_line", file=str(name), line=number)
-                            break
-                        while line and not line.endswith(b"\n"):  # the rest of a line that is too long
-                            line = file.readline(MAX_RECORD)
-                        found: Execution | RecordError = RecordError(f"{name}:{number}", f"the record is longer than {MAX_RECORD} bytes")
-                    else:
-                        found = _decoded(line[:-1], f"{name}:{number}")
+                for found in _records(name, file):
                     if isinstance(found, RecordError):
                         if on_bad is None:
                             raise found
@@ -150,6 +139,22 @@ def _whole(file: int, end: int) -> int:
             return start + found + 1
         position = start
     return 0
+
+
+def _records(name: Path, file: BinaryIO) -> Iterator[Execution | RecordError]:
+    """What each line holds, or why it can't be read; a last line that was cut off holds nothing."""
+    number = 0
+    while line := file.readline(MAX_RECORD + 2):
+        number += 1
+        if line.endswith(b"\n"):
+            yield _decoded(line[:-1], f"{name}:{number}")
+        elif len(line) < MAX_RECORD + 2:
+            telemetry.log.warning("executions.torn_line", file=str(name), line=number)
+            return  # a writer may be adding the rest of it
+        else:
+            while line and not line.endswith(b"\n"):  # the rest of a line that is too long
+                line = file.readline(MAX_RECORD)
+            yield RecordError(f"{name}:{number}", f"the record is longer than {MAX_RECORD} bytes")
 
 
 def _decoded(line: bytes, place: str) -> Execution | RecordError:

@@ -242,7 +242,8 @@ class Isolation:
         except _Lost:
             self._kill(child)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(child.died), _DIES_WITHIN)
+                async with asyncio.timeout(_DIES_WITHIN):
+                    await asyncio.shield(child.died)
             raise _death(child, made, began=began) from None
         finally:
             if fit and child.calls < _MOST_CALLS and not child.died.done():
