@@ -28,7 +28,8 @@ from tests.chaos.history import (
     read,
 )
 from tests.chaos.options import Options
-from tests.chaos.oracle import Violation, expected, judge
+from tests.chaos.oracle import Violation, judge
+from tests.chaos.oracle.outputs import expected
 from tests.chaos.plan import Planned, babble, inner, plan, story
 from tests.chaos.report import recoveries, report, text
 

@@ -1,0 +1,48 @@
+"""Rules about runs of handlers: how many there are, and how long they last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.chaos.history import Hit, Left
+from tests.chaos.oracle.case import MARGIN, Case, Violation
+from tests.chaos.plan import inner
+
+
+def executions(case: Case) -> Iterator[Violation]:
+    """Deliveries are bounded, and work that is once is done once."""
+    for key, begun in case.begun.items():
+        planned = case.planned.get(key.removesuffix(inner("")))
+        if planned is None:
+            yield Violation("executions", "a handler ran for a call that nobody planned", key)
+            continue
+        # Each recreated group counts deliveries anew.
+        fresh = sum(
+            begun[0].at - MARGIN < hit.at < begun[-1].at for hit in case.history.of(Hit) if hit.kind in {"group-destroy", "flushall"}
+        )
+        limit = case.options.max_deliveries * (1 + fresh)
+        # Each execution of a nested call makes a call of its own.
+        limit *= limit if key != planned.key else 1
+        if len(begun) > limit:
+            yield Violation("executions", f"the handler began {len(begun)} times, more than {limit}", key)
+        if planned.tool == "pay" and len(begun) > 1:
+            told = ", ".join(f"attempt {record.attempt} in {record.pid} at {record.at:.3f}" for record in begun)
+            yield Violation("executions", f"once work began {len(begun)} times: {told}", key)
+
+
+def lifetimes(case: Case) -> Iterator[Violation]:
+    """No execution goes on when every call has ended, nor much longer than its call's time."""
+    left = {(record.key, record.pid, record.attempt): record for record in case.history.of(Left)}
+    quiet = case.states.get("quiet")
+    for key, records in case.begun.items():
+        planned = case.planned.get(key.removesuffix(inner("")))
+        for begun in records:
+            end = left.get((key, begun.pid, begun.attempt))
+            gone = case.exits.get(begun.pid)
+            over = end.at if end is not None else gone.at if gone is not None else float("inf")
+            if quiet is not None and over > quiet.at and begun.at < quiet.at:
+                yield Violation(
+                    "executions", f"attempt {begun.attempt} still runs in process {begun.pid} although every call has ended", key
+                )
+            elif planned is not None and end is not None and over - begun.at > planned.timeout + MARGIN + 2 * case.options.lease:
+                yield Violation("executions", f"attempt {begun.attempt} ran for {over - begun.at:.1f} s of {planned.timeout:g} s", key)
