@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from tests.chaos.history import Agent, Counted, Ended, Issued, Journal
+from tests.chaos.history import Agent, Counted, Ended, Issued, Journal, read
 from tests.chaos.nursery import Order
 from tests.chaos.plan import POISON, Planned, plan
 from toolbus import BrokerError, Call, Finished, Reset, Text, ToolBus, ToolResult, telemetry
 from toolbus import Started as CallStarted
+from toolbus.options import CallOptions
 
 _COUNT_EVERY = 2.0
 
@@ -26,11 +27,17 @@ def main(order: Order) -> None:
 
 
 def calls_of(order: Order) -> list[Planned]:
-    """The calls that are still this agent's to make."""
+    """The calls that are still this agent's to make: those that its predecessors did not make, or can be found again and had not ended."""
     options = order.options
-    done = set(order.done)
     everything = plan(options.seed, options.calls, options.agents, poisoned=options.poisoned, timeout=options.timeout, lease=options.lease)
-    return [call for call in everything if call.agent == order.index and call.key not in done]
+    made: set[str] = set()
+    ended: set[str] = set()
+    for record in read(Path(order.history), f"agent-{order.index}-*"):
+        if isinstance(record, Issued):
+            made.add(record.key)
+        elif isinstance(record, Ended):
+            ended.add(record.key)
+    return [call for call in everything if call.agent == order.index and call.key not in (ended if call.shares else made)]
 
 
 async def _live(order: Order) -> None:
@@ -58,14 +65,19 @@ async def _live(order: Order) -> None:
 
 async def _make_calls(order: Order, journal: Journal, bus: ToolBus) -> None:
     slots = asyncio.Semaphore(order.options.in_flight)
+    mine = await asyncio.to_thread(calls_of, order)
+    made: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as tasks:
-        for call in calls_of(order):
+        for call in mine:
             wait = order.start + call.due * order.options.seconds - time.monotonic()
             if wait > 0:
                 await asyncio.sleep(wait)
             await slots.acquire()
-            task = tasks.create_task(_make(journal, bus, call))
+            # What it follows was begun before it, so that it waits in its slot for something that has one.
+            task = tasks.create_task(_make(journal, bus, call, after=made.pop(call.follows, None)))
             task.add_done_callback(lambda _: slots.release())
+            if call.shares:
+                made[call.key] = task
 
 
 async def _count(journal: Journal, bus: ToolBus) -> None:
@@ -74,14 +86,18 @@ async def _count(journal: Journal, bus: ToolBus) -> None:
         journal.write(Counted(time.monotonic(), bus.agent, bus.statistics()["malformed"]))
 
 
-async def _make(journal: Journal, bus: ToolBus, planned: Planned) -> None:
+async def _make(journal: Journal, bus: ToolBus, planned: Planned, *, after: asyncio.Task[None] | None) -> None:
+    if after is not None:
+        await after
     journal.write(Issued(time.monotonic(), planned.key, os.getpid()))
     began = time.monotonic()
+    options: CallOptions = {"user": "chaos", "timeout": planned.timeout, "wait": True}
+    if planned.shares:
+        options["idempotency_key"] = planned.shares
     if planned.streaming:
-        call = bus.stream(planned.tool, planned.arguments, user="chaos", timeout=planned.timeout, wait=True)
-        await _read(journal, call, planned, began)
+        await _read(journal, bus.stream(planned.tool, planned.arguments, **options), planned, began)
         return
-    result = await bus.call(planned.tool, planned.arguments, user="chaos", timeout=planned.timeout, wait=True)
+    result = await bus.call(planned.tool, planned.arguments, **options)
     journal.write(_ended(planned, result, began))
 
 

@@ -17,7 +17,7 @@ import redis.asyncio as aredis
 
 from tests.chaos import snapshot
 from tests.chaos.faults import Faults
-from tests.chaos.history import Ended, Issued, Journal, Sample, State, read
+from tests.chaos.history import Ended, Journal, Sample, State
 from tests.chaos.nursery import Order
 from tests.chaos.options import Options
 from tests.chaos.pool import Child, Pool
@@ -161,13 +161,9 @@ class Driver:
         self._workers[slot] = await self._pool.spawn(self._order("worker", slot, through_proxy=slot % 2 == 1))
 
     async def _enlist(self, index: int) -> None:
-        done: tuple[str, ...] = ()
-        if index in self._agents:
-            records = await asyncio.to_thread(lambda: list(read(self._history, f"agent-{index}-*")))
-            done = tuple(record.key for record in records if isinstance(record, Issued))
-        self._agents[index] = await self._pool.spawn(self._order("agent", index, through_proxy=index % 2 == 0, done=done))
+        self._agents[index] = await self._pool.spawn(self._order("agent", index, through_proxy=index % 2 == 0))
 
-    def _order(self, role: Literal["worker", "agent"], index: int, *, through_proxy: bool, done: tuple[str, ...] = ()) -> Order:
+    def _order(self, role: Literal["worker", "agent"], index: int, *, through_proxy: bool) -> Order:
         self._born += 1
         chance = random.Random(f"{self.options.seed} {self._born}")
         return Order(
@@ -180,7 +176,6 @@ class Driver:
             index=index,
             revision=chance.randrange(2) if "versions" in self.options.faults else 0,
             start=self._start,
-            done=done,
         )
 
     def _on_death(self, child: Child, status: int) -> None:

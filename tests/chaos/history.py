@@ -78,11 +78,12 @@ class Counted(Record, frozen=True):
 
 
 class Begun(Record, frozen=True):
-    """A handler begins; written before it does anything."""
+    """A handler begins; written before it does anything. ``call`` is the id of the call that it runs for."""
 
     key: str
     attempt: int
     pid: int
+    call: str = ""
 
 
 class Left(Record, frozen=True):

@@ -34,7 +34,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         index: of an agent.
         revision: of a worker's descriptors.
         history, logs: folders.
-        start, done: of an agent: the run's beginning (monotonic), and the keys of calls made by its predecessors.
+        start: of an agent: the run's beginning (monotonic).
     """
 
     role: Literal["worker", "agent"]
@@ -46,7 +46,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     revision: int = 0
     start: float = 0.0
-    done: tuple[str, ...] = ()
 
 
 class Born(msgspec.Struct, frozen=True, tag=True):

@@ -11,15 +11,27 @@ import msgspec
 POISON_SHARE = 0.004
 """Part of all calls that are poison, when poison is among the faults."""
 
+SHARED_SHARE = 0.05
+"""Part of all calls that are made once more with the same idempotency key."""
+
 # Half of the calls are streams. Weights in thousandths.
 _ORDINARY = {"echo": 370, "pay": 80, "nested": 40, "silent": 10, "story": 370, "babble": 130}
 _POISON = ("crash", "segfault", "hang", "block", "hog", "endless")
 STREAMS = frozenset({"story", "babble", "endless"})
 POISON = frozenset(_POISON)
+# When a second call with an idempotency key is made: with the first by the same agent or by another, or when it has ended.
+_MANNERS = ("together", "elsewhere", "afterwards")
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One call: ``key`` is its identity everywhere, also over attempts; ``due`` is from 0 to 1 of the run's time."""
+    """One call.
+
+    Attributes:
+        key: its identity everywhere, also over attempts.
+        due: when it is made, from 0 to 1 of the run's time.
+        shares: its idempotency key, which another call has too; empty without one.
+        follows: the key of a call of the same agent that must have ended before this one is made.
+    """
 
     key: str
     agent: int
@@ -27,22 +39,44 @@ class Planned(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
     due: float
     timeout: float
+    shares: str = ""
+    follows: str = ""
 
     @property
     def streaming(self) -> bool:
         """Whether the agent reads it as a stream."""
         return self.tool in STREAMS
 
+    @property
+    def work(self) -> str:
+        """What its handler knows it by: the key of the first call with its idempotency key, else its own."""
+        return str(self.arguments["key"])
+
 
 def plan(seed: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> list[Planned]:
-    """Every call of a run, in the order in which they are due."""
+    """Every call of a run, in the order in which agents make them."""
     chance = random.Random(f"calls {seed}")
-    return [_planned(chance, number, calls, agents, poisoned=poisoned, timeout=timeout, lease=lease) for number in range(calls)]
+    made: dict[int, Planned] = {}
+    for number in range(calls):
+        if number in made:
+            continue
+        call = made[number] = _planned(chance, number, calls, agents, poisoned=poisoned, timeout=timeout, lease=lease)
+        manner = chance.choice(_MANNERS) if chance.random() < SHARED_SHARE else ""
+        twin = number + (1 if manner == "elsewhere" else agents)
+        if manner and call.tool not in POISON and twin < calls and twin not in made:
+            made[number] = msgspec.structs.replace(call, shares=call.key)
+            made[twin] = _twin(made[number], twin, calls, agents, later=manner == "afterwards")
+    return [made[number] for number in range(calls)]
+
+
+def _twin(first: Planned, number: int, calls: int, agents: int, *, later: bool) -> Planned:
+    """The same call with the same idempotency key, made at the same moment or when the first has ended."""
+    due, follows = (number / calls, first.key) if later else (first.due, "")
+    return msgspec.structs.replace(first, key=_key(number, agents), agent=number % agents, due=due, follows=follows)
 
 
 def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> Planned:
-    agent = number % agents
-    key = f"a{agent}-{number:06d}"
+    key = _key(number, agents)
     tool = chance.choices(list(_ORDINARY), list(_ORDINARY.values()))[0]
     if poisoned and chance.random() < POISON_SHARE:
         tool = chance.choice(_POISON)
@@ -62,7 +96,11 @@ def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poi
             timeout = 2 * lease
         case _:
             pass
-    return Planned(key, agent, tool, arguments, number / calls, timeout)
+    return Planned(key, number % agents, tool, arguments, number / calls, timeout)
+
+
+def _key(number: int, agents: int) -> str:
+    return f"a{number % agents}-{number:06d}"
 
 
 def story(key: str, pieces: int) -> Iterator[str]:

@@ -40,8 +40,12 @@ STORY = Planned("a1-000001", 1, "story", {"key": "a1-000001", "pieces": 6, "dela
 BABBLE = Planned("a0-000002", 0, "babble", {"key": "a0-000002", "pieces": 4, "delay": 0.0}, 0.4, 60.0)
 PAY = Planned("a1-000003", 1, "pay", {"key": "a1-000003", "seconds": 0.0}, 0.6, 60.0)
 CRASH = Planned("a0-000004", 0, "crash", {"key": "a0-000004"}, 0.8, 60.0)
-PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH]
+# Two agents call with one idempotency key.
+SHARED = Planned("a0-000005", 0, "babble", {"key": "a0-000005", "pieces": 4, "delay": 0.0}, 0.9, 60.0, shares="a0-000005")
+TWIN = msgspec.structs.replace(SHARED, key="a1-000006", agent=1)
+PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH, SHARED, TWIN]
 RUN_A, RUN_B = (list(babble(BABBLE.key, run, 4)) for run in ("a", "b"))
+SAID, OTHER = ("".join(babble(SHARED.key, run, 4)) for run in ("a", "b"))
 GIVEN_UP = ("dead", "1-1", '{"arguments":{"key":"a0-000004"}}')
 
 Change = Callable[[list[AnyRecord]], list[AnyRecord]]
@@ -56,10 +60,14 @@ def clean() -> list[AnyRecord]:
         pid = AGENT + planned.agent
         records += [
             Issued(number, planned.key, pid),
-            Begun(number + 0.1, planned.key, 1, WORKER),
+            Begun(number + 0.1, planned.key, 1, WORKER, f"id{number}"),
             Left(number + 0.2, planned.key, 1, WORKER, "done"),
             Ended(number + 0.3, planned.key, f"id{number}", pid, number, True, output, attempts=1, worker="w", segments=segments),
         ]
+    records += [Begun(7.1, SHARED.key, 1, WORKER, "id7"), Left(7.2, SHARED.key, 1, WORKER, "done")]
+    for planned in (SHARED, TWIN):
+        pid = AGENT + planned.agent
+        records += [Issued(7.0, planned.key, pid), Ended(7.3, planned.key, "id", pid, 7.0, True, SAID, segments=(SAID,))]
     records.append(Issued(5.0, CRASH.key, AGENT))
     for attempt in range(1, 6):
         records.append(Begun(5 + attempt / 10, CRASH.key, attempt, WORKER + attempt))
@@ -160,6 +168,14 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
         "stream",
         STORY.key,
     ),
+    "two callers with one key and two answers": (seen(TWIN, OTHER), "shared", SHARED.key),
+    "one key that runs as two calls": (with_(Begun(7.15, SHARED.key, 1, WORKER + 32, "id8")), "shared", SHARED.key),
+    "a second caller's lost piece": (seen(TWIN, SAID[: len(SAID) // 2]), "stream", TWIN.key),
+    "a shared call of a killed agent that was not made again": (
+        lambda records: with_(Exited(7.2, "agent", AGENT, -9, True))(without(Ended, SHARED.key)(records)),
+        "one-end",
+        SHARED.key,
+    ),
     "text of another call": (seen(STORY, "".join(story("a0-000009", 6))), "address", STORY.key),
     "an unreadable frame that nobody planted": (with_(Counted(7.0, "agent-1", 1)), "address", ""),
     "once work done twice": (with_(Begun(9.0, PAY.key, 2, WORKER + 30)), "executions", PAY.key),
@@ -207,6 +223,23 @@ def test_calls_of_a_killed_agent_need_no_result() -> None:
     assert violations(with_(killed)(without(Ended, ECHO.key)(clean()))) == []
 
 
+def test_a_shared_call_is_made_again_by_the_restarted_agent() -> None:
+    """An agent that was killed may find its call again: two beginnings, one end."""
+    killed = [Issued(6.9, SHARED.key, AGENT + 7), Exited(6.95, "agent", AGENT + 7, -9, True)]
+    assert violations(with_(*killed)(clean())) == []
+
+
+def test_a_failure_frees_an_idempotency_key() -> None:
+    """When one of the callers saw the call fail, the next one's may run anew; work that is once may not."""
+    again = with_(Begun(7.25, SHARED.key, 1, WORKER, "id8"), Left(7.26, SHARED.key, 1, WORKER, "done"))
+    failed = changed(Ended, SHARED.key, success=False, output=None, error="tool_error", code="max_deliveries", segments=())
+    assert [found.rule for found in violations(again(clean()))] == ["shared"]
+    assert "shared" not in {found.rule for found in violations(again(failed(clean())))}
+    pay = [msgspec.structs.replace(call, tool="pay", arguments={"key": SHARED.key, "seconds": 0.0}) for call in (SHARED, TWIN)]
+    found = judge(OPTIONS, [*PLANNED[:5], *pay], History(again(failed(clean()))))
+    assert {("shared", SHARED.key), ("executions", SHARED.key)} <= {(each.rule, each.key) for each in found}
+
+
 def test_unknown_outcomes_are_for_once_work_only() -> None:
     """``outcome_unknown`` is an answer for work that must not be repeated, and a violation for all else."""
     fields = {"success": False, "output": None, "error": "outcome_unknown"}
@@ -250,7 +283,7 @@ def test_the_report_counts_and_names_violations() -> None:
     found = report(OPTIONS, PLANNED, records, judge(OPTIONS, PLANNED, records), 10.0)
     assert not found.passed
     assert found.results["crash"] == {"tool_error/max_deliveries": 1}
-    assert (found.calls, found.kills, found.faults) == (4, 6, {"kill": 1})
+    assert (found.calls, found.kills, found.faults) == (6, 6, {"kill": 1})
     assert ECHO.key in text(found)
     assert msgspec.json.decode(msgspec.json.encode(found))["violations"][0]["rule"] == "one-end"
 
@@ -262,7 +295,22 @@ def test_the_plan_is_the_seeds() -> None:
     assert one != other
     assert len({call.key for call in one}) == 4000
     assert 0.4 < sum(call.streaming for call in one) / 4000 < 0.6
+    assert [call.key for call in one] == [f"a{number % 5}-{number:06d}" for number in range(4000)]
     assert {"crash", "segfault", "hang", "block", "hog", "endless"} <= {call.tool for call in one}
+
+
+def test_idempotency_keys_are_shared_by_two_calls() -> None:
+    """Each key has two calls with the same arguments: of one agent or of two, at one moment or one after the other."""
+    pairs: dict[str, list[Planned]] = {}
+    for call in plan(1, 4000, 5, poisoned=True, timeout=60.0, lease=2.0):
+        if call.shares:
+            pairs.setdefault(call.shares, []).append(call)
+    assert 100 < len(pairs) < 300
+    for first, second in pairs.values():
+        assert first.key == first.work == second.work != second.key
+        assert (first.tool, first.arguments) == (second.tool, second.arguments)
+        assert (second.due == first.due) != (second.follows == first.key)
+    assert {len({call.agent for call in pair}) for pair in pairs.values()} == {1, 2}
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

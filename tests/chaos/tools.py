@@ -26,7 +26,7 @@ def define(journal: Journal, revision: int) -> Tools:
     @contextmanager
     def record(key: str) -> Iterator[None]:
         attempt, pid = invocation().attempt, os.getpid()
-        journal.write(Begun(time.monotonic(), key, attempt, pid))
+        journal.write(Begun(time.monotonic(), key, attempt, pid, invocation().id))
         how = "done"
         try:
             yield

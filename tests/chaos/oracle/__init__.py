@@ -8,6 +8,7 @@ The rules, by the names that violations carry:
 - ``memory``: server and processes stay within what they reached early in the run, and a margin.
 - ``address``: no frame comes to the wrong agent or call, and none is unreadable that nobody made so.
 - ``executions``: a call runs at most ``max_deliveries`` times, and work that is ``once`` at most once.
+- ``shared``: calls with one idempotency key have one answer, of one call.
 - ``processes``: nobody died who was not killed, and whoever was told to go went.
 """
 
@@ -18,13 +19,14 @@ from tests.chaos.options import Options
 from tests.chaos.oracle.case import Case, Rule, Violation
 from tests.chaos.oracle.ends import ends, letters, truth
 from tests.chaos.oracle.executions import executions, lifetimes
+from tests.chaos.oracle.keys import keys
 from tests.chaos.oracle.rest import memory, processes, rest
 from tests.chaos.oracle.streams import addresses, streams
 from tests.chaos.plan import Planned
 
 __all__ = ["Violation", "judge"]
 
-RULES: tuple[Rule, ...] = (ends, truth, letters, streams, addresses, executions, lifetimes, rest, memory, processes)
+RULES: tuple[Rule, ...] = (ends, truth, letters, streams, addresses, executions, lifetimes, keys, rest, memory, processes)
 
 
 def judge(options: Options, planned: list[Planned], history: History) -> list[Violation]:

@@ -30,6 +30,10 @@ class Case:
         self.options = options
         self.history = history
         self.planned = {call.key: call for call in planned}
+        self.shared: dict[str, list[Planned]] = defaultdict(list)
+        for call in planned:
+            if call.shares:
+                self.shared[call.shares].append(call)
         self.issued = {issued.key: issued for issued in history.of(Issued)}
         self.ended: dict[str, list[Ended]] = defaultdict(list)
         for ended in history.of(Ended):
@@ -39,6 +43,10 @@ class Case:
             self.begun[begun.key].append(begun)
         self.exits = {gone.pid: gone for gone in history.of(Exited)}
         self.states = {state.name: state for state in history.of(State)}
+
+    def failures(self, key: str) -> int:
+        """How many of the calls with this idempotency key ended without success."""
+        return sum(not ended.success for call in self.shared.get(key, ()) for ended in self.ended.get(call.key, ()))
 
     def executions(self, key: str) -> int:
         """How often a call's handler began."""

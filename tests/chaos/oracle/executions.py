@@ -20,7 +20,8 @@ def executions(case: Case) -> Iterator[Violation]:
         fresh = sum(
             begun[0].at - MARGIN < hit.at < begun[-1].at for hit in case.history.of(Hit) if hit.kind in {"group-destroy", "flushall"}
         )
-        limit = case.options.max_deliveries * (1 + fresh)
+        # A failure frees the idempotency key, so that the next call with it runs anew.
+        limit = case.options.max_deliveries * (1 + fresh) * (1 + case.failures(key))
         # Each execution of a nested call makes a call of its own.
         limit *= limit if key != planned.key else 1
         if len(begun) > limit:

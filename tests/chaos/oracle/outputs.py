@@ -7,7 +7,7 @@ from tests.chaos.plan import Planned, inner, story
 
 def expected(planned: Planned) -> str | None:
     """The whole output of a successful call; None when it can't succeed or differs per run."""
-    arguments, key = planned.arguments, planned.key
+    arguments, key = planned.arguments, planned.work
     match planned.tool:
         case "echo":
             return f"{key}:{arguments['text']}"

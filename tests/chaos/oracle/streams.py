@@ -61,7 +61,7 @@ def addresses(case: Case) -> Iterator[Violation]:
     for key, records in case.ended.items():
         for ended in records:
             texts = [*ended.segments, ended.output or ""]
-            for found in {match.group() for text in texts for match in _KEY.finditer(text)} - {key}:
+            for found in {match.group() for text in texts for match in _KEY.finditer(text)} - {case.planned[key].work}:
                 yield Violation("address", f"text of the call {found} came to this one", key)
     planted = {planted.agent for planted in case.history.of(Planted)}
     worst: Counter[str] = Counter()
