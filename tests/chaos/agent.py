@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from tests.chaos.history import Agent, Counted, Ended, Issued, Journal, read
+from tests.chaos.history import Agent, Cancelled, Counted, Ended, Issued, Journal, read
 from tests.chaos.nursery import Order
 from tests.chaos.plan import POISON, Planned, plan
 from toolbus import BrokerError, Call, Finished, Reset, Text, ToolBus, ToolResult, telemetry
@@ -97,8 +98,26 @@ async def _make(journal: Journal, bus: ToolBus, planned: Planned, *, after: asyn
     if planned.streaming:
         await _read(journal, bus.stream(planned.tool, planned.arguments, **options), planned, began)
         return
-    result = await bus.call(planned.tool, planned.arguments, **options)
+    if planned.cancel is None:
+        result = await bus.call(planned.tool, planned.arguments, **options)
+    else:
+        result = await _result_until(journal, bus.stream(planned.tool, planned.arguments, **options), planned, planned.cancel)
     journal.write(_ended(planned, result, began))
+
+
+async def _result_until(journal: Journal, call: Call, planned: Planned, seconds: float) -> ToolResult:
+    """The result of a call that is cancelled when it takes longer."""
+    timer = asyncio.get_running_loop().call_later(seconds, _cancel, journal, call, planned)
+    try:
+        return await call.result()
+    finally:
+        timer.cancel()
+
+
+def _cancel(journal: Journal, call: Call, planned: Planned) -> None:
+    if not call.done:
+        journal.write(Cancelled(time.monotonic(), planned.key, os.getpid()))
+        call.cancel()
 
 
 async def _read(journal: Journal, call: Call, planned: Planned, began: float) -> None:
@@ -106,23 +125,33 @@ async def _read(journal: Journal, call: Call, planned: Planned, began: float) ->
     pieces = finished = 0
     first = ""
     heard, silence = began, (began, began)
-    result = ToolResult()
-    async with call:
-        async for event in call.events():
-            now = time.monotonic()
-            if now - heard > silence[1] - silence[0] and first:
-                silence = (heard, now)
-            heard = now
-            if isinstance(event, Text):
-                segments[-1].append(event.text)
-                pieces += 1
-            elif isinstance(event, Reset):
-                segments.append([])
-            elif isinstance(event, CallStarted):
-                first = event.worker
-            elif isinstance(event, Finished):
-                finished += 1
-                result = event.result
+    result: ToolResult | None = None
+    # Leaving a stream cancels it.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(planned.cancel), call:
+            async for event in call.events():
+                now = time.monotonic()
+                if now - heard > silence[1] - silence[0] and first:
+                    silence = (heard, now)
+                heard = now
+                if isinstance(event, Text):
+                    segments[-1].append(event.text)
+                    pieces += 1
+                elif isinstance(event, Reset):
+                    segments.append([])
+                elif isinstance(event, CallStarted):
+                    first = event.worker
+                elif isinstance(event, Finished):
+                    finished += 1
+                    result = event.result
+    if result is None:
+        journal.write(Cancelled(time.monotonic(), planned.key, os.getpid()))
+        # One that had not yet been published when its time was up is still to be ended.
+        call.cancel()
+        result, finished = await call.result(), 1
+        if result.success:
+            # Its end had come and was not read any more.
+            segments = [[result.output or ""]]
     ended = _ended(planned, result, began)
     told = tuple("".join(segment) for segment in segments)
     if planned.tool in POISON:

@@ -67,6 +67,13 @@ class Ended(Record, frozen=True):
     silence: tuple[float, float] = (0.0, 0.0)
 
 
+class Cancelled(Record, frozen=True):
+    """An agent cancels a call, or leaves its stream, before its end."""
+
+    key: str
+    pid: int
+
+
 class Counted(Record, frozen=True):
     """An agent's own count of frames it could not read, since it started."""
 
@@ -174,7 +181,7 @@ class State(Record, frozen=True):
     workers: tuple[int, ...] = ()
 
 
-AnyRecord = Agent | Issued | Ended | Counted | Begun | Left | Started | Exited | Hit | Planted | Sample | State
+AnyRecord = Agent | Issued | Ended | Cancelled | Counted | Begun | Left | Started | Exited | Hit | Planted | Sample | State
 
 R = TypeVar("R", bound=Record)
 

@@ -14,11 +14,16 @@ POISON_SHARE = 0.004
 SHARED_SHARE = 0.05
 """Part of all calls that are made once more with the same idempotency key."""
 
+CANCELLED_SHARE = 0.03
+"""Part of all calls that their agent cancels after a moment."""
+
 # Half of the calls are streams. Weights in thousandths.
-_ORDINARY = {"echo": 370, "pay": 80, "nested": 40, "silent": 10, "story": 370, "babble": 130}
+_ORDINARY = {"echo": 330, "pay": 80, "nested": 40, "silent": 10, "deep": 10, "flaky": 30, "story": 330, "babble": 130, "stumble": 40}
 _POISON = ("crash", "segfault", "hang", "block", "hog", "endless")
-STREAMS = frozenset({"story", "babble", "endless"})
+STREAMS = frozenset({"story", "babble", "stumble", "endless"})
 POISON = frozenset(_POISON)
+# What can go on for long without saying anything that is not known beforehand.
+_LONG = ("silent", "deep", "story")
 # When a second call with an idempotency key is made: with the first by the same agent or by another, or when it has ended.
 _MANNERS = ("together", "elsewhere", "afterwards")
 
@@ -31,6 +36,7 @@ class Planned(msgspec.Struct, frozen=True):
         due: when it is made, from 0 to 1 of the run's time.
         shares: its idempotency key, which another call has too; empty without one.
         follows: the key of a call of the same agent that must have ended before this one is made.
+        cancel: seconds after which its agent cancels it, unless it has ended; None: never.
     """
 
     key: str
@@ -41,6 +47,7 @@ class Planned(msgspec.Struct, frozen=True):
     timeout: float
     shares: str = ""
     follows: str = ""
+    cancel: float | None = None
 
     @property
     def streaming(self) -> bool:
@@ -66,7 +73,18 @@ def plan(seed: int, calls: int, agents: int, *, poisoned: bool, timeout: float, 
         if manner and call.tool not in POISON and twin < calls and twin not in made:
             made[number] = msgspec.structs.replace(call, shares=call.key)
             made[twin] = _twin(made[number], twin, calls, agents, later=manner == "afterwards")
-    return [made[number] for number in range(calls)]
+    return [_given_up(chance, made[number], lease) for number in range(calls)]
+
+
+def _given_up(chance: random.Random, call: Planned, lease: float) -> Planned:
+    """A call that its agent may cancel: some while they are short, some that would go on for most of their time."""
+    if chance.random() > CANCELLED_SHARE or call.tool in POISON:
+        return call
+    if call.shares or chance.random() < 0.5:
+        return msgspec.structs.replace(call, cancel=round(chance.uniform(0.0, 0.3), 3))
+    tool, seconds = chance.choice(_LONG), call.timeout * 0.8
+    arguments = {"key": call.key} | ({"pieces": 200, "delay": seconds / 200} if tool == "story" else {"seconds": seconds})
+    return msgspec.structs.replace(call, tool=tool, arguments=arguments, cancel=round(lease * chance.uniform(0.05, 1.5), 3))
 
 
 def _twin(first: Planned, number: int, calls: int, agents: int, *, later: bool) -> Planned:
@@ -86,7 +104,11 @@ def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poi
             arguments["text"] = f"{chance.getrandbits(64):016x}" * chance.choice((1, 1, 1, 8, 100))
         case "story" | "babble":
             arguments |= {"pieces": chance.randint(5, 40), "delay": chance.choice((0.0, 0.005, 0.02, 0.05))}
-        case "silent":
+        case "flaky":
+            arguments["fails"] = chance.choice((1, 1, 2))
+        case "stumble":
+            arguments |= {"pieces": chance.randint(5, 40), "delay": chance.choice((0.0, 0.005, 0.02)), "fails": chance.choice((1, 1, 2))}
+        case "silent" | "deep":
             arguments["seconds"] = round(lease * chance.uniform(1.2, 2.5), 2)
         case "block":
             arguments["seconds"] = round(lease * chance.uniform(0.5, 1.5), 2)

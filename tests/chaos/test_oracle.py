@@ -12,6 +12,7 @@ from tests.chaos.history import (
     Agent,
     AnyRecord,
     Begun,
+    Cancelled,
     Counted,
     Ended,
     Exited,
@@ -43,7 +44,10 @@ CRASH = Planned("a0-000004", 0, "crash", {"key": "a0-000004"}, 0.8, 60.0)
 # Two agents call with one idempotency key.
 SHARED = Planned("a0-000005", 0, "babble", {"key": "a0-000005", "pieces": 4, "delay": 0.0}, 0.9, 60.0, shares="a0-000005")
 TWIN = msgspec.structs.replace(SHARED, key="a1-000006", agent=1)
-PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH, SHARED, TWIN]
+# One fails at first; one is cancelled, together with what it calls.
+FLAKY = Planned("a1-000007", 1, "flaky", {"key": "a1-000007", "fails": 1}, 0.9, 60.0)
+DEEP = Planned("a0-000008", 0, "deep", {"key": "a0-000008", "seconds": 48.0}, 0.9, 60.0, cancel=0.5)
+PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH, SHARED, TWIN, FLAKY, DEEP]
 RUN_A, RUN_B = (list(babble(BABBLE.key, run, 4)) for run in ("a", "b"))
 SAID, OTHER = ("".join(babble(SHARED.key, run, 4)) for run in ("a", "b"))
 GIVEN_UP = ("dead", "1-1", '{"arguments":{"key":"a0-000004"}}')
@@ -68,6 +72,21 @@ def clean() -> list[AnyRecord]:
     for planned in (SHARED, TWIN):
         pid = AGENT + planned.agent
         records += [Issued(7.0, planned.key, pid), Ended(7.3, planned.key, "id", pid, 7.0, True, SAID, segments=(SAID,))]
+    records += [
+        Issued(8.0, FLAKY.key, AGENT + 1),
+        Begun(8.1, FLAKY.key, 1, WORKER, "id8"),
+        Left(8.1, FLAKY.key, 1, WORKER, "ToolError"),
+        Begun(8.2, FLAKY.key, 2, WORKER, "id8"),
+        Left(8.2, FLAKY.key, 2, WORKER, "done"),
+        Ended(8.3, FLAKY.key, "id8", AGENT + 1, 8.0, True, expected(FLAKY), attempts=2),
+        Issued(8.0, DEEP.key, AGENT),
+        Begun(8.1, DEEP.key, 1, WORKER, "id9"),
+        Begun(8.2, inner(DEEP.key), 1, WORKER, "id10"),
+        Cancelled(8.5, DEEP.key, AGENT),
+        Ended(8.5, DEEP.key, "id9", AGENT, 8.0, False, error="cancelled"),
+        Left(8.6, DEEP.key, 1, WORKER, "cancelled"),
+        Left(8.7, inner(DEEP.key), 1, WORKER, "cancelled"),
+    ]
     records.append(Issued(5.0, CRASH.key, AGENT))
     for attempt in range(1, 6):
         records.append(Begun(5 + attempt / 10, CRASH.key, attempt, WORKER + attempt))
@@ -176,6 +195,21 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
         "one-end",
         SHARED.key,
     ),
+    "a failure that should have been tried again": (
+        changed(Ended, FLAKY.key, success=False, output=None, error="tool_error", code="not_yet"),
+        "one-end",
+        FLAKY.key,
+    ),
+    "a cancellation that nobody asked for": (without(Cancelled, DEEP.key), "one-end", DEEP.key),
+    "a cancelled call that ends late": (changed(Ended, DEEP.key, at=18.0), "cancelled", DEEP.key),
+    "a cancelled call that ends twice": (with_(Ended(8.6, DEEP.key, "id9", AGENT, 8.0, False, error="cancelled")), "one-end", DEEP.key),
+    "a handler that goes on when its call is cancelled": (changed(Left, DEEP.key, at=18.0), "cancelled", DEEP.key),
+    "a nested handler that goes on": (changed(Left, inner(DEEP.key), at=18.0), "cancelled", inner(DEEP.key)),
+    "a handler that goes on when its agent has died": (
+        lambda records: with_(Exited(1.15, "agent", AGENT, -9, True))(changed(Left, ECHO.key, at=30.5)(without(Ended, ECHO.key)(records))),
+        "cancelled",
+        ECHO.key,
+    ),
     "text of another call": (seen(STORY, "".join(story("a0-000009", 6))), "address", STORY.key),
     "an unreadable frame that nobody planted": (with_(Counted(7.0, "agent-1", 1)), "address", ""),
     "once work done twice": (with_(Begun(9.0, PAY.key, 2, WORKER + 30)), "executions", PAY.key),
@@ -236,8 +270,16 @@ def test_a_failure_frees_an_idempotency_key() -> None:
     assert [found.rule for found in violations(again(clean()))] == ["shared"]
     assert "shared" not in {found.rule for found in violations(again(failed(clean())))}
     pay = [msgspec.structs.replace(call, tool="pay", arguments={"key": SHARED.key, "seconds": 0.0}) for call in (SHARED, TWIN)]
-    found = judge(OPTIONS, [*PLANNED[:5], *pay], History(again(failed(clean()))))
+    found = judge(OPTIONS, [*(call for call in PLANNED if not call.shares), *pay], History(again(failed(clean()))))
     assert {("shared", SHARED.key), ("executions", SHARED.key)} <= {(each.rule, each.key) for each in found}
+
+
+def test_a_handler_that_nobody_can_reach_may_go_on() -> None:
+    """Word of a cancellation takes as long as whatever silences its agent or worker, and no longer."""
+    late = changed(Left, DEEP.key, at=18.0)
+    for kind, pids, right in (("stop", (WORKER,), True), ("partition", (), True), ("stop", (WORKER + 1,), False), ("kill", (), False)):
+        assert (violations(with_(Hit(8.4, kind, 12.4, "", pids))(late(clean()))) == []) is right
+    assert violations(with_(Hit(8.4, "partition", 8.6, ""))(late(clean())))
 
 
 def test_unknown_outcomes_are_for_once_work_only() -> None:
@@ -283,19 +325,19 @@ def test_the_report_counts_and_names_violations() -> None:
     found = report(OPTIONS, PLANNED, records, judge(OPTIONS, PLANNED, records), 10.0)
     assert not found.passed
     assert found.results["crash"] == {"tool_error/max_deliveries": 1}
-    assert (found.calls, found.kills, found.faults) == (6, 6, {"kill": 1})
+    assert (found.calls, found.kills, found.faults) == (8, 6, {"kill": 1})
     assert ECHO.key in text(found)
     assert msgspec.json.decode(msgspec.json.encode(found))["violations"][0]["rule"] == "one-end"
 
 
 def test_the_plan_is_the_seeds() -> None:
     """The same seed plans the same calls, another one others; half of them are streams."""
-    one, same, other = (plan(seed, 4000, 5, poisoned=True, timeout=60.0, lease=2.0) for seed in (1, 1, 2))
+    one, same, other = (plan(seed, 10_000, 5, poisoned=True, timeout=60.0, lease=2.0) for seed in (1, 1, 2))
     assert one == same
     assert one != other
-    assert len({call.key for call in one}) == 4000
-    assert 0.4 < sum(call.streaming for call in one) / 4000 < 0.6
-    assert [call.key for call in one] == [f"a{number % 5}-{number:06d}" for number in range(4000)]
+    assert len({call.key for call in one}) == 10_000
+    assert 0.4 < sum(call.streaming for call in one) / 10_000 < 0.6
+    assert [call.key for call in one] == [f"a{number % 5}-{number:06d}" for number in range(10_000)]
     assert {"crash", "segfault", "hang", "block", "hog", "endless"} <= {call.tool for call in one}
 
 
@@ -311,6 +353,15 @@ def test_idempotency_keys_are_shared_by_two_calls() -> None:
         assert (first.tool, first.arguments) == (second.tool, second.arguments)
         assert (second.due == first.due) != (second.follows == first.key)
     assert {len({call.agent for call in pair}) for pair in pairs.values()} == {1, 2}
+
+
+def test_some_calls_are_cancelled_before_their_end() -> None:
+    """Calls that would go on for long are always cancelled, and some others too; all in time."""
+    cancelled = [call for call in plan(1, 4000, 5, poisoned=True, timeout=60.0, lease=2.0) if call.cancel is not None]
+    long = [call for call in cancelled if call.arguments.get("seconds", 0) > 40 or call.arguments.get("pieces", 0) == 200]
+    assert {call.tool for call in long} == {"silent", "deep", "story"}
+    assert 20 < len(long) < 0.7 * len(cancelled) < 140
+    assert all(call.cancel < 5 for call in cancelled if call.cancel is not None)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ The rules, by the names that violations carry:
 - ``address``: no frame comes to the wrong agent or call, and none is unreadable that nobody made so.
 - ``executions``: a call runs at most ``max_deliveries`` times, and work that is ``once`` at most once.
 - ``shared``: calls with one idempotency key have one answer, of one call.
+- ``cancelled``: a cancelled call ends at once, and its handler soon.
 - ``processes``: nobody died who was not killed, and whoever was told to go went.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from tests.chaos.history import History
 from tests.chaos.options import Options
+from tests.chaos.oracle.cancellations import cancellations
 from tests.chaos.oracle.case import Case, Rule, Violation
 from tests.chaos.oracle.ends import ends, letters, truth
 from tests.chaos.oracle.executions import executions, lifetimes
@@ -26,7 +28,7 @@ from tests.chaos.plan import Planned
 
 __all__ = ["Violation", "judge"]
 
-RULES: tuple[Rule, ...] = (ends, truth, letters, streams, addresses, executions, lifetimes, keys, rest, memory, processes)
+RULES: tuple[Rule, ...] = (ends, truth, letters, streams, addresses, executions, lifetimes, keys, cancellations, rest, memory, processes)
 
 
 def judge(options: Options, planned: list[Planned], history: History) -> list[Violation]:

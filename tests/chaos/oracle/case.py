@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tests.chaos.history import Begun, Ended, Exited, History, Issued, State
+from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Issued, State
 from tests.chaos.options import Options
 from tests.chaos.plan import Planned
 
@@ -38,6 +38,7 @@ class Case:
         self.ended: dict[str, list[Ended]] = defaultdict(list)
         for ended in history.of(Ended):
             self.ended[ended.key].append(ended)
+        self.cancelled = {cancelled.key: cancelled for cancelled in history.of(Cancelled)}
         self.begun: dict[str, list[Begun]] = defaultdict(list)
         for begun in history.of(Begun):
             self.begun[begun.key].append(begun)

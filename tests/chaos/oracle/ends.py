@@ -48,6 +48,10 @@ def _wrong_success(case: Case, planned: Planned, ended: Ended) -> str:
 
 def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
     began, told = case.executions(planned.work), f"{ended.error}/{ended.code}: {ended.message}"
+    if ended.error == "cancelled":
+        # What was asked for with an idempotency key and must not happen twice has one answer, also when another caller cancelled it.
+        by = case.shared[planned.shares] if planned.tool == "pay" and planned.shares else [planned]
+        return "" if any(call.key in case.cancelled for call in by) else f"{told}, and nobody cancelled it"
     if case.options.lossy and ended.error in {"deadline_exceeded", "outcome_unknown", "unavailable"}:
         return ""
     if ended.error in {"unavailable", "overloaded"}:
@@ -58,6 +62,8 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
         return ""
     match planned.tool:
         case "crash" | "segfault" if ended.error in {"tool_error", "deadline_exceeded"}:
+            return ""
+        case "flaky" | "stumble" if ended.code == "not_yet" and began >= case.options.max_deliveries - 1:
             return ""
         case "hang" if ended.error == "deadline_exceeded":
             return ""

@@ -15,11 +15,13 @@ def expected(planned: Planned) -> str | None:
             return f"{key}:({inner(key)}:{arguments['text']})"
         case "pay":
             return f"{key}:paid"
-        case "silent":
+        case "deep":
+            return f"{key}:({inner(key)}:at last)"
+        case "silent" | "flaky":
             return f"{key}:at last"
         case "block":
             return f"{key}:unblocked"
-        case "story":
+        case "story" | "stumble":
             return "".join(story(key, arguments["pieces"]))
         case _:
             return None
