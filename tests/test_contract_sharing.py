@@ -10,7 +10,7 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import ConfigurationError, Finished, Settings, Text, ToolError, invocation, tool
+from toolbus import ConfigurationError, Finished, Retry, Settings, Text, ToolError, invocation, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +56,15 @@ async def fragile() -> str:
     stage.starts.append(invocation().id)
     if stage.fail:
         raise ToolError("not now", code="busy")
+    return "well"
+
+
+@tool(service="sharing", effect="idempotent", retry=Retry(attempts=2, delay=0.01))
+async def trying() -> str:
+    """Fail while the stage says so, and be tried again."""
+    stage.starts.append(invocation().id)
+    if stage.fail:
+        raise ToolError("not now", code="busy", retryable=True)
     return "well"
 
 
@@ -159,6 +168,17 @@ async def test_a_failure_frees_the_key(place: Place) -> None:
         stage.fail = False
         assert (await bus.call("fragile", idempotency_key="k")).output == "well"
         assert len(stage.starts) == 2
+
+
+async def test_a_failure_that_is_given_up_frees_the_key(place: Place) -> None:
+    """Also when the last attempt has failed and the request has become a dead letter, the next call runs the tool again."""
+    async with place.serving(trying) as bus:
+        stage.fail = True
+        failed = await bus.call("trying", idempotency_key="k")
+        assert failed.error is not None
+        assert (failed.error.code, len(stage.starts)) == ("busy", 2)
+        stage.fail = False
+        assert (await bus.call("trying", idempotency_key="k")).output == "well"
 
 
 async def test_a_failure_of_once_work_keeps_the_key(place: Place) -> None:
