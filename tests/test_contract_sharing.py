@@ -77,6 +77,17 @@ async def fragile_once() -> str:
     return "well"
 
 
+@tool(service="sharing", effect="once")
+async def lingering_once() -> str:
+    """Have an effect, and never come to an end."""
+    stage.starts.append(invocation().id)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        stage.cancelled += 1
+    return "well"
+
+
 async def test_two_callers_with_one_key_share_one_execution(place: Place) -> None:
     """Both get the whole stream and the result of a single run, also when the second comes late."""
     async with place.serving(recite) as bus, place.bus() as other:
@@ -189,6 +200,20 @@ async def test_a_failure_of_once_work_keeps_the_key(place: Place) -> None:
             failed = await bus.call("fragile_once", idempotency_key="k")
             assert failed.error is not None
             assert failed.error.code == "busy"
+        assert len(stage.starts) == 1
+
+
+async def test_once_work_that_was_cancelled_while_it_ran_keeps_the_key(place: Place) -> None:
+    """Its effect may have happened, so the same key does not run it again: the next caller is told that nobody knows."""
+    async with place.serving(lingering_once) as bus:
+        cancelled = asyncio.create_task(bus.call("lingering_once", idempotency_key="k"))
+        await eventually(lambda: stage.starts)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await eventually(lambda: stage.cancelled)
+        again = await bus.call("lingering_once", idempotency_key="k")
+        assert again.error is not None
+        assert (again.error.type, again.error.code) == ("outcome_unknown", "cancelled")
         assert len(stage.starts) == 1
 
 

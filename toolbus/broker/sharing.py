@@ -100,7 +100,7 @@ class SharedCalls:
         runs = self._followed[stream].call if stream is not None else request.id
         keys = (self._keys.shared(share_digest(request)), self._keys.queue(queue), self._keys.cancelled(queue))
         left = max(1, int((request.timeout + waited) * 1000))
-        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix)
+        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix, int(request.effect == "once"))
         self._link.run(scripts.LEAVE, keys, args, done, repeatable=True)
 
     def forget(self, call: str) -> None:
