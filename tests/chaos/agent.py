@@ -95,6 +95,8 @@ async def _make(journal: Journal, bus: ToolBus, planned: Planned, *, after: asyn
     options: CallOptions = {"user": "chaos", "timeout": planned.timeout, "wait": True}
     if planned.shares:
         options["idempotency_key"] = planned.shares
+    if planned.session:
+        options["session"] = planned.session
     if planned.streaming:
         await _read(journal, bus.stream(planned.tool, planned.arguments, **options), planned, began)
         return

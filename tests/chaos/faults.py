@@ -18,7 +18,7 @@ from tests.chaos.options import Options
 from tests.chaos.pool import Child
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import Fault
-from tests.chaos.tools import SERVICE
+from tests.chaos.tools import SERVICE, SERVICES
 from toolbus.broker.embedded import EmbeddedServer
 
 _FAR = b"99999999999999"
@@ -154,8 +154,9 @@ class Faults:
         return f"for {fault.lasts:.1f} s", ()
 
     async def _group_destroy(self, fault: Fault) -> tuple[str, tuple[int, ...]]:
-        await self._command("XGROUP", "DESTROY", self._key(f"q:{SERVICE}"), "g")
-        return "", ()
+        service = SERVICES[int(fault.pick * len(SERVICES))]
+        await self._command("XGROUP", "DESTROY", self._key(f"q:{service}"), "g")
+        return f"of {service}", ()
 
     async def _script_flush(self, fault: Fault) -> tuple[str, tuple[int, ...]]:
         await self._command("SCRIPT", "FLUSH")

@@ -18,12 +18,16 @@ CANCELLED_SHARE = 0.03
 """Part of all calls that their agent cancels after a moment."""
 
 # Half of the calls are streams. Weights in thousandths.
-_ORDINARY = {"echo": 330, "pay": 80, "nested": 40, "silent": 10, "deep": 10, "flaky": 30, "story": 330, "babble": 130, "stumble": 40}
+_ANSWERS = {"echo": 280, "pay": 80, "nested": 40, "silent": 10, "deep": 10, "flaky": 30, "sit": 50}
+_STREAMS = {"story": 330, "babble": 130, "stumble": 40}
+_ORDINARY = _ANSWERS | _STREAMS
 _POISON = ("crash", "segfault", "hang", "block", "hog", "endless")
-STREAMS = frozenset({"story", "babble", "stumble", "endless"})
+STREAMS = frozenset({*_STREAMS, "endless"})
 POISON = frozenset(_POISON)
 # What can go on for long without saying anything that is not known beforehand.
 _LONG = ("silent", "deep", "story")
+# How many calls a session has.
+_SESSION = (2, 8)
 # When a second call with an idempotency key is made: with the first by the same agent or by another, or when it has ended.
 _MANNERS = ("together", "elsewhere", "afterwards")
 
@@ -36,6 +40,7 @@ class Planned(msgspec.Struct, frozen=True):
         due: when it is made, from 0 to 1 of the run's time.
         shares: its idempotency key, which another call has too; empty without one.
         follows: the key of a call of the same agent that must have ended before this one is made.
+        session: whose state the tool keeps in its process.
         cancel: seconds after which its agent cancels it, unless it has ended; None: never.
     """
 
@@ -47,6 +52,7 @@ class Planned(msgspec.Struct, frozen=True):
     timeout: float
     shares: str = ""
     follows: str = ""
+    session: str = ""
     cancel: float | None = None
 
     @property
@@ -70,10 +76,25 @@ def plan(seed: int, calls: int, agents: int, *, poisoned: bool, timeout: float, 
         call = made[number] = _planned(chance, number, calls, agents, poisoned=poisoned, timeout=timeout, lease=lease)
         manner = chance.choice(_MANNERS) if chance.random() < SHARED_SHARE else ""
         twin = number + (1 if manner == "elsewhere" else agents)
-        if manner and call.tool not in POISON and twin < calls and twin not in made:
+        if manner and call.tool not in POISON and call.tool != "sit" and twin < calls and twin not in made:
             made[number] = msgspec.structs.replace(call, shares=call.key)
             made[twin] = _twin(made[number], twin, calls, agents, later=manner == "afterwards")
-    return [_given_up(chance, made[number], lease) for number in range(calls)]
+    seated = _seated(chance, [made[number] for number in range(calls)])
+    return [_given_up(chance, call, lease) for call in seated]
+
+
+def _seated(chance: random.Random, calls: list[Planned]) -> Iterator[Planned]:
+    """The calls, with sessions for those that need one: each has a few calls of one agent, one session after the other."""
+    left: dict[int, tuple[str, int]] = {}
+    for call in calls:
+        if call.tool != "sit":
+            yield call
+            continue
+        session, more = left.get(call.agent, ("", 0))
+        if not more:
+            session, more = f"s-{call.key}", chance.randint(*_SESSION)
+        left[call.agent] = (session, more - 1)
+        yield msgspec.structs.replace(call, session=session)
 
 
 def _given_up(chance: random.Random, call: Planned, lease: float) -> Planned:
@@ -84,7 +105,7 @@ def _given_up(chance: random.Random, call: Planned, lease: float) -> Planned:
         return msgspec.structs.replace(call, cancel=round(chance.uniform(0.0, 0.3), 3))
     tool, seconds = chance.choice(_LONG), call.timeout * 0.8
     arguments = {"key": call.key} | ({"pieces": 200, "delay": seconds / 200} if tool == "story" else {"seconds": seconds})
-    return msgspec.structs.replace(call, tool=tool, arguments=arguments, cancel=round(lease * chance.uniform(0.05, 1.5), 3))
+    return msgspec.structs.replace(call, tool=tool, arguments=arguments, session="", cancel=round(lease * chance.uniform(0.05, 1.5), 3))
 
 
 def _twin(first: Planned, number: int, calls: int, agents: int, *, later: bool) -> Planned:
@@ -114,6 +135,8 @@ def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poi
             arguments["seconds"] = round(lease * chance.uniform(0.5, 1.5), 2)
         case "pay":
             arguments["seconds"] = round(chance.uniform(0.0, 0.3), 3)
+        case "sit":
+            arguments["seconds"] = round(chance.choice((0.0, 0.1, lease)) * chance.random(), 3)
         case "hang":
             timeout = 2 * lease
         case _:

@@ -31,7 +31,7 @@ from tests.chaos.history import (
 from tests.chaos.options import Options
 from tests.chaos.oracle import Violation, judge
 from tests.chaos.oracle.outputs import expected
-from tests.chaos.plan import Planned, babble, inner, plan, story
+from tests.chaos.plan import Planned, babble, inner, story
 from tests.chaos.report import recoveries, report, text
 
 AGENT, WORKER = 100, 200
@@ -47,7 +47,13 @@ TWIN = msgspec.structs.replace(SHARED, key="a1-000006", agent=1)
 # One fails at first; one is cancelled, together with what it calls.
 FLAKY = Planned("a1-000007", 1, "flaky", {"key": "a1-000007", "fails": 1}, 0.9, 60.0)
 DEEP = Planned("a0-000008", 0, "deep", {"key": "a0-000008", "seconds": 48.0}, 0.9, 60.0, cancel=0.5)
-PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH, SHARED, TWIN, FLAKY, DEEP]
+# A session whose worker dies between its second and third call.
+SITS = [
+    Planned(key, 0, "sit", {"key": key, "seconds": 0.0}, 0.9, 60.0, session="s")
+    for key in ("a0-000009", "a0-000010", "a0-000011", "a0-000012")
+]
+SEATS = [f"{call.key}:{seat}" for call, seat in zip(SITS, ("1.5:1", "1.5:2", "2.7:1", "2.7:2"), strict=True)]
+PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH, SHARED, TWIN, FLAKY, DEEP, *SITS]
 RUN_A, RUN_B = (list(babble(BABBLE.key, run, 4)) for run in ("a", "b"))
 SAID, OTHER = ("".join(babble(SHARED.key, run, 4)) for run in ("a", "b"))
 GIVEN_UP = ("dead", "1-1", '{"arguments":{"key":"a0-000004"}}')
@@ -87,6 +93,14 @@ def clean() -> list[AnyRecord]:
         Left(8.6, DEEP.key, 1, WORKER, "cancelled"),
         Left(8.7, inner(DEEP.key), 1, WORKER, "cancelled"),
     ]
+    for number, (planned, seat) in enumerate(zip(SITS, SEATS, strict=True)):
+        at = 9.0 + number / 10
+        records += [
+            Issued(at, planned.key, AGENT),
+            Begun(at, planned.key, 1, WORKER, f"sit{number}"),
+            Left(at, planned.key, 1, WORKER, "done"),
+            Ended(at, planned.key, f"sit{number}", AGENT, at, True, seat),
+        ]
     records.append(Issued(5.0, CRASH.key, AGENT))
     for attempt in range(1, 6):
         records.append(Begun(5 + attempt / 10, CRASH.key, attempt, WORKER + attempt))
@@ -210,6 +224,16 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
         "cancelled",
         ECHO.key,
     ),
+    "a session that goes back": (changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3"), "session", SITS[3].key),
+    "two lives of a session in turns": (
+        lambda records: changed(Ended, SITS[1].key, output=f"{SITS[1].key}:2.7:3")(
+            changed(Ended, SITS[2].key, output=f"{SITS[2].key}:1.5:2")(records)
+        ),
+        "session",
+        SITS[2].key,
+    ),
+    "two calls that are one to their session": (changed(Ended, SITS[1].key, output=f"{SITS[1].key}:1.5:1"), "session", SITS[1].key),
+    "an answer of another call's seat": (changed(Ended, SITS[1].key, output=SEATS[0]), "one-end", SITS[1].key),
     "text of another call": (seen(STORY, "".join(story("a0-000009", 6))), "address", STORY.key),
     "an unreadable frame that nobody planted": (with_(Counted(7.0, "agent-1", 1)), "address", ""),
     "once work done twice": (with_(Begun(9.0, PAY.key, 2, WORKER + 30)), "executions", PAY.key),
@@ -325,43 +349,9 @@ def test_the_report_counts_and_names_violations() -> None:
     found = report(OPTIONS, PLANNED, records, judge(OPTIONS, PLANNED, records), 10.0)
     assert not found.passed
     assert found.results["crash"] == {"tool_error/max_deliveries": 1}
-    assert (found.calls, found.kills, found.faults) == (8, 6, {"kill": 1})
+    assert (found.calls, found.kills, found.faults) == (12, 6, {"kill": 1})
     assert ECHO.key in text(found)
     assert msgspec.json.decode(msgspec.json.encode(found))["violations"][0]["rule"] == "one-end"
-
-
-def test_the_plan_is_the_seeds() -> None:
-    """The same seed plans the same calls, another one others; half of them are streams."""
-    one, same, other = (plan(seed, 10_000, 5, poisoned=True, timeout=60.0, lease=2.0) for seed in (1, 1, 2))
-    assert one == same
-    assert one != other
-    assert len({call.key for call in one}) == 10_000
-    assert 0.4 < sum(call.streaming for call in one) / 10_000 < 0.6
-    assert [call.key for call in one] == [f"a{number % 5}-{number:06d}" for number in range(10_000)]
-    assert {"crash", "segfault", "hang", "block", "hog", "endless"} <= {call.tool for call in one}
-
-
-def test_idempotency_keys_are_shared_by_two_calls() -> None:
-    """Each key has two calls with the same arguments: of one agent or of two, at one moment or one after the other."""
-    pairs: dict[str, list[Planned]] = {}
-    for call in plan(1, 4000, 5, poisoned=True, timeout=60.0, lease=2.0):
-        if call.shares:
-            pairs.setdefault(call.shares, []).append(call)
-    assert 100 < len(pairs) < 300
-    for first, second in pairs.values():
-        assert first.key == first.work == second.work != second.key
-        assert (first.tool, first.arguments) == (second.tool, second.arguments)
-        assert (second.due == first.due) != (second.follows == first.key)
-    assert {len({call.agent for call in pair}) for pair in pairs.values()} == {1, 2}
-
-
-def test_some_calls_are_cancelled_before_their_end() -> None:
-    """Calls that would go on for long are always cancelled, and some others too; all in time."""
-    cancelled = [call for call in plan(1, 4000, 5, poisoned=True, timeout=60.0, lease=2.0) if call.cancel is not None]
-    long = [call for call in cancelled if call.arguments.get("seconds", 0) > 40 or call.arguments.get("pieces", 0) == 200]
-    assert {call.tool for call in long} == {"silent", "deep", "story"}
-    assert 20 < len(long) < 0.7 * len(cancelled) < 140
-    assert all(call.cancel < 5 for call in cancelled if call.cancel is not None)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

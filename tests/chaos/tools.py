@@ -11,9 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tests.chaos import plan
 from tests.chaos.history import Begun, Journal, Left
+from tests.chaos.seats import Seats
 from toolbus import Retry, ToolError, invocation, tool
 
 SERVICE = "chaos"
+SERVICES = (SERVICE, Seats.id)
+"""The services of a run, by the names of their queues."""
+
 # A failed run may be tried again as often as one whose worker died.
 _RETRY = Retry(attempts=5, delay=0.05, most=1.0)
 
@@ -22,8 +26,8 @@ Record = Callable[[str], AbstractContextManager[None]]
 Tools = list[Callable[..., object]]
 
 
-def define(journal: Journal, revision: int) -> Tools:
-    """The tools of this process, in one of the two revisions of their descriptors."""
+def define(journal: Journal, revision: int) -> list[object]:
+    """What this process serves, in one of the two revisions of their descriptors."""
 
     @contextmanager
     def record(key: str) -> Iterator[None]:
@@ -38,7 +42,7 @@ def define(journal: Journal, revision: int) -> Tools:
         finally:
             journal.write(Left(time.monotonic(), key, attempt, pid, how))
 
-    return [*_answers(record, revision), *_streams(record), *_failures(record), *_poison(record)]
+    return [*_answers(record, revision), *_streams(record), *_failures(record), *_poison(record), Seats(record)]
 
 
 def _answers(record: Record, revision: int) -> Tools:

@@ -10,6 +10,7 @@ The rules, by the names that violations carry:
 - ``executions``: a call runs at most ``max_deliveries`` times, and work that is ``once`` at most once.
 - ``shared``: calls with one idempotency key have one answer, of one call.
 - ``cancelled``: a cancelled call ends at once, and its handler soon.
+- ``session``: a sticky session has one life after the other, and each answers every call of it once.
 - ``processes``: nobody died who was not killed, and whoever was told to go went.
 """
 
@@ -23,12 +24,27 @@ from tests.chaos.oracle.ends import ends, letters, truth
 from tests.chaos.oracle.executions import executions, lifetimes
 from tests.chaos.oracle.keys import keys
 from tests.chaos.oracle.rest import memory, processes, rest
+from tests.chaos.oracle.sessions import sessions
 from tests.chaos.oracle.streams import addresses, streams
 from tests.chaos.plan import Planned
 
 __all__ = ["Violation", "judge"]
 
-RULES: tuple[Rule, ...] = (ends, truth, letters, streams, addresses, executions, lifetimes, keys, cancellations, rest, memory, processes)
+RULES: tuple[Rule, ...] = (
+    ends,
+    truth,
+    letters,
+    streams,
+    addresses,
+    executions,
+    lifetimes,
+    keys,
+    cancellations,
+    sessions,
+    rest,
+    memory,
+    processes,
+)
 
 
 def judge(options: Options, planned: list[Planned], history: History) -> list[Violation]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tests.chaos.history import Ended, Planted
 from tests.chaos.oracle.case import Case, Violation, short
 from tests.chaos.oracle.outputs import expected
+from tests.chaos.oracle.sessions import bad_seat
 from tests.chaos.oracle.streams import bad_babble
 from tests.chaos.plan import Planned
 
@@ -40,6 +41,8 @@ def _wrong_success(case: Case, planned: Planned, ended: Ended) -> str:
         return "a success although no handler ever began"
     if planned.tool == "babble":
         return bad_babble(planned, ended.output or "", whole=True)
+    if planned.tool == "sit":
+        return bad_seat(planned, ended.output or "")
     right = expected(planned)
     if right is None:
         return f"a success of {planned.tool}, which can't succeed"
