@@ -15,7 +15,7 @@ import msgspec
 import redis
 import redis.asyncio as aredis
 
-from tests.chaos import snapshot
+from tests.chaos import backlog, snapshot
 from tests.chaos.faults import Faults
 from tests.chaos.history import Ended, Journal, Sample, State
 from tests.chaos.nursery import Order
@@ -24,6 +24,7 @@ from tests.chaos.pool import Child, Pool
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import schedule
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.broker.keys import Keys
 
 _PROGRESS_EVERY = 5.0
 _SAMPLE_EVERY = 1.0
@@ -90,6 +91,8 @@ class Driver:
         self._start = time.monotonic()
         for slot in range(options.workers):
             await self._hire(slot)
+        if options.backlog:
+            await self._pile_up()
         for index in range(options.agents):
             await self._enlist(index)
         self._start = time.monotonic()
@@ -108,12 +111,28 @@ class Driver:
                 break
         return time.monotonic() - self._start
 
+    async def _pile_up(self) -> None:
+        """Queue the backlog, as soon as there is a worker that serves it."""
+        queue = Keys(self.options.namespace).queue(backlog.SERVICE)
+        async with asyncio.timeout(_LEAVE):
+            while True:
+                if await self.client.exists(queue):
+                    break
+                await asyncio.sleep(_POLL)
+        took = await backlog.publish(self.client, self.options.namespace, self.options.backlog)
+        self._tell(f"{self._clock()} {self.options.backlog} requests without a caller are queued ({took:.0f} s)")
+        self._start = time.monotonic()
+
     async def _rest(self) -> None:
         """Wait until the server holds nothing of any call, and write its state down."""
-        limit = time.monotonic() + 10 * self.options.lease + 10
+        least, limit = float("inf"), 0.0
         while True:
             state = await self._state("quiet")
             rests = snapshot.at_rest(state)
+            held = sum(queue.length for queue in state.queues)
+            if held < least:
+                # A backlog takes its time, as long as it grows smaller.
+                least, limit = held, time.monotonic() + 10 * self.options.lease + 10
             if rests or time.monotonic() > limit:
                 break
             await asyncio.sleep(_POLL)

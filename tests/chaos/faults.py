@@ -13,6 +13,7 @@ from typing import Protocol
 
 import redis.asyncio as aredis
 
+from tests.chaos import backlog
 from tests.chaos.history import Hit, Journal, Planted
 from tests.chaos.options import Options
 from tests.chaos.pool import Child
@@ -154,7 +155,8 @@ class Faults:
         return f"for {fault.lasts:.1f} s", ()
 
     async def _group_destroy(self, fault: Fault) -> tuple[str, tuple[int, ...]]:
-        service = SERVICES[int(fault.pick * len(SERVICES))]
+        services = (*SERVICES, backlog.SERVICE) if self._stage.options.backlog else SERVICES
+        service = services[int(fault.pick * len(services))]
         await self._command("XGROUP", "DESTROY", self._key(f"q:{service}"), "g")
         return f"of {service}", ()
 

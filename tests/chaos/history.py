@@ -7,7 +7,7 @@ behind. Times are ``time.monotonic()``, which all processes of a machine share.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -202,9 +202,14 @@ class Journal:
 
 
 class History:
-    """All records of a run."""
+    """All records of a run.
 
-    def __init__(self, records: Iterable[AnyRecord]) -> None:
+    Args:
+        runs: how often each request of the backlog was run, and lastly how often requests that were never queued.
+    """
+
+    def __init__(self, records: Iterable[AnyRecord], runs: Sequence[int] = (0,)) -> None:
+        self.runs = runs
         self._by_type: dict[type[Record], list[Record]] = {}
         for record in sorted(records, key=lambda record: record.at):
             self._by_type.setdefault(type(record), []).append(record)

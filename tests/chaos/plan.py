@@ -24,6 +24,9 @@ _ORDINARY = _ANSWERS | _STREAMS
 _POISON = ("crash", "segfault", "hang", "block", "hog", "endless")
 STREAMS = frozenset({*_STREAMS, "endless"})
 POISON = frozenset(_POISON)
+FAILING = frozenset({"flaky", "stumble"})
+"""Tools that fail in their first attempts."""
+
 # What can go on for long without saying anything that is not known beforehand.
 _LONG = ("silent", "deep", "story")
 # How many calls a session has.

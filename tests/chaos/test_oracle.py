@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.chaos.backlog import count
 from tests.chaos.history import (
     Agent,
     AnyRecord,
@@ -304,6 +305,35 @@ def test_a_handler_that_nobody_can_reach_may_go_on() -> None:
     for kind, pids, right in (("stop", (WORKER,), True), ("partition", (), True), ("stop", (WORKER + 1,), False), ("kill", (), False)):
         assert (violations(with_(Hit(8.4, kind, 12.4, "", pids))(late(clean()))) == []) is right
     assert violations(with_(Hit(8.4, "partition", 8.6, ""))(late(clean())))
+
+
+def test_a_worker_that_leaves_answers_what_it_had_begun_of_a_session() -> None:
+    """While it drains, a session has calls at the old worker and at the new one; before that, it has not."""
+    late = changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3")
+    assert violations(with_(Hit(9.25, "term", 9.25, "", (1,)))(late(clean()))) == []
+    for hit in (Hit(9.25, "term", 9.25, "", (2,)), Hit(9.9, "term", 9.9, "", (1,)), Hit(9.25, "kill", 9.25, "", (1,))):
+        assert [found.rule for found in violations(with_(hit)(late(clean())))] == ["session"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "right"),
+    [((1, 1, 5, 0), True), ((1, 0, 1, 0), False), ((1, 6, 1, 0), False), ((1, 1, 1, 1), False), ((1, 1, 0), False)],
+)
+def test_each_request_of_the_backlog_is_run(runs: tuple[int, ...], right: bool) -> None:
+    """At least once, at most as often as it is delivered, and nothing else; a group made anew delivers anew, and lost data is lost."""
+    options = msgspec.structs.replace(OPTIONS, backlog=3)
+    assert (judge(options, PLANNED, History(clean(), runs)) == []) is right
+    destroyed = with_(Hit(3.0, "group-destroy", 3.0, "of heap"))(clean())
+    assert (judge(options, PLANNED, History(destroyed, runs)) == []) is (right or runs == (1, 6, 1, 0))
+    lossy = msgspec.structs.replace(options, faults=("flushall",))
+    assert (judge(lossy, PLANNED, History(clean(), runs)) == []) is (right or runs == (1, 0, 1, 0))
+
+
+def test_runs_of_the_backlog_are_counted_from_what_its_workers_left(tmp_path: Path) -> None:
+    """Four bytes a run, in any number of files; a number cut short by a kill is none, and one that is too large counts at the end."""
+    (tmp_path / "worker-1.ticks").write_bytes(b"".join(number.to_bytes(4, "little") for number in (0, 2, 2, 7)) + b"\x01")
+    (tmp_path / "worker-2.ticks").write_bytes((0).to_bytes(4, "little"))
+    assert list(count(tmp_path, 3)) == [2, 0, 2, 1]
 
 
 def test_unknown_outcomes_are_for_once_work_only() -> None:

@@ -11,6 +11,7 @@ The rules, by the names that violations carry:
 - ``shared``: calls with one idempotency key have one answer, of one call.
 - ``cancelled``: a cancelled call ends at once, and its handler soon.
 - ``session``: a sticky session has one life after the other, and each answers every call of it once.
+- ``backlog``: each request without a caller is run, and at most ``max_deliveries`` times.
 - ``processes``: nobody died who was not killed, and whoever was told to go went.
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from tests.chaos.history import History
 from tests.chaos.options import Options
+from tests.chaos.oracle.backlog import backlog
 from tests.chaos.oracle.cancellations import cancellations
 from tests.chaos.oracle.case import Case, Rule, Violation
 from tests.chaos.oracle.ends import ends, letters, truth
@@ -41,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     keys,
     cancellations,
     sessions,
+    backlog,
     rest,
     memory,
     processes,
