@@ -293,3 +293,15 @@ def test_a_counter_that_begins_anew_is_none_that_was(pool: Pool) -> None:
         time.sleep(0.002)
         pool.reap()
     assert len(seen) == 3
+
+
+def test_what_a_draining_consumer_renews_is_left_to_it(pool: Pool) -> None:
+    """It is not registered any more, and finishes what runs; when it has not renewed that for a lease it is dead."""
+    kept, lost = pool.take("other", 2)
+    pool.redis.zrem(pool.live, "pool/other")
+    pool.leave(kept, "other", 0.9)
+    pool.leave(lost, "other", 1.1)
+    assert pool.reap() == [lost]
+    assert pool.owner(kept) == "other"
+    pool.leave(kept, "other", 1.1)
+    assert pool.reap() == [kept]

@@ -111,11 +111,14 @@ for _, consumer in ipairs(consumers) do
   local instance = name:match('^~to:(.*)$') or name
   if not waits(name) then workers = workers + 1 end
   if instance ~= me then
-    local lease_end = lease_end_of(KEYS[3], fence, ARGV[2], instance, now) or 0
+    local registered = lease_end_of(KEYS[3], fence, ARGV[2], instance, now)
+    local lease_end = registered or 0
     if lease_end < now and held > 0 and #dead < 64 and name ~= '~back' then
-      local pending = redis.call('XPENDING', queue, 'g', '-', '+', 64, name)
+      -- Who is not registered any more may be draining: what it finishes it renews, and that is left alone.
+      local idle = (registered or waits(name)) and 0 or lease
+      local pending = redis.call('XPENDING', queue, 'g', 'IDLE', idle, '-', '+', 64, name)
       -- What must run alone waits half a lease for a worker that holds nothing, before others make room for it.
-      dead[#dead + 1] = {name, pending, lease_end > now - lease / 2}
+      if #pending > 0 then dead[#dead + 1] = {name, pending, lease_end > now - lease / 2} end
     elseif lease_end < now and held == 0 then
       -- Nothing pending, so deleting the consumer drops nothing. A consumer that comes back finds no counter: unequal.
       redis.call('XGROUP', 'DELCONSUMER', queue, 'g', name)
