@@ -24,7 +24,6 @@ from tests.chaos.pool import Child, Pool
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import schedule
 from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.keys import Keys
 
 _PROGRESS_EVERY = 5.0
 _SAMPLE_EVERY = 1.0
@@ -88,11 +87,11 @@ class Driver:
     async def _calls(self) -> float:
         """Start everybody, apply the faults, and wait until every call has ended."""
         options = self.options
+        if options.backlog:
+            await self._pile_up()
         self._start = time.monotonic()
         for slot in range(options.workers):
             await self._hire(slot)
-        if options.backlog:
-            await self._pile_up()
         for index in range(options.agents):
             await self._enlist(index)
         self._start = time.monotonic()
@@ -112,16 +111,9 @@ class Driver:
         return time.monotonic() - self._start
 
     async def _pile_up(self) -> None:
-        """Queue the backlog, as soon as there is a worker that serves it."""
-        queue = Keys(self.options.namespace).queue(backlog.SERVICE)
-        async with asyncio.timeout(_LEAVE):
-            while True:
-                if await self.client.exists(queue):
-                    break
-                await asyncio.sleep(_POLL)
+        """Queue the backlog, before there is a worker that takes of it."""
         took = await backlog.publish(self.client, self.options.namespace, self.options.backlog)
-        self._tell(f"{self._clock()} {self.options.backlog} requests without a caller are queued ({took:.0f} s)")
-        self._start = time.monotonic()
+        self._tell(f"{self.options.backlog} requests without a caller are queued ({took:.0f} s)")
 
     async def _rest(self) -> None:
         """Wait until the server holds nothing of any call, and write its state down."""

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Issued, State
+from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Hit, Issued, State
 from tests.chaos.options import Options
 from tests.chaos.plan import Planned
+from tests.chaos.schedule import KINDS
 
 # Seconds by which clocks, journals and busy machines may differ from what is right.
 MARGIN = 5.0
@@ -43,11 +44,18 @@ class Case:
         for begun in history.of(Begun):
             self.begun[begun.key].append(begun)
         self.exits = {gone.pid: gone for gone in history.of(Exited)}
+        # An agent that can't be heard of for as long counts as gone: what runs for it is stopped, and nobody answers it.
+        unheard = max(10.0, 2 * options.lease) - MARGIN
+        self.blackouts = [hit for hit in history.of(Hit) if KINDS[hit.kind].outage and hit.until - hit.at > unheard]
         self.states = {state.name: state for state in history.of(State)}
 
     def failures(self, key: str) -> int:
         """How many of the calls with this idempotency key ended without success."""
         return sum(not ended.success for call in self.shared.get(key, ()) for ended in self.ended.get(call.key, ()))
+
+    def was_cut_off(self, ended: Ended) -> bool:
+        """Whether the agent could not be heard of for so long, while it waited for the call, that it counted as gone."""
+        return any(hit.at < ended.at and hit.until > ended.began for hit in self.blackouts)
 
     def executions(self, key: str) -> int:
         """How often a call's handler began."""

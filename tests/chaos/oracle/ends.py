@@ -57,6 +57,8 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
         return "" if any(call.key in case.cancelled for call in by) else f"{told}, and nobody cancelled it"
     if case.options.lossy and ended.error in {"deadline_exceeded", "outcome_unknown", "unavailable"}:
         return ""
+    if case.was_cut_off(ended) and ended.error in {"deadline_exceeded", "outcome_unknown"}:
+        return ""
     if ended.error in {"unavailable", "overloaded"}:
         return f"refused as {told}, but its handler began {began} times" if began else ""
     # Any call may be given up, once faults have taken as many runs from it as poison gets; a first delivery counts before it runs.
