@@ -40,6 +40,11 @@ _KINDS_HELP = "\b\nKinds of faults (those with * are not in a default run):\n" +
 @click.option("--lease", type=click.FloatRange(0.5, 60), default=2.0, show_default=True, help="toolbus's lease, in seconds.")
 @click.option("--timeout", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds an ordinary call may take.")
 @click.option("--backlog", type=click.IntRange(1, MOST), default=1_000_000, show_default=True, help="Requests of the fault `backlog`.")
+@click.option(
+    "--other",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with the `toolbus` of another version, for every second process: a git worktree, or what `pip install --target` made.",
+)
 @click.option("--persistence/--no-persistence", default=True, show_default=True, help="Whether the server writes an append-only file.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report there, as JSON.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep history and logs in this new folder.")
@@ -55,6 +60,7 @@ def main(
     lease: float,
     timeout: float,
     backlog: int,
+    other: Path | None,
     persistence: bool,
     json_file: Path | None,
     keep: Path | None,
@@ -70,6 +76,7 @@ def main(
       python -m tests.chaos --minutes 5
       python -m tests.chaos --seed 7 --minutes 1 --faults kill,stop,reset
       python -m tests.chaos --faults kill,backlog --backlog 100000
+      git worktree add --detach ../old v0.1 && python -m tests.chaos --other ../old
       python -m tests.chaos --no-persistence --faults kill,server-kill,flushall
     """
     kinds = _kinds(faults)
@@ -84,6 +91,7 @@ def main(
         durable=persistence,
         lease=lease,
         timeout=timeout,
+        other="" if other is None else str(_with_package(other)),
         backlog=backlog if BACKLOG in kinds else 0,
     )
     if show_schedule:
@@ -112,6 +120,12 @@ def run(options: Options, folder: Path) -> Report:
     seconds = asyncio.run(Driver(options, folder, click.echo).run())
     history = History(read(folder / "history"), count(folder / "history", options.backlog))
     return report(options, planned, history, judge(options, planned, history), seconds)
+
+
+def _with_package(other: Path) -> Path:
+    if not (other / "toolbus" / "__init__.py").is_file():
+        raise click.BadParameter(f"there is no package toolbus in {other}", param_hint="--other")
+    return other
 
 
 def _kinds(given: str | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -47,10 +48,12 @@ class Driver:
         self.journal = Journal(self._history, "driver")
         self.server = EmbeddedServer(data_dir=folder / "server", appendonly=options.durable, config={"enable-debug-command": "local"})
         self.faults = Faults(self)
-        self._pool = Pool(self.journal, self._on_death)
+        self._pool = Pool(self.journal, _mixed(folder, options.other), self._on_death)
+        self._started: Counter[str] = Counter()
         self._workers: dict[int, Child] = {}
         self._agents: dict[int, Child] = {}
         self._born = 0
+        self._start = time.monotonic()
         self._closing = False
         self._ended = 0
         self._read_to: dict[Path, int] = {}
@@ -176,6 +179,7 @@ class Driver:
 
     def _order(self, role: Literal["worker", "agent"], index: int, *, through_proxy: bool) -> Order:
         self._born += 1
+        self._started[role] += 1
         chance = random.Random(f"{self.options.seed} {self._born}")
         return Order(
             role=role,
@@ -184,6 +188,7 @@ class Driver:
             options=self.options,
             history=str(self._history),
             logs=str(self._logs),
+            other=bool(self.options.other) and self._started[role] % 2 == 0,
             index=index,
             revision=chance.randrange(2) if "versions" in self.options.faults else 0,
             start=self._start,
@@ -241,6 +246,17 @@ class Driver:
 
     def _clock(self) -> str:
         return f"[{time.monotonic() - self._start:5.0f} s]"
+
+
+def _mixed(folder: Path, other: str) -> Path | None:
+    """A folder from which this program is imported, with the other version of toolbus."""
+    if not other:
+        return None
+    mixed = folder / "other"
+    mixed.mkdir()
+    (mixed / "toolbus").symlink_to(Path(other).resolve() / "toolbus")
+    (mixed / "tests").symlink_to(Path(__file__).resolve().parents[1])
+    return mixed
 
 
 async def _until(moment: float) -> None:

@@ -106,10 +106,11 @@ class Left(Record, frozen=True):
 
 
 class Started(Record, frozen=True):
-    """The driver started a process."""
+    """The driver started a process; ``other`` is whether it imports the other version of toolbus."""
 
     role: str
     pid: int
+    other: bool = False
 
 
 class Exited(Record, frozen=True):

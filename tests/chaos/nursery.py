@@ -31,6 +31,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: of its history and its log.
         url: where it finds the server, perhaps through the proxy.
+        other: whether it is to be forked by the nursery that has imported the other version of toolbus.
         index: of an agent.
         revision: of a worker's descriptors.
         history, logs: folders.
@@ -43,6 +44,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     history: str
     logs: str
+    other: bool = False
     index: int = 0
     revision: int = 0
     start: float = 0.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tests.chaos.history import Begun, Ended, Exited, History, Hit, Issued
+from tests.chaos.history import Begun, Ended, Exited, History, Hit, Issued, Started
 from tests.chaos.options import Options
 from tests.chaos.oracle import Violation
 from tests.chaos.oracle.sessions import answers, seat
@@ -37,6 +37,7 @@ class Report(msgspec.Struct, frozen=True):
         recoveries: for streams whose worker was killed in mid-stream, the longest silence their caller sat through.
         resets: streams that began anew.
         reruns: calls that were begun more than once, though their tools don't fail at first.
+        others: processes that imported the other version of toolbus.
         sessions, moves: sticky sessions, and how often one began anew because its worker was gone.
         backlog, backlog_reruns: requests without a caller, and how many of them were run more than once.
     """
@@ -52,6 +53,7 @@ class Report(msgspec.Struct, frozen=True):
     recoveries: Times
     resets: int
     reruns: int
+    others: int
     sessions: int
     moves: int
     backlog: int
@@ -86,6 +88,7 @@ def report(options: Options, planned: list[Planned], history: History, violation
         recoveries=recoveries(history),
         resets=sum(len(record.segments) - 1 for record in ended if record.segments),
         reruns=sum(count > 1 for key, count in begun.items() if tools.get(key) not in FAILING),
+        others=sum(started.other for started in history.of(Started)),
         sessions=len(lives),
         moves=sum(count - 1 for count in lives.values()),
         backlog=options.backlog,
@@ -132,6 +135,8 @@ def text(found: Report) -> str:
         f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}",
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"),
     ]
+    if options.other:
+        lines.append(f"processes with the version in {options.other}: {found.others}")
     if found.sessions:
         lines.append(f"sessions: {found.sessions}, begun anew at another worker: {found.moves}")
     if options.backlog:

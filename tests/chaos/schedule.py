@@ -40,7 +40,9 @@ KINDS: dict[str, Kind] = {
     "group-destroy": Kind(1, (0, 0), "XGROUP DESTROY of the consumer group"),
     "script-flush": Kind(2, (0, 0), "SCRIPT FLUSH"),
     "malformed": Kind(12, (0, 0), "requests and frames that nobody can read, straight onto the streams"),
-    "versions": Kind(0, (0, 0), "workers come in two revisions of their descriptors"),
+    "versions": Kind(
+        0, (0, 0), "workers come in two revisions of their descriptors, of this version of toolbus (for another version see --other)"
+    ),
     BACKLOG: Kind(0, (0, 0), "requests without a caller are queued before the first call (see --backlog)"),
     POISON: Kind(0, (0, 0), "some calls crash, hang, block or flood their worker"),
     "flushall": Kind(0.4, (0, 0), "FLUSHALL (calls may then end deadline_exceeded or outcome_unknown)"),

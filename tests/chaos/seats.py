@@ -7,8 +7,13 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
-from toolbus import Session, ToolService, invocation, tool
+from toolbus import ToolService, invocation, tool
+
+if TYPE_CHECKING:
+    # Another version that takes part in a run may not have it.
+    from toolbus import Session
 
 
 class Seats(ToolService):

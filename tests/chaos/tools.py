@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from tests.chaos import plan
 from tests.chaos.history import Begun, Journal, Left
 from tests.chaos.seats import Seats
-from toolbus import Retry, ToolError, invocation, tool
+from toolbus import Retry, ToolError, ToolService, invocation, tool
 
 SERVICE = "chaos"
 SERVICES = (SERVICE, Seats.id)
@@ -42,7 +42,9 @@ def define(journal: Journal, revision: int) -> list[object]:
         finally:
             journal.write(Left(time.monotonic(), key, attempt, pid, how))
 
-    return [*_answers(record, revision), *_streams(record), *_failures(record), *_poison(record), Seats(record)]
+    # A version that does not know sticky sessions must not serve them.
+    seats = [Seats(record)] if hasattr(ToolService, "sticky_sessions") else []
+    return [*_answers(record, revision), *_streams(record), *_failures(record), *_poison(record), *seats]
 
 
 def _answers(record: Record, revision: int) -> Tools:
