@@ -22,6 +22,8 @@ from tests.chaos.schedule import Fault
 from tests.chaos.tools import SERVICE, SERVICES
 from toolbus.broker.embedded import EmbeddedServer
 
+# A server with a large backlog takes its time to read its file.
+_RESTART_WITHIN = 120.0
 _FAR = b"99999999999999"
 _REQUESTS: tuple[dict[bytes, bytes], ...] = (
     {b"r": b"not json", b"d": _FAR},
@@ -147,7 +149,7 @@ class Faults:
         async with self._server:
             await asyncio.to_thread(self._stage.server.kill)
             await asyncio.sleep(fault.lasts)
-            await asyncio.to_thread(self._stage.server.start)
+            await asyncio.to_thread(self._stage.server.start, _RESTART_WITHIN)
         return f"and started after {fault.lasts:.1f} s", ()
 
     async def _client_pause(self, fault: Fault) -> tuple[str, tuple[int, ...]]:

@@ -222,6 +222,21 @@ def test_a_worker_that_leaves_answers_what_it_had_begun_of_a_session() -> None:
         assert [found.rule for found in violations(with_(hit)(late(clean())))] == ["session"]
 
 
+def test_a_run_that_goes_on_is_not_begun_again() -> None:
+    """Not while its worker lives and can be heard; one that was stopped or cut off may have lost it, and another call is another matter."""
+    again = with_(Begun(2.15, STORY.key, 2, WORKER + 60, "id2"), Left(2.18, STORY.key, 2, WORKER + 60, "done"))
+    assert {found.rule for found in violations(again(clean()))} == {"executions"}
+    for hit, right in (
+        (Hit(1.0, "stop", 2.1, "", (WORKER,)), True),
+        (Hit(1.0, "stop", 2.1, "", (WORKER + 1,)), False),
+        (Hit(1.0, "partition", 2.1, ""), True),
+        (Hit(2.0, "term", 2.0, "", (WORKER,)), False),
+    ):
+        assert (violations(with_(hit)(again(clean()))) == []) is right
+    other = with_(Begun(2.15, STORY.key, 2, WORKER + 60, "another"), Left(2.18, STORY.key, 2, WORKER + 60, "done"))
+    assert violations(other(clean())) == []
+
+
 def test_unknown_outcomes_are_for_once_work_only() -> None:
     """``outcome_unknown`` is an answer for work that must not be repeated, and a violation for all else."""
     fields = {"success": False, "output": None, "error": "outcome_unknown"}

@@ -23,7 +23,7 @@ from tests.chaos.oracle.backlog import backlog
 from tests.chaos.oracle.cancellations import cancellations
 from tests.chaos.oracle.case import Case, Rule, Violation
 from tests.chaos.oracle.ends import ends, letters, truth
-from tests.chaos.oracle.executions import executions, lifetimes
+from tests.chaos.oracle.executions import executions, lifetimes, overlaps
 from tests.chaos.oracle.keys import keys
 from tests.chaos.oracle.rest import memory, processes, rest
 from tests.chaos.oracle.sessions import sessions
@@ -39,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     streams,
     addresses,
     executions,
+    overlaps,
     lifetimes,
     keys,
     cancellations,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from tests.chaos.history import Hit, Left
 from tests.chaos.oracle.case import MARGIN, Case, Violation
 from tests.chaos.plan import inner
+
+# What takes no living worker's lease or entries away.
+_HEARABLE = frozenset({"kill", "term", "agent-kill", "agent-stop", "malformed", "script-flush"})
 
 
 def executions(case: Case) -> Iterator[Violation]:
@@ -29,6 +33,33 @@ def executions(case: Case) -> Iterator[Violation]:
         if planned.tool == "pay" and len(begun) > 1:
             told = ", ".join(f"attempt {record.attempt} in {record.pid} at {record.at:.3f}" for record in begun)
             yield Violation("executions", f"once work began {len(begun)} times: {told}", key)
+
+
+def overlaps(case: Case) -> Iterator[Violation]:
+    """No run of a call begins while an earlier one goes on in a worker that was there to be heard all the time, draining or not."""
+    left = {(record.key, record.pid, record.attempt): record.at for record in case.history.of(Left)}
+    hits = [hit for hit in case.history.of(Hit) if hit.kind not in _HEARABLE]
+    within = 3 * case.options.lease + MARGIN
+    for key, records in case.begun.items():
+        for one, following in itertools.pairwise(records):
+            gone = case.exits.get(one.pid)
+            over = left.get((key, one.pid, one.attempt), float("inf") if gone is None else gone.at)
+            if one.call != following.call or over <= following.at or _blocked(case, one.pid, following.at - within):
+                continue
+            recent = [hit for hit in hits if hit.at < following.at and hit.until > following.at - within]
+            if all(hit.pids and one.pid not in hit.pids for hit in recent):
+                told = f"attempt {following.attempt} began in process {following.pid} while attempt {one.attempt} ran in {one.pid}"
+                yield Violation("executions", told, key)
+
+
+def _blocked(case: Case, pid: int, since: float) -> bool:
+    """Whether a handler may have held the process's event loop."""
+    return any(
+        begun.pid == pid and begun.at + planned.arguments["seconds"] > since
+        for key, planned in case.planned.items()
+        if planned.tool == "block"
+        for begun in case.begun.get(key, ())
+    )
 
 
 def lifetimes(case: Case) -> Iterator[Violation]:
