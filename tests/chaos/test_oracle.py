@@ -258,6 +258,7 @@ def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
     assert violations(with_(Hit(0.5, "server-kill", 9.5, ""))(lost(clean()))) == []
     assert violations(with_(Hit(0.5, "server-kill", 2.5, ""))(lost(clean())))
     assert violations(with_(Hit(4.5, "server-kill", 13.5, ""))(lost(clean())))
+    assert violations(with_(Hit(-20.0, "server-kill", -10.0, ""))(lost(clean())))
 
 
 def test_a_group_made_anew_counts_deliveries_anew() -> None:

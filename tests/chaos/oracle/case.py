@@ -55,7 +55,8 @@ class Case:
 
     def was_cut_off(self, ended: Ended) -> bool:
         """Whether the agent could not be heard of for so long, while it waited for the call, that it counted as gone."""
-        return any(hit.at < ended.at and hit.until > ended.began for hit in self.blackouts)
+        # It is back a moment after the outage, and not all of its connections at once.
+        return any(hit.at < ended.at and hit.until + MARGIN > ended.began for hit in self.blackouts)
 
     def executions(self, key: str) -> int:
         """How often a call's handler began."""
