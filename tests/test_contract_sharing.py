@@ -10,7 +10,7 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import ConfigurationError, Finished, Settings, Text, ToolError, invocation, tool
+from toolbus import ConfigurationError, Finished, Retry, Settings, Text, ToolError, invocation, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -59,12 +59,32 @@ async def fragile() -> str:
     return "well"
 
 
+@tool(service="sharing", effect="idempotent", retry=Retry(attempts=2, delay=0.01))
+async def trying() -> str:
+    """Fail while the stage says so, and be tried again."""
+    stage.starts.append(invocation().id)
+    if stage.fail:
+        raise ToolError("not now", code="busy", retryable=True)
+    return "well"
+
+
 @tool(service="sharing", effect="once")
 async def fragile_once() -> str:
     """Fail while the stage says so, with an effect."""
     stage.starts.append(invocation().id)
     if stage.fail:
         raise ToolError("not now", code="busy")
+    return "well"
+
+
+@tool(service="sharing", effect="once")
+async def lingering_once() -> str:
+    """Have an effect, and never come to an end."""
+    stage.starts.append(invocation().id)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        stage.cancelled += 1
     return "well"
 
 
@@ -161,6 +181,17 @@ async def test_a_failure_frees_the_key(place: Place) -> None:
         assert len(stage.starts) == 2
 
 
+async def test_a_failure_that_is_given_up_frees_the_key(place: Place) -> None:
+    """Also when the last attempt has failed and the request has become a dead letter, the next call runs the tool again."""
+    async with place.serving(trying) as bus:
+        stage.fail = True
+        failed = await bus.call("trying", idempotency_key="k")
+        assert failed.error is not None
+        assert (failed.error.code, len(stage.starts)) == ("busy", 2)
+        stage.fail = False
+        assert (await bus.call("trying", idempotency_key="k")).output == "well"
+
+
 async def test_a_failure_of_once_work_keeps_the_key(place: Place) -> None:
     """What may have had its effect is not run again under the same key: its failure is the answer."""
     async with place.serving(fragile_once) as bus:
@@ -169,6 +200,20 @@ async def test_a_failure_of_once_work_keeps_the_key(place: Place) -> None:
             failed = await bus.call("fragile_once", idempotency_key="k")
             assert failed.error is not None
             assert failed.error.code == "busy"
+        assert len(stage.starts) == 1
+
+
+async def test_once_work_that_was_cancelled_while_it_ran_keeps_the_key(place: Place) -> None:
+    """Its effect may have happened, so the same key does not run it again: the next caller is told that nobody knows."""
+    async with place.serving(lingering_once) as bus:
+        cancelled = asyncio.create_task(bus.call("lingering_once", idempotency_key="k"))
+        await eventually(lambda: stage.starts)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await eventually(lambda: stage.cancelled)
+        again = await bus.call("lingering_once", idempotency_key="k")
+        assert again.error is not None
+        assert (again.error.type, again.error.code) == ("outcome_unknown", "cancelled")
         assert len(stage.starts) == 1
 
 

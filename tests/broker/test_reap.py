@@ -75,6 +75,21 @@ class Pool:
         keys = (2, self.queue, self.fence)
         return [self.redis.eval(scripts.COUNT.source, *keys, consumer, "one", counter, *pair) for pair in self.attempts.items()]
 
+    def renew(self, consumer: str, counter: bytes, *ids: bytes) -> tuple[bytes, list[bytes]]:
+        """Renew as a consumer that knows this counter; what it is told of its counter, and what it has lost."""
+        held = [word for entry in ids for word in (entry, 1)]
+        answer: Any = self.redis.eval(scripts.RENEW.source, 2, self.queue, self.fence, consumer, "one", counter, *held)
+        return answer[1], answer[2]
+
+    def lease_over(self, consumer: str) -> None:
+        """End a consumer's lease, and sweep it away."""
+        self.redis.zrem(self.live, f"pool/{consumer}")
+
+    def owner(self, entry: bytes) -> str:
+        """Who has a pending entry."""
+        (pending,) = self.redis.xpending_range(self.queue, "g", entry, entry, 1)
+        return str(pending["consumer"].decode())
+
     def delivered(self) -> list[int]:
         """The delivery counts of everything pending."""
         return [entry["times_delivered"] for entry in self.redis.xpending_range(self.queue, "g", "-", "+", 100)]
@@ -297,3 +312,32 @@ def test_what_is_taken_over_brings_the_note_of_its_deadline(pool: Pool) -> None:
     pool.redis.set(pool.notes + ids[1].decode(), "1 2 3", px=60_000)
     pool.reap()
     assert pool.noted == {ids[0]: b"", ids[1]: b"1 2 3"}
+def test_a_forgotten_consumer_is_told_nothing_that_could_come_true(pool: Pool) -> None:
+    """Deleted for want of a lease and of entries, it takes some, loses them, and is deleted again: they must not look like its own."""
+    pool.redis.xgroup_createconsumer(pool.queue, "g", "other")
+    pool.lease_over("other")
+    assert pool.reap() == []
+    assert pool.counter("other") is None
+    known, _ = pool.renew("other", b"")
+    (entry,) = pool.take("other", 1)
+    assert pool.renew("other", known, entry)[1] == []
+    assert pool.reap() == [entry]
+    assert pool.reap() == []
+    assert pool.counter("other") is None
+    assert pool.renew("other", known, entry)[1] == [entry]
+    assert pool.owner(entry) == "mine"
+
+
+def test_a_counter_that_begins_anew_is_none_that_was(pool: Pool) -> None:
+    """Each time a forgotten consumer loses entries its counter begins anew, with a number that it never had."""
+    seen = set()
+    for _ in range(3):
+        pool.lease_over("other")
+        pool.reap()
+        (entry,) = pool.take("other", 1)
+        assert pool.reap() == [entry]
+        seen.add(pool.counter("other"))
+        assert pool.counter("mine") is not None
+        time.sleep(0.002)
+        pool.reap()
+    assert len(seen) == 3

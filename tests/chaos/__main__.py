@@ -13,13 +13,14 @@ from pathlib import Path
 import click
 import msgspec
 
+from tests.chaos.backlog import MOST, count
 from tests.chaos.driver import Driver
 from tests.chaos.history import History, read
 from tests.chaos.options import Options
 from tests.chaos.oracle import judge
 from tests.chaos.plan import plan
 from tests.chaos.report import Report, report, text
-from tests.chaos.schedule import DEFAULT, KINDS, schedule
+from tests.chaos.schedule import BACKLOG, DEFAULT, KINDS, schedule
 
 _CALLS_A_MINUTE = 4000
 
@@ -38,6 +39,12 @@ _KINDS_HELP = "\b\nKinds of faults (those with * are not in a default run):\n" +
 @click.option("--intensity", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Factor on how often faults happen.")
 @click.option("--lease", type=click.FloatRange(0.5, 60), default=2.0, show_default=True, help="toolbus's lease, in seconds.")
 @click.option("--timeout", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds an ordinary call may take.")
+@click.option("--backlog", type=click.IntRange(1, MOST), default=1_000_000, show_default=True, help="Requests of the fault `backlog`.")
+@click.option(
+    "--other",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with the `toolbus` of another version, for every second process: a git worktree, or what `pip install --target` made.",
+)
 @click.option("--persistence/--no-persistence", default=True, show_default=True, help="Whether the server writes an append-only file.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report there, as JSON.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep history and logs in this new folder.")
@@ -52,6 +59,8 @@ def main(
     intensity: float,
     lease: float,
     timeout: float,
+    backlog: int,
+    other: Path | None,
     persistence: bool,
     json_file: Path | None,
     keep: Path | None,
@@ -66,19 +75,24 @@ def main(
     Examples:
       python -m tests.chaos --minutes 5
       python -m tests.chaos --seed 7 --minutes 1 --faults kill,stop,reset
+      python -m tests.chaos --faults kill,backlog --backlog 100000
+      git worktree add --detach ../old v0.1 && python -m tests.chaos --other ../old
       python -m tests.chaos --no-persistence --faults kill,server-kill,flushall
     """
+    kinds = _kinds(faults)
     options = Options(
         seed=random.SystemRandom().randrange(1_000_000) if seed is None else seed,
         seconds=minutes * 60,
         calls=calls or max(1, round(_CALLS_A_MINUTE * minutes)),
         agents=agents,
         workers=workers,
-        faults=_kinds(faults),
+        faults=kinds,
         intensity=intensity,
         durable=persistence,
         lease=lease,
         timeout=timeout,
+        other="" if other is None else str(_with_package(other)),
+        backlog=backlog if BACKLOG in kinds else 0,
     )
     if show_schedule:
         for fault in schedule(options.seed, options.seconds, options.faults, lease=lease, intensity=intensity):
@@ -104,8 +118,14 @@ def run(options: Options, folder: Path) -> Report:
     # Told to stop, it cleans up as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seconds = asyncio.run(Driver(options, folder, click.echo).run())
-    history = History(read(folder / "history"))
+    history = History(read(folder / "history"), count(folder / "history", options.backlog))
     return report(options, planned, history, judge(options, planned, history), seconds)
+
+
+def _with_package(other: Path) -> Path:
+    if not (other / "toolbus" / "__init__.py").is_file():
+        raise click.BadParameter(f"there is no package toolbus in {other}", param_hint="--other")
+    return other
 
 
 def _kinds(given: str | None) -> tuple[str, ...]:

@@ -7,15 +7,17 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from tests.chaos.history import Agent, Counted, Ended, Issued, Journal
+from tests.chaos.history import Agent, Cancelled, Counted, Ended, Issued, Journal, read
 from tests.chaos.nursery import Order
 from tests.chaos.plan import POISON, Planned, plan
 from toolbus import BrokerError, Call, Finished, Reset, Text, ToolBus, ToolResult, telemetry
 from toolbus import Started as CallStarted
+from toolbus.options import CallOptions
 
 _COUNT_EVERY = 2.0
 
@@ -26,11 +28,17 @@ def main(order: Order) -> None:
 
 
 def calls_of(order: Order) -> list[Planned]:
-    """The calls that are still this agent's to make."""
+    """The calls that are still this agent's to make: those that its predecessors did not make, or can be found again and had not ended."""
     options = order.options
-    done = set(order.done)
     everything = plan(options.seed, options.calls, options.agents, poisoned=options.poisoned, timeout=options.timeout, lease=options.lease)
-    return [call for call in everything if call.agent == order.index and call.key not in done]
+    made: set[str] = set()
+    ended: set[str] = set()
+    for record in read(Path(order.history), f"agent-{order.index}-*"):
+        if isinstance(record, Issued):
+            made.add(record.key)
+        elif isinstance(record, Ended):
+            ended.add(record.key)
+    return [call for call in everything if call.agent == order.index and call.key not in (ended if call.shares else made)]
 
 
 async def _live(order: Order) -> None:
@@ -58,14 +66,19 @@ async def _live(order: Order) -> None:
 
 async def _make_calls(order: Order, journal: Journal, bus: ToolBus) -> None:
     slots = asyncio.Semaphore(order.options.in_flight)
+    mine = await asyncio.to_thread(calls_of, order)
+    made: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as tasks:
-        for call in calls_of(order):
+        for call in mine:
             wait = order.start + call.due * order.options.seconds - time.monotonic()
             if wait > 0:
                 await asyncio.sleep(wait)
             await slots.acquire()
-            task = tasks.create_task(_make(journal, bus, call))
+            # What it follows was begun before it, so that it waits in its slot for something that has one.
+            task = tasks.create_task(_make(journal, bus, call, after=made.pop(call.follows, None)))
             task.add_done_callback(lambda _: slots.release())
+            if call.shares:
+                made[call.key] = task
 
 
 async def _count(journal: Journal, bus: ToolBus) -> None:
@@ -74,15 +87,39 @@ async def _count(journal: Journal, bus: ToolBus) -> None:
         journal.write(Counted(time.monotonic(), bus.agent, bus.statistics()["malformed"]))
 
 
-async def _make(journal: Journal, bus: ToolBus, planned: Planned) -> None:
+async def _make(journal: Journal, bus: ToolBus, planned: Planned, *, after: asyncio.Task[None] | None) -> None:
+    if after is not None:
+        await after
     journal.write(Issued(time.monotonic(), planned.key, os.getpid()))
     began = time.monotonic()
+    options: CallOptions = {"user": "chaos", "timeout": planned.timeout, "wait": True}
+    if planned.shares:
+        options["idempotency_key"] = planned.shares
+    if planned.session:
+        options["session"] = planned.session
     if planned.streaming:
-        call = bus.stream(planned.tool, planned.arguments, user="chaos", timeout=planned.timeout, wait=True)
-        await _read(journal, call, planned, began)
+        await _read(journal, bus.stream(planned.tool, planned.arguments, **options), planned, began)
         return
-    result = await bus.call(planned.tool, planned.arguments, user="chaos", timeout=planned.timeout, wait=True)
+    if planned.cancel is None:
+        result = await bus.call(planned.tool, planned.arguments, **options)
+    else:
+        result = await _result_until(journal, bus.stream(planned.tool, planned.arguments, **options), planned, planned.cancel)
     journal.write(_ended(planned, result, began))
+
+
+async def _result_until(journal: Journal, call: Call, planned: Planned, seconds: float) -> ToolResult:
+    """The result of a call that is cancelled when it takes longer."""
+    timer = asyncio.get_running_loop().call_later(seconds, _cancel, journal, call, planned)
+    try:
+        return await call.result()
+    finally:
+        timer.cancel()
+
+
+def _cancel(journal: Journal, call: Call, planned: Planned) -> None:
+    if not call.done:
+        journal.write(Cancelled(time.monotonic(), planned.key, os.getpid()))
+        call.cancel()
 
 
 async def _read(journal: Journal, call: Call, planned: Planned, began: float) -> None:
@@ -90,23 +127,33 @@ async def _read(journal: Journal, call: Call, planned: Planned, began: float) ->
     pieces = finished = 0
     first = ""
     heard, silence = began, (began, began)
-    result = ToolResult()
-    async with call:
-        async for event in call.events():
-            now = time.monotonic()
-            if now - heard > silence[1] - silence[0] and first:
-                silence = (heard, now)
-            heard = now
-            if isinstance(event, Text):
-                segments[-1].append(event.text)
-                pieces += 1
-            elif isinstance(event, Reset):
-                segments.append([])
-            elif isinstance(event, CallStarted):
-                first = event.worker
-            elif isinstance(event, Finished):
-                finished += 1
-                result = event.result
+    result: ToolResult | None = None
+    # Leaving a stream cancels it.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(planned.cancel), call:
+            async for event in call.events():
+                now = time.monotonic()
+                if now - heard > silence[1] - silence[0] and first:
+                    silence = (heard, now)
+                heard = now
+                if isinstance(event, Text):
+                    segments[-1].append(event.text)
+                    pieces += 1
+                elif isinstance(event, Reset):
+                    segments.append([])
+                elif isinstance(event, CallStarted):
+                    first = event.worker
+                elif isinstance(event, Finished):
+                    finished += 1
+                    result = event.result
+    if result is None:
+        journal.write(Cancelled(time.monotonic(), planned.key, os.getpid()))
+        # One that had not yet been published when its time was up is still to be ended.
+        call.cancel()
+        result, finished = await call.result(), 1
+        if result.success:
+            # Its end had come and was not read any more.
+            segments = [[result.output or ""]]
     ended = _ended(planned, result, began)
     told = tuple("".join(segment) for segment in segments)
     if planned.tool in POISON:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +16,9 @@ import msgspec
 import redis
 import redis.asyncio as aredis
 
-from tests.chaos import snapshot
+from tests.chaos import backlog, snapshot
 from tests.chaos.faults import Faults
-from tests.chaos.history import Ended, Issued, Journal, Sample, State, read
+from tests.chaos.history import Ended, Journal, Sample, State
 from tests.chaos.nursery import Order
 from tests.chaos.options import Options
 from tests.chaos.pool import Child, Pool
@@ -47,10 +48,12 @@ class Driver:
         self.journal = Journal(self._history, "driver")
         self.server = EmbeddedServer(data_dir=folder / "server", appendonly=options.durable, config={"enable-debug-command": "local"})
         self.faults = Faults(self)
-        self._pool = Pool(self.journal, self._on_death)
+        self._pool = Pool(self.journal, _mixed(folder, options.other), self._on_death)
+        self._started: Counter[str] = Counter()
         self._workers: dict[int, Child] = {}
         self._agents: dict[int, Child] = {}
         self._born = 0
+        self._start = time.monotonic()
         self._closing = False
         self._ended = 0
         self._read_to: dict[Path, int] = {}
@@ -87,6 +90,8 @@ class Driver:
     async def _calls(self) -> float:
         """Start everybody, apply the faults, and wait until every call has ended."""
         options = self.options
+        if options.backlog:
+            await self._pile_up()
         self._start = time.monotonic()
         for slot in range(options.workers):
             await self._hire(slot)
@@ -108,12 +113,21 @@ class Driver:
                 break
         return time.monotonic() - self._start
 
+    async def _pile_up(self) -> None:
+        """Queue the backlog, before there is a worker that takes of it."""
+        took = await backlog.publish(self.client, self.options.namespace, self.options.backlog)
+        self._tell(f"{self.options.backlog} requests without a caller are queued ({took:.0f} s)")
+
     async def _rest(self) -> None:
         """Wait until the server holds nothing of any call, and write its state down."""
-        limit = time.monotonic() + 10 * self.options.lease + 10
+        least, limit = float("inf"), 0.0
         while True:
             state = await self._state("quiet")
             rests = snapshot.at_rest(state)
+            held = sum(queue.length for queue in state.queues)
+            if held < least:
+                # A backlog takes its time, as long as it grows smaller.
+                least, limit = held, time.monotonic() + 10 * self.options.lease + 10
             if rests or time.monotonic() > limit:
                 break
             await asyncio.sleep(_POLL)
@@ -161,14 +175,11 @@ class Driver:
         self._workers[slot] = await self._pool.spawn(self._order("worker", slot, through_proxy=slot % 2 == 1))
 
     async def _enlist(self, index: int) -> None:
-        done: tuple[str, ...] = ()
-        if index in self._agents:
-            records = await asyncio.to_thread(lambda: list(read(self._history, f"agent-{index}-*")))
-            done = tuple(record.key for record in records if isinstance(record, Issued))
-        self._agents[index] = await self._pool.spawn(self._order("agent", index, through_proxy=index % 2 == 0, done=done))
+        self._agents[index] = await self._pool.spawn(self._order("agent", index, through_proxy=index % 2 == 0))
 
-    def _order(self, role: Literal["worker", "agent"], index: int, *, through_proxy: bool, done: tuple[str, ...] = ()) -> Order:
+    def _order(self, role: Literal["worker", "agent"], index: int, *, through_proxy: bool) -> Order:
         self._born += 1
+        self._started[role] += 1
         chance = random.Random(f"{self.options.seed} {self._born}")
         return Order(
             role=role,
@@ -177,10 +188,10 @@ class Driver:
             options=self.options,
             history=str(self._history),
             logs=str(self._logs),
+            other=bool(self.options.other) and self._started[role] % 2 == 0,
             index=index,
             revision=chance.randrange(2) if "versions" in self.options.faults else 0,
             start=self._start,
-            done=done,
         )
 
     def _on_death(self, child: Child, status: int) -> None:
@@ -235,6 +246,17 @@ class Driver:
 
     def _clock(self) -> str:
         return f"[{time.monotonic() - self._start:5.0f} s]"
+
+
+def _mixed(folder: Path, other: str) -> Path | None:
+    """A folder from which this program is imported, with the other version of toolbus."""
+    if not other:
+        return None
+    mixed = folder / "other"
+    mixed.mkdir()
+    (mixed / "toolbus").symlink_to(Path(other).resolve() / "toolbus")
+    (mixed / "tests").symlink_to(Path(__file__).resolve().parents[1])
+    return mixed
 
 
 async def _until(moment: float) -> None:

@@ -13,14 +13,17 @@ from typing import Protocol
 
 import redis.asyncio as aredis
 
+from tests.chaos import backlog
 from tests.chaos.history import Hit, Journal, Planted
 from tests.chaos.options import Options
 from tests.chaos.pool import Child
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import Fault
-from tests.chaos.tools import SERVICE
+from tests.chaos.tools import SERVICE, SERVICES
 from toolbus.broker.embedded import EmbeddedServer
 
+# A server with a large backlog takes its time to read its file.
+_RESTART_WITHIN = 120.0
 _FAR = b"99999999999999"
 _REQUESTS: tuple[dict[bytes, bytes], ...] = (
     {b"r": b"not json", b"d": _FAR},
@@ -146,7 +149,7 @@ class Faults:
         async with self._server:
             await asyncio.to_thread(self._stage.server.kill)
             await asyncio.sleep(fault.lasts)
-            await asyncio.to_thread(self._stage.server.start)
+            await asyncio.to_thread(self._stage.server.start, _RESTART_WITHIN)
         return f"and started after {fault.lasts:.1f} s", ()
 
     async def _client_pause(self, fault: Fault) -> tuple[str, tuple[int, ...]]:
@@ -154,8 +157,10 @@ class Faults:
         return f"for {fault.lasts:.1f} s", ()
 
     async def _group_destroy(self, fault: Fault) -> tuple[str, tuple[int, ...]]:
-        await self._command("XGROUP", "DESTROY", self._key(f"q:{SERVICE}"), "g")
-        return "", ()
+        services = (*SERVICES, backlog.SERVICE) if self._stage.options.backlog else SERVICES
+        service = services[int(fault.pick * len(services))]
+        await self._command("XGROUP", "DESTROY", self._key(f"q:{service}"), "g")
+        return f"of {service}", ()
 
     async def _script_flush(self, fault: Fault) -> tuple[str, tuple[int, ...]]:
         await self._command("SCRIPT", "FLUSH")

@@ -7,7 +7,7 @@ behind. Times are ``time.monotonic()``, which all processes of a machine share.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -67,6 +67,13 @@ class Ended(Record, frozen=True):
     silence: tuple[float, float] = (0.0, 0.0)
 
 
+class Cancelled(Record, frozen=True):
+    """An agent cancels a call, or leaves its stream, before its end."""
+
+    key: str
+    pid: int
+
+
 class Counted(Record, frozen=True):
     """An agent's own count of frames it could not read, since it started."""
 
@@ -78,11 +85,12 @@ class Counted(Record, frozen=True):
 
 
 class Begun(Record, frozen=True):
-    """A handler begins; written before it does anything."""
+    """A handler begins; written before it does anything. ``call`` is the id of the call that it runs for."""
 
     key: str
     attempt: int
     pid: int
+    call: str = ""
 
 
 class Left(Record, frozen=True):
@@ -98,10 +106,11 @@ class Left(Record, frozen=True):
 
 
 class Started(Record, frozen=True):
-    """The driver started a process."""
+    """The driver started a process; ``other`` is whether it imports the other version of toolbus."""
 
     role: str
     pid: int
+    other: bool = False
 
 
 class Exited(Record, frozen=True):
@@ -173,7 +182,7 @@ class State(Record, frozen=True):
     workers: tuple[int, ...] = ()
 
 
-AnyRecord = Agent | Issued | Ended | Counted | Begun | Left | Started | Exited | Hit | Planted | Sample | State
+AnyRecord = Agent | Issued | Ended | Cancelled | Counted | Begun | Left | Started | Exited | Hit | Planted | Sample | State
 
 R = TypeVar("R", bound=Record)
 
@@ -194,9 +203,14 @@ class Journal:
 
 
 class History:
-    """All records of a run."""
+    """All records of a run.
 
-    def __init__(self, records: Iterable[AnyRecord]) -> None:
+    Args:
+        runs: how often each request of the backlog was run, and lastly how often requests that were never queued.
+    """
+
+    def __init__(self, records: Iterable[AnyRecord], runs: Sequence[int] = (0,)) -> None:
+        self.runs = runs
         self._by_type: dict[type[Record], list[Record]] = {}
         for record in sorted(records, key=lambda record: record.at):
             self._by_type.setdefault(type(record), []).append(record)

@@ -31,10 +31,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: of its history and its log.
         url: where it finds the server, perhaps through the proxy.
+        other: whether it is to be forked by the nursery that has imported the other version of toolbus.
         index: of an agent.
         revision: of a worker's descriptors.
         history, logs: folders.
-        start, done: of an agent: the run's beginning (monotonic), and the keys of calls made by its predecessors.
+        start: of an agent: the run's beginning (monotonic).
     """
 
     role: Literal["worker", "agent"]
@@ -43,10 +44,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     history: str
     logs: str
+    other: bool = False
     index: int = 0
     revision: int = 0
     start: float = 0.0
-    done: tuple[str, ...] = ()
 
 
 class Born(msgspec.Struct, frozen=True, tag=True):

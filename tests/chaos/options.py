@@ -20,6 +20,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         lease: as in toolbus's settings.
         timeout: seconds each ordinary call may take.
         in_flight: most calls that an agent has at once.
+        other: a folder with another version's package ``toolbus``, which every second process imports; empty for none.
+        backlog: requests without a caller that are queued before the first call.
         memory: MiB by which the server or a process may grow.
     """
 
@@ -35,6 +37,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 60.0
     in_flight: int = 24
     max_deliveries: int = 5
+    other: str = ""
+    backlog: int = 0
     memory: float = 96.0
     namespace: str = "chaos"
 

@@ -11,15 +11,41 @@ import msgspec
 POISON_SHARE = 0.004
 """Part of all calls that are poison, when poison is among the faults."""
 
+SHARED_SHARE = 0.05
+"""Part of all calls that are made once more with the same idempotency key."""
+
+CANCELLED_SHARE = 0.03
+"""Part of all calls that their agent cancels after a moment."""
+
 # Half of the calls are streams. Weights in thousandths.
-_ORDINARY = {"echo": 370, "pay": 80, "nested": 40, "silent": 10, "story": 370, "babble": 130}
+_ANSWERS = {"echo": 280, "pay": 80, "nested": 40, "silent": 10, "deep": 10, "flaky": 30, "sit": 50}
+_STREAMS = {"story": 330, "babble": 130, "stumble": 40}
+_ORDINARY = _ANSWERS | _STREAMS
 _POISON = ("crash", "segfault", "hang", "block", "hog", "endless")
-STREAMS = frozenset({"story", "babble", "endless"})
+STREAMS = frozenset({*_STREAMS, "endless"})
 POISON = frozenset(_POISON)
+FAILING = frozenset({"flaky", "stumble"})
+"""Tools that fail in their first attempts."""
+
+# What can go on for long without saying anything that is not known beforehand.
+_LONG = ("silent", "deep", "story")
+# How many calls a session has.
+_SESSION = (2, 8)
+# When a second call with an idempotency key is made: with the first by the same agent or by another, or when it has ended.
+_MANNERS = ("together", "elsewhere", "afterwards")
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One call: ``key`` is its identity everywhere, also over attempts; ``due`` is from 0 to 1 of the run's time."""
+    """One call.
+
+    Attributes:
+        key: its identity everywhere, also over attempts.
+        due: when it is made, from 0 to 1 of the run's time.
+        shares: its idempotency key, which another call has too; empty without one.
+        follows: the key of a call of the same agent that must have ended before this one is made.
+        session: whose state the tool keeps in its process.
+        cancel: seconds after which its agent cancels it, unless it has ended; None: never.
+    """
 
     key: str
     agent: int
@@ -27,22 +53,72 @@ class Planned(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
     due: float
     timeout: float
+    shares: str = ""
+    follows: str = ""
+    session: str = ""
+    cancel: float | None = None
 
     @property
     def streaming(self) -> bool:
         """Whether the agent reads it as a stream."""
         return self.tool in STREAMS
 
+    @property
+    def work(self) -> str:
+        """What its handler knows it by: the key of the first call with its idempotency key, else its own."""
+        return str(self.arguments["key"])
+
 
 def plan(seed: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> list[Planned]:
-    """Every call of a run, in the order in which they are due."""
+    """Every call of a run, in the order in which agents make them."""
     chance = random.Random(f"calls {seed}")
-    return [_planned(chance, number, calls, agents, poisoned=poisoned, timeout=timeout, lease=lease) for number in range(calls)]
+    made: dict[int, Planned] = {}
+    for number in range(calls):
+        if number in made:
+            continue
+        call = made[number] = _planned(chance, number, calls, agents, poisoned=poisoned, timeout=timeout, lease=lease)
+        manner = chance.choice(_MANNERS) if chance.random() < SHARED_SHARE else ""
+        twin = number + (1 if manner == "elsewhere" else agents)
+        if manner and call.tool not in POISON and call.tool != "sit" and twin < calls and twin not in made:
+            made[number] = msgspec.structs.replace(call, shares=call.key)
+            made[twin] = _twin(made[number], twin, calls, agents, later=manner == "afterwards")
+    seated = _seated(chance, [made[number] for number in range(calls)])
+    return [_given_up(chance, call, lease) for call in seated]
+
+
+def _seated(chance: random.Random, calls: list[Planned]) -> Iterator[Planned]:
+    """The calls, with sessions for those that need one: each has a few calls of one agent, one session after the other."""
+    left: dict[int, tuple[str, int]] = {}
+    for call in calls:
+        if call.tool != "sit":
+            yield call
+            continue
+        session, more = left.get(call.agent, ("", 0))
+        if not more:
+            session, more = f"s-{call.key}", chance.randint(*_SESSION)
+        left[call.agent] = (session, more - 1)
+        yield msgspec.structs.replace(call, session=session)
+
+
+def _given_up(chance: random.Random, call: Planned, lease: float) -> Planned:
+    """A call that its agent may cancel: some while they are short, some that would go on for most of their time."""
+    if chance.random() > CANCELLED_SHARE or call.tool in POISON:
+        return call
+    if call.shares or chance.random() < 0.5:
+        return msgspec.structs.replace(call, cancel=round(chance.uniform(0.0, 0.3), 3))
+    tool, seconds = chance.choice(_LONG), call.timeout * 0.8
+    arguments = {"key": call.key} | ({"pieces": 200, "delay": seconds / 200} if tool == "story" else {"seconds": seconds})
+    return msgspec.structs.replace(call, tool=tool, arguments=arguments, session="", cancel=round(lease * chance.uniform(0.05, 1.5), 3))
+
+
+def _twin(first: Planned, number: int, calls: int, agents: int, *, later: bool) -> Planned:
+    """The same call with the same idempotency key, made at the same moment or when the first has ended."""
+    due, follows = (number / calls, first.key) if later else (first.due, "")
+    return msgspec.structs.replace(first, key=_key(number, agents), agent=number % agents, due=due, follows=follows)
 
 
 def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> Planned:
-    agent = number % agents
-    key = f"a{agent}-{number:06d}"
+    key = _key(number, agents)
     tool = chance.choices(list(_ORDINARY), list(_ORDINARY.values()))[0]
     if poisoned and chance.random() < POISON_SHARE:
         tool = chance.choice(_POISON)
@@ -52,17 +128,27 @@ def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poi
             arguments["text"] = f"{chance.getrandbits(64):016x}" * chance.choice((1, 1, 1, 8, 100))
         case "story" | "babble":
             arguments |= {"pieces": chance.randint(5, 40), "delay": chance.choice((0.0, 0.005, 0.02, 0.05))}
-        case "silent":
+        case "flaky":
+            arguments["fails"] = chance.choice((1, 1, 2))
+        case "stumble":
+            arguments |= {"pieces": chance.randint(5, 40), "delay": chance.choice((0.0, 0.005, 0.02)), "fails": chance.choice((1, 1, 2))}
+        case "silent" | "deep":
             arguments["seconds"] = round(lease * chance.uniform(1.2, 2.5), 2)
         case "block":
             arguments["seconds"] = round(lease * chance.uniform(0.5, 1.5), 2)
         case "pay":
             arguments["seconds"] = round(chance.uniform(0.0, 0.3), 3)
+        case "sit":
+            arguments["seconds"] = round(chance.choice((0.0, 0.1, lease)) * chance.random(), 3)
         case "hang":
             timeout = 2 * lease
         case _:
             pass
-    return Planned(key, agent, tool, arguments, number / calls, timeout)
+    return Planned(key, number % agents, tool, arguments, number / calls, timeout)
+
+
+def _key(number: int, agents: int) -> str:
+    return f"a{number % agents}-{number:06d}"
 
 
 def story(key: str, pieces: int) -> Iterator[str]:

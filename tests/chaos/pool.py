@@ -49,22 +49,33 @@ class Child:
 
 
 class Pool:
-    """Starts processes through the nursery, and knows which of them live.
+    """Starts processes through nurseries, and knows which of them live.
 
     Args:
+        other: a folder in which ``python -m tests.chaos.nursery`` imports another version of toolbus; None when there is only this one.
         on_death: called for each process that went, whether it was wanted or not.
     """
 
-    def __init__(self, journal: Journal, on_death: Callable[[Child, int], None]) -> None:
+    def __init__(self, journal: Journal, other: Path | None, on_death: Callable[[Child, int], None]) -> None:
+        self._other = other
         self._journal = journal
         self._on_death = on_death
         self._children: dict[int, Child] = {}
         self._orders: dict[str, tuple[Order, asyncio.Future[Child]]] = {}
-        self._reading: asyncio.Task[None] | None = None
+        # By whether it is the other version's.
+        self._nurseries: dict[bool, asyncio.subprocess.Process] = {}
+        self._reading: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the nursery."""
-        self._nursery = await asyncio.create_subprocess_exec(
+        """Start a nursery for each version."""
+        for folder in filter(None, (Path.cwd(), self._other)):
+            nursery = await self._open(folder)
+            self._nurseries[folder is self._other] = nursery
+            self._reading.append(asyncio.create_task(self._read(nursery)))
+
+    async def _open(self, folder: Path) -> asyncio.subprocess.Process:
+        # What is to be imported is first looked for in the folder in which it is started.
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tests.chaos.nursery",
@@ -72,24 +83,24 @@ class Pool:
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
             limit=_LINE_LIMIT,
+            cwd=folder,
         )
-        self._reading = asyncio.create_task(self._read())
 
     async def aclose(self) -> None:
-        """Close the nursery, which kills whatever is left."""
-        if self._reading is None:
-            return
-        assert self._nursery.stdin is not None
-        self._nursery.stdin.close()
-        await self._nursery.wait()
-        await self._reading
+        """Close the nurseries, which kill whatever is left."""
+        for nursery in self._nurseries.values():
+            assert nursery.stdin is not None
+            nursery.stdin.close()
+            await nursery.wait()
+        await asyncio.gather(*self._reading)
 
     async def spawn(self, order: Order) -> Child:
         """Start a process."""
-        assert self._nursery.stdin is not None
+        nursery = self._nurseries[order.other]
+        assert nursery.stdin is not None
         born: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._orders[order.name] = (order, born)
-        self._nursery.stdin.write(msgspec.json.encode(order) + b"\n")
+        nursery.stdin.write(msgspec.json.encode(order) + b"\n")
         return await born
 
     def living(self, role: str) -> list[Child]:
@@ -100,10 +111,10 @@ class Pool:
         """Resident bytes of every process, by ``role:pid``."""
         return {f"{child.order.role}:{child.pid}": child.memory for child in self._children.values()}
 
-    async def _read(self) -> None:
-        assert self._nursery.stdout is not None
+    async def _read(self, nursery: asyncio.subprocess.Process) -> None:
+        assert nursery.stdout is not None
         decoder = msgspec.json.Decoder(_Event)
-        async for line in self._nursery.stdout:
+        async for line in nursery.stdout:
             event = decoder.decode(line)
             if isinstance(event, Born):
                 self._born(event)
@@ -113,7 +124,7 @@ class Pool:
     def _born(self, event: Born) -> None:
         order, born = self._orders.pop(event.name)
         child = self._children[event.pid] = Child(order, event.pid)
-        self._journal.write(Started(time.monotonic(), order.role, event.pid))
+        self._journal.write(Started(time.monotonic(), order.role, event.pid, order.other))
         if not born.done():
             born.set_result(child)
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tests.chaos.history import Begun, Ended, Exited, History, Hit, Issued
+from tests.chaos.history import Begun, Ended, Exited, History, Hit, Issued, Started
 from tests.chaos.options import Options
 from tests.chaos.oracle import Violation
-from tests.chaos.plan import Planned
+from tests.chaos.oracle.sessions import answers, seat
+from tests.chaos.plan import FAILING, Planned
 
 _SHOWN = 20
 # A silence counts as a recovery when the stream's first worker was killed just before or within it.
@@ -35,7 +36,10 @@ class Report(msgspec.Struct, frozen=True):
         kills: worker processes that died, killed or of poison.
         recoveries: for streams whose worker was killed in mid-stream, the longest silence their caller sat through.
         resets: streams that began anew.
-        reruns: calls that were begun more than once.
+        reruns: calls that were begun more than once, though their tools don't fail at first.
+        others: processes that imported the other version of toolbus.
+        sessions, moves: sticky sessions, and how often one began anew because its worker was gone.
+        backlog, backlog_reruns: requests without a caller, and how many of them were run more than once.
     """
 
     options: Options
@@ -49,6 +53,11 @@ class Report(msgspec.Struct, frozen=True):
     recoveries: Times
     resets: int
     reruns: int
+    others: int
+    sessions: int
+    moves: int
+    backlog: int
+    backlog_reruns: int
     violations: list[Violation]
 
     @property
@@ -66,6 +75,7 @@ def report(options: Options, planned: list[Planned], history: History, violation
         how = "ok" if record.success else "/".join(filter(None, (record.error, record.code)))
         results.setdefault(tools[record.key], Counter())[how] += 1
     begun = Counter(record.key for record in history.of(Begun))
+    lives = {session: len({seat(ended)[0] for ended in answered}) for session, answered in answers(planned, ended).items() if answered}
     return Report(
         options=options,
         seconds=round(seconds, 1),
@@ -77,7 +87,12 @@ def report(options: Options, planned: list[Planned], history: History, violation
         faults=dict(sorted(Counter(hit.kind for hit in history.of(Hit) if not hit.what.startswith("failed")).items())),
         recoveries=recoveries(history),
         resets=sum(len(record.segments) - 1 for record in ended if record.segments),
-        reruns=sum(count > 1 for count in begun.values()),
+        reruns=sum(count > 1 for key, count in begun.items() if tools.get(key) not in FAILING),
+        others=sum(started.other for started in history.of(Started)),
+        sessions=len(lives),
+        moves=sum(count - 1 for count in lives.values()),
+        backlog=options.backlog,
+        backlog_reruns=sum(count > 1 for count in history.runs[:-1]),
         violations=violations,
     )
 
@@ -120,6 +135,12 @@ def text(found: Report) -> str:
         f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}",
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"),
     ]
+    if options.other:
+        lines.append(f"processes with the version in {options.other}: {found.others}")
+    if found.sessions:
+        lines.append(f"sessions: {found.sessions}, begun anew at another worker: {found.moves}")
+    if options.backlog:
+        lines.append(f"requests without a caller: {found.backlog}, run more than once: {found.backlog_reruns}")
     for tool, counts in found.results.items():
         lines.append(f"  {tool:9}" + ", ".join(f"{how} {count}" for how, count in sorted(counts.items(), key=lambda item: -item[1])))
     silence = f"longest silence p50 {times.p50:.2f} s, p99 {times.p99:.2f} s, most {times.most:.2f} s (lease {options.lease:g} s)"

@@ -19,6 +19,7 @@ class Kind(NamedTuple):
 
 
 POISON = "poison"
+BACKLOG = "backlog"
 
 KINDS: dict[str, Kind] = {
     "kill": Kind(40, (0, 0), "SIGKILL a worker; another is started"),
@@ -39,7 +40,10 @@ KINDS: dict[str, Kind] = {
     "group-destroy": Kind(1, (0, 0), "XGROUP DESTROY of the consumer group"),
     "script-flush": Kind(2, (0, 0), "SCRIPT FLUSH"),
     "malformed": Kind(12, (0, 0), "requests and frames that nobody can read, straight onto the streams"),
-    "versions": Kind(0, (0, 0), "workers come in two revisions of their descriptors"),
+    "versions": Kind(
+        0, (0, 0), "workers come in two revisions of their descriptors, of this version of toolbus (for another version see --other)"
+    ),
+    BACKLOG: Kind(0, (0, 0), "requests without a caller are queued before the first call (see --backlog)"),
     POISON: Kind(0, (0, 0), "some calls crash, hang, block or flood their worker"),
     "flushall": Kind(0.4, (0, 0), "FLUSHALL (calls may then end deadline_exceeded or outcome_unknown)"),
     "half-open": Kind(1, (0, 0), "a few connections through the proxy never carry a byte again, and nobody is told"),
@@ -49,7 +53,7 @@ KINDS: dict[str, Kind] = {
 LOSSY = frozenset({"flushall"})
 """Kinds that take the server's data away."""
 
-DEFAULT: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in LOSSY | {"half-open"})
+DEFAULT: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in LOSSY | {"half-open", BACKLOG})
 """The kinds of a run that does not say otherwise: what toolbus promises to survive without losing anything."""
 
 # An agent that could not be heard of for ten seconds counts as gone; faults that silence one may not add up to that.

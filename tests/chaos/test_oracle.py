@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.chaos.history import (
-    Agent,
-    AnyRecord,
     Begun,
+    Cancelled,
     Counted,
     Ended,
     Exited,
@@ -27,85 +25,37 @@ from tests.chaos.history import (
     State,
     read,
 )
-from tests.chaos.options import Options
-from tests.chaos.oracle import Violation, expected, judge
-from tests.chaos.plan import Planned, babble, inner, plan, story
+from tests.chaos.oracle import judge
+from tests.chaos.plan import inner, story
 from tests.chaos.report import recoveries, report, text
-
-AGENT, WORKER = 100, 200
-OPTIONS = Options(seconds=10.0, agents=2, calls=5, faults=("kill", "poison"))
-ECHO = Planned("a0-000000", 0, "echo", {"key": "a0-000000", "text": "hello"}, 0.0, 60.0)
-STORY = Planned("a1-000001", 1, "story", {"key": "a1-000001", "pieces": 6, "delay": 0.0}, 0.2, 60.0)
-BABBLE = Planned("a0-000002", 0, "babble", {"key": "a0-000002", "pieces": 4, "delay": 0.0}, 0.4, 60.0)
-PAY = Planned("a1-000003", 1, "pay", {"key": "a1-000003", "seconds": 0.0}, 0.6, 60.0)
-CRASH = Planned("a0-000004", 0, "crash", {"key": "a0-000004"}, 0.8, 60.0)
-PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH]
-RUN_A, RUN_B = (list(babble(BABBLE.key, run, 4)) for run in ("a", "b"))
-GIVEN_UP = ("dead", "1-1", '{"arguments":{"key":"a0-000004"}}')
-
-Change = Callable[[list[AnyRecord]], list[AnyRecord]]
-
-
-def clean() -> list[AnyRecord]:
-    """The history of a run in which all went well, though a worker was killed and a call was poison."""
-    records: list[AnyRecord] = [Agent(0.0, 0, "agent-0", AGENT), Agent(0.0, 1, "agent-1", AGENT + 1)]
-    for number, planned in enumerate(PLANNED[:4], 1):
-        output = "".join(RUN_A) if planned is BABBLE else expected(planned)
-        segments = (output or "",) if planned.streaming else ()
-        pid = AGENT + planned.agent
-        records += [
-            Issued(number, planned.key, pid),
-            Begun(number + 0.1, planned.key, 1, WORKER),
-            Left(number + 0.2, planned.key, 1, WORKER, "done"),
-            Ended(number + 0.3, planned.key, f"id{number}", pid, number, True, output, attempts=1, worker="w", segments=segments),
-        ]
-    records.append(Issued(5.0, CRASH.key, AGENT))
-    for attempt in range(1, 6):
-        records.append(Begun(5 + attempt / 10, CRASH.key, attempt, WORKER + attempt))
-        records.append(Exited(5 + attempt / 10, "worker", WORKER + attempt, 7, False))
-    records.append(Ended(6.0, CRASH.key, "id5", AGENT, 5.0, False, error="tool_error", code="max_deliveries", attempts=6))
-    records.append(Hit(4.0, "kill", 4.0, "worker", (WORKER + 9,)))
-    records.append(Exited(4.0, "worker", WORKER + 9, -9, True))
-    records += [Sample(float(second), 2_000_000, {f"worker:{WORKER}": 50_000_000}) for second in range(20)]
-    records.append(Counted(6.0, "agent-0", 0))
-    queue = Queue("tb:{chaos}:q:chaos", 0, 0, ("w", "~back"))
-    keys = (Key("q:chaos", 1000), Key("reg:items", -1), Key("rsp:agent-0", 9000))
-    records.append(State(20.0, "quiet", (queue,), keys, live=("w",), letters=(GIVEN_UP,), workers=(WORKER,)))
-    records.append(Exited(21.0, "worker", WORKER, 0, True))
-    records += [State(22.0, "closed", keys=(Key("log", 1000),)), State(30.0, "later", keys=(Key("log", 1000),))]
-    return records
-
-
-def violations(records: list[AnyRecord], options: Options = OPTIONS) -> list[Violation]:
-    """What the oracle says to a history."""
-    return judge(options, PLANNED, History(records))
-
-
-def without(kind: type, key: str = "") -> Change:
-    """A change that takes records away."""
-    return lambda records: [each for each in records if not (isinstance(each, kind) and key in {"", getattr(each, "key", "")})]
-
-
-def with_(*more: AnyRecord) -> Change:
-    """A change that adds records."""
-    return lambda records: [*records, *more]
-
-
-def changed(kind: type, which: str, **fields: object) -> Change:
-    """A change of a call's record, or of a state by its name."""
-
-    def change(records: list[AnyRecord]) -> list[AnyRecord]:
-        found = [each for each in records if isinstance(each, kind) and which in {getattr(each, "key", ""), getattr(each, "name", "")}]
-        assert found
-        return [msgspec.structs.replace(each, **fields) if each in found else each for each in records]
-
-    return change
-
-
-def seen(planned: Planned, *segments: str, output: str | None = None) -> Change:
-    """A change of what a stream's caller saw; the result says the same as its last segment, unless told."""
-    return changed(Ended, planned.key, segments=segments, output=segments[-1] if output is None else output)
-
+from tests.chaos.samples import (
+    AGENT,
+    BABBLE,
+    CRASH,
+    DEEP,
+    ECHO,
+    FLAKY,
+    OPTIONS,
+    OTHER,
+    PAY,
+    PLANNED,
+    RUN_A,
+    RUN_B,
+    SAID,
+    SEATS,
+    SHARED,
+    SITS,
+    STORY,
+    TWIN,
+    WORKER,
+    Change,
+    changed,
+    clean,
+    seen,
+    violations,
+    with_,
+    without,
+)
 
 TOLD = list(story(STORY.key, 6))
 QUEUE = Queue("tb:{chaos}:q:chaos", 0, 0, ())
@@ -159,6 +109,39 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
         "stream",
         STORY.key,
     ),
+    "two callers with one key and two answers": (seen(TWIN, OTHER), "shared", SHARED.key),
+    "one key that runs as two calls": (with_(Begun(7.15, SHARED.key, 1, WORKER + 32, "id8")), "shared", SHARED.key),
+    "a second caller's lost piece": (seen(TWIN, SAID[: len(SAID) // 2]), "stream", TWIN.key),
+    "a shared call of a killed agent that was not made again": (
+        lambda records: with_(Exited(7.2, "agent", AGENT, -9, True))(without(Ended, SHARED.key)(records)),
+        "one-end",
+        SHARED.key,
+    ),
+    "a failure that should have been tried again": (
+        changed(Ended, FLAKY.key, success=False, output=None, error="tool_error", code="not_yet"),
+        "one-end",
+        FLAKY.key,
+    ),
+    "a cancellation that nobody asked for": (without(Cancelled, DEEP.key), "one-end", DEEP.key),
+    "a cancelled call that ends late": (changed(Ended, DEEP.key, at=18.0), "cancelled", DEEP.key),
+    "a cancelled call that ends twice": (with_(Ended(8.6, DEEP.key, "id9", AGENT, 8.0, False, error="cancelled")), "one-end", DEEP.key),
+    "a handler that goes on when its call is cancelled": (changed(Left, DEEP.key, at=18.0), "cancelled", DEEP.key),
+    "a nested handler that goes on": (changed(Left, inner(DEEP.key), at=18.0), "cancelled", inner(DEEP.key)),
+    "a handler that goes on when its agent has died": (
+        lambda records: with_(Exited(1.15, "agent", AGENT, -9, True))(changed(Left, ECHO.key, at=30.5)(without(Ended, ECHO.key)(records))),
+        "cancelled",
+        ECHO.key,
+    ),
+    "a session that goes back": (changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3"), "session", SITS[3].key),
+    "two lives of a session in turns": (
+        lambda records: changed(Ended, SITS[1].key, output=f"{SITS[1].key}:2.7:3")(
+            changed(Ended, SITS[2].key, output=f"{SITS[2].key}:1.5:2")(records)
+        ),
+        "session",
+        SITS[2].key,
+    ),
+    "two calls that are one to their session": (changed(Ended, SITS[1].key, output=f"{SITS[1].key}:1.5:1"), "session", SITS[1].key),
+    "an answer of another call's seat": (changed(Ended, SITS[1].key, output=SEATS[0]), "one-end", SITS[1].key),
     "text of another call": (seen(STORY, "".join(story("a0-000009", 6))), "address", STORY.key),
     "an unreadable frame that nobody planted": (with_(Counted(7.0, "agent-1", 1)), "address", ""),
     "once work done twice": (with_(Begun(9.0, PAY.key, 2, WORKER + 30)), "executions", PAY.key),
@@ -206,6 +189,54 @@ def test_calls_of_a_killed_agent_need_no_result() -> None:
     assert violations(with_(killed)(without(Ended, ECHO.key)(clean()))) == []
 
 
+def test_a_shared_call_is_made_again_by_the_restarted_agent() -> None:
+    """An agent that was killed may find its call again: two beginnings, one end."""
+    killed = [Issued(6.9, SHARED.key, AGENT + 7), Exited(6.95, "agent", AGENT + 7, -9, True)]
+    assert violations(with_(*killed)(clean())) == []
+
+
+def test_a_failure_frees_an_idempotency_key() -> None:
+    """When one of the callers saw the call fail, the next one's may run anew; work that is once may not."""
+    again = with_(Begun(7.25, SHARED.key, 1, WORKER, "id8"), Left(7.26, SHARED.key, 1, WORKER, "done"))
+    failed = changed(Ended, SHARED.key, success=False, output=None, error="tool_error", code="max_deliveries", segments=())
+    assert [found.rule for found in violations(again(clean()))] == ["shared"]
+    assert "shared" not in {found.rule for found in violations(again(failed(clean())))}
+    pay = [msgspec.structs.replace(call, tool="pay", arguments={"key": SHARED.key, "seconds": 0.0}) for call in (SHARED, TWIN)]
+    found = judge(OPTIONS, [*(call for call in PLANNED if not call.shares), *pay], History(again(failed(clean()))))
+    assert {("shared", SHARED.key), ("executions", SHARED.key)} <= {(each.rule, each.key) for each in found}
+
+
+def test_a_handler_that_nobody_can_reach_may_go_on() -> None:
+    """Word of a cancellation takes as long as whatever silences its agent or worker, and no longer."""
+    late = changed(Left, DEEP.key, at=18.0)
+    for kind, pids, right in (("stop", (WORKER,), True), ("partition", (), True), ("stop", (WORKER + 1,), False), ("kill", (), False)):
+        assert (violations(with_(Hit(8.4, kind, 12.4, "", pids))(late(clean()))) == []) is right
+    assert violations(with_(Hit(8.4, "partition", 8.6, ""))(late(clean())))
+
+
+def test_a_worker_that_leaves_answers_what_it_had_begun_of_a_session() -> None:
+    """While it drains, a session has calls at the old worker and at the new one; before that, it has not."""
+    late = changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3")
+    assert violations(with_(Hit(9.25, "term", 9.25, "", (1,)))(late(clean()))) == []
+    for hit in (Hit(9.25, "term", 9.25, "", (2,)), Hit(9.9, "term", 9.9, "", (1,)), Hit(9.25, "kill", 9.25, "", (1,))):
+        assert [found.rule for found in violations(with_(hit)(late(clean())))] == ["session"]
+
+
+def test_a_run_that_goes_on_is_not_begun_again() -> None:
+    """Not while its worker lives and can be heard; one that was stopped or cut off may have lost it, and another call is another matter."""
+    again = with_(Begun(2.15, STORY.key, 2, WORKER + 60, "id2"), Left(2.18, STORY.key, 2, WORKER + 60, "done"))
+    assert {found.rule for found in violations(again(clean()))} == {"executions"}
+    for hit, right in (
+        (Hit(1.0, "stop", 2.1, "", (WORKER,)), True),
+        (Hit(1.0, "stop", 2.1, "", (WORKER + 1,)), False),
+        (Hit(1.0, "partition", 2.1, ""), True),
+        (Hit(2.0, "term", 2.0, "", (WORKER,)), False),
+    ):
+        assert (violations(with_(hit)(again(clean()))) == []) is right
+    other = with_(Begun(2.15, STORY.key, 2, WORKER + 60, "another"), Left(2.18, STORY.key, 2, WORKER + 60, "done"))
+    assert violations(other(clean())) == []
+
+
 def test_unknown_outcomes_are_for_once_work_only() -> None:
     """``outcome_unknown`` is an answer for work that must not be repeated, and a violation for all else."""
     fields = {"success": False, "output": None, "error": "outcome_unknown"}
@@ -219,6 +250,15 @@ def test_a_server_without_persistence_may_lose_work_but_not_repeat_it() -> None:
     lost = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")
     assert violations(lost(clean()), options) == []
     assert violations(PLANTED["once work done twice"][0](clean()), options)
+
+
+def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
+    """A server that takes ten seconds to come back finds its agents gone; one that takes two does not."""
+    lost = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")
+    assert violations(with_(Hit(0.5, "server-kill", 9.5, ""))(lost(clean()))) == []
+    assert violations(with_(Hit(0.5, "server-kill", 2.5, ""))(lost(clean())))
+    assert violations(with_(Hit(4.5, "server-kill", 13.5, ""))(lost(clean())))
+    assert violations(with_(Hit(-20.0, "server-kill", -10.0, ""))(lost(clean())))
 
 
 def test_a_group_made_anew_counts_deliveries_anew() -> None:
@@ -249,19 +289,9 @@ def test_the_report_counts_and_names_violations() -> None:
     found = report(OPTIONS, PLANNED, records, judge(OPTIONS, PLANNED, records), 10.0)
     assert not found.passed
     assert found.results["crash"] == {"tool_error/max_deliveries": 1}
-    assert (found.calls, found.kills, found.faults) == (4, 6, {"kill": 1})
+    assert (found.calls, found.kills, found.faults) == (12, 6, {"kill": 1})
     assert ECHO.key in text(found)
     assert msgspec.json.decode(msgspec.json.encode(found))["violations"][0]["rule"] == "one-end"
-
-
-def test_the_plan_is_the_seeds() -> None:
-    """The same seed plans the same calls, another one others; half of them are streams."""
-    one, same, other = (plan(seed, 4000, 5, poisoned=True, timeout=60.0, lease=2.0) for seed in (1, 1, 2))
-    assert one == same
-    assert one != other
-    assert len({call.key for call in one}) == 4000
-    assert 0.4 < sum(call.streaming for call in one) / 4000 < 0.6
-    assert {"crash", "segfault", "hang", "block", "hog", "endless"} <= {call.tool for call in one}
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import toolbus
 from tests.servers import eventually
 
 COMMAND = [sys.executable, "-m", "tests.chaos", "--seed", "11"]
@@ -30,6 +32,32 @@ def test_a_small_run_kills_workers_and_finds_nothing(tmp_path: Path) -> None:
     assert found["kills"] >= 4
     assert found["calls"] + found["abandoned"] == 200
     assert "violations: 0" in done.stdout
+
+
+@pytest.mark.timeout(120)
+def test_every_second_process_imports_the_other_version(tmp_path: Path) -> None:
+    """A copy of the package writes down who has it: those that the history names, half of the agents and of the workers."""
+    other, having, kept = tmp_path / "other", tmp_path / "having", tmp_path / "kept"
+    shutil.copytree(Path(toolbus.__file__).parent, other / "toolbus", ignore=shutil.ignore_patterns("__pycache__"))
+    tell = f"import os\n\nos.register_at_fork(after_in_child=lambda: open({str(having)!r}, 'a').write(f'{{os.getpid()}}\\n'))\n"
+    with (other / "toolbus" / "__init__.py").open("a") as file:
+        file.write(tell)
+    small = ["--minutes", "0.05", "--calls", "60", "--agents", "2", "--workers", "4", "--lease", "1", "--faults", "reset"]
+    done = subprocess.run(
+        [*COMMAND, *small, "--other", str(other), "--keep", str(kept)], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (kept / "history" / "driver.jsonl").read_text().splitlines()]
+    others = [line for line in lines if line["t"] == "Started" and line.get("other")]
+    assert {line["pid"] for line in others} == {int(pid) for pid in having.read_text().split()}
+    assert sorted(line["role"] for line in others) == ["agent", "worker", "worker"]
+
+
+def test_a_folder_without_the_package_is_no_other_version(tmp_path: Path) -> None:
+    """It is refused before anything is started."""
+    done = subprocess.run([*COMMAND, "--other", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no package toolbus" in done.stderr
 
 
 @pytest.mark.anyio

@@ -11,22 +11,28 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tests.chaos import plan
 from tests.chaos.history import Begun, Journal, Left
-from toolbus import ToolError, invocation, tool
+from tests.chaos.seats import Seats
+from toolbus import Retry, ToolError, ToolService, invocation, tool
 
 SERVICE = "chaos"
+SERVICES = (SERVICE, Seats.id)
+"""The services of a run, by the names of their queues."""
+
+# A failed run may be tried again as often as one whose worker died.
+_RETRY = Retry(attempts=5, delay=0.05, most=1.0)
 
 
 Record = Callable[[str], AbstractContextManager[None]]
 Tools = list[Callable[..., object]]
 
 
-def define(journal: Journal, revision: int) -> Tools:
-    """The tools of this process, in one of the two revisions of their descriptors."""
+def define(journal: Journal, revision: int) -> list[object]:
+    """What this process serves, in one of the two revisions of their descriptors."""
 
     @contextmanager
     def record(key: str) -> Iterator[None]:
         attempt, pid = invocation().attempt, os.getpid()
-        journal.write(Begun(time.monotonic(), key, attempt, pid))
+        journal.write(Begun(time.monotonic(), key, attempt, pid, invocation().id))
         how = "done"
         try:
             yield
@@ -36,7 +42,9 @@ def define(journal: Journal, revision: int) -> Tools:
         finally:
             journal.write(Left(time.monotonic(), key, attempt, pid, how))
 
-    return [*_answers(record, revision), *_streams(record), *_poison(record)]
+    # A version that does not know sticky sessions must not serve them.
+    seats = [Seats(record)] if hasattr(ToolService, "sticky_sessions") else []
+    return [*_answers(record, revision), *_streams(record), *_failures(record), *_poison(record), *seats]
 
 
 def _answers(record: Record, revision: int) -> Tools:
@@ -59,10 +67,13 @@ def _answers(record: Record, revision: int) -> Tools:
     async def nested(key: str, text: str) -> str:
         """Call echo."""
         with record(key):
-            result = await invocation().call("echo", {"key": plan.inner(key), "text": text}, wait=True)
-            if result.error is not None:
-                raise ToolError(result.error)
-            return f"{key}:({result.output})"
+            return await _with_inner(key, "echo", text=text)
+
+    @tool(service=SERVICE, effect="read")
+    async def deep(key: str, seconds: float) -> str:
+        """Call silent."""
+        with record(key):
+            return await _with_inner(key, "silent", seconds=seconds)
 
     @tool(service=SERVICE, effect="idempotent")
     async def silent(key: str, seconds: float) -> str:
@@ -71,7 +82,14 @@ def _answers(record: Record, revision: int) -> Tools:
             await asyncio.sleep(seconds)
             return f"{key}:at last"
 
-    return [echo, pay, nested, silent]
+    return [echo, pay, nested, deep, silent]
+
+
+async def _with_inner(key: str, tool: str, **arguments: object) -> str:
+    result = await invocation().call(tool, {"key": plan.inner(key), **arguments}, wait=True)
+    if result.error is not None:
+        raise ToolError(result.error)
+    return f"{key}:({result.output})"
 
 
 def _streams(record: Record) -> Tools:
@@ -94,6 +112,35 @@ def _streams(record: Record) -> Tools:
                 await asyncio.sleep(delay)
 
     return [story, babble]
+
+
+def _failures(record: Record) -> Tools:
+    """Tools that fail at first, and are tried again."""
+
+    @tool(service=SERVICE, effect="idempotent", retry=_RETRY)
+    async def flaky(key: str, fails: int) -> str:
+        """Answer when a few attempts have failed."""
+        with record(key):
+            _fail(fails)
+            return f"{key}:at last"
+
+    @tool(service=SERVICE, effect="read", retry=_RETRY)
+    async def stumble(key: str, pieces: int, delay: float, fails: int):
+        """Tell a story, and break off in its middle in the first attempts."""
+        with record(key):
+            for number, piece in enumerate(plan.story(key, pieces)):
+                if number > pieces // 2:
+                    _fail(fails)
+                yield piece
+                await asyncio.sleep(delay)
+
+    return [flaky, stumble]
+
+
+def _fail(fails: int) -> None:
+    attempt = invocation().attempt
+    if attempt <= fails:
+        raise ToolError(f"attempt {attempt} of {fails} that fail", code="not_yet", retryable=True)
 
 
 def _poison(record: Record) -> Tools:

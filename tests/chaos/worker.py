@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from tests.chaos import backlog
 from tests.chaos.history import Journal
 from tests.chaos.nursery import Order
 from tests.chaos.tools import define
@@ -22,6 +23,8 @@ def main(order: Order) -> None:
 async def _serve(order: Order) -> None:
     journal = Journal(Path(order.history), order.name)
     tools = define(journal, order.revision)
+    if order.options.backlog:
+        tools.append(backlog.define(Path(order.history), order.name))
     while True:
         try:
             await Worker(tools, settings=order.options.settings(order.url)).run()

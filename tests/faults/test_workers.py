@@ -54,6 +54,12 @@ def pid_of(instance: str) -> int:
     return int(instance.rsplit("-", 2)[1])
 
 
+def pending(place: Place) -> int:
+    """How many requests workers hold."""
+    with redis.Redis.from_url(place.settings.url) as client:
+        return int(client.xpending(f"tb:{{{place.settings.namespace}}}:q:faults", "g")["pending"])
+
+
 async def workers_up(bus: ToolBus, place: Place, count: int) -> None:
     """Wait until so many workers are registered."""
     client = redis.Redis.from_url(place.settings.url)
@@ -211,12 +217,25 @@ async def test_sigterm_drains_and_exits_with_zero(redis_place: Place, spawn: Spa
         assert "count" not in bus.tools
 
 
-@pytest.mark.parametrize(("grace", "stays"), [(0.2, False), (30, True)])
-async def test_what_a_draining_worker_runs_is_finished_there_or_handed_back(
-    redis_place: Place, spawn: Spawn, grace: float, stays: bool
-) -> None:
-    """Within its grace nobody else takes its stream over, many leases long; at the end of it another goes on at once."""
-    leaving = spawn(grace=grace)
+@pytest.mark.parametrize(("tool", "arguments"), [("count", {"n": 60, "delay": 0.1}), ("pay", {"seconds": 6.0})])
+async def test_what_a_drain_finishes_nobody_else_begins(redis_place: Place, spawn: Spawn, tool: str, arguments: dict[str, float]) -> None:
+    """Another worker looks for work of the dead all the while; what the leaving one still runs, for leases, is not among it."""
+    leaving = spawn(grace=20.0)
+    async with bus_of(redis_place) as bus:
+        await workers_up(bus, redis_place, 1)
+        call = asyncio.create_task(bus.call(tool, arguments, timeout=30.0))
+        await eventually(lambda: pending(redis_place))
+        spawn()
+        await workers_up(bus, redis_place, 2)
+        leaving.terminate()
+        result = await call
+    assert result.success, result.error
+    assert (result.meta.attempts, pid_of(result.meta.worker), leaving.wait()) == (1, leaving.pid, 0)
+
+
+async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_place: Place, spawn: Spawn) -> None:
+    """At the end of its grace a worker hands its stream to another at once: still the first attempt, and nothing to see."""
+    leaving = spawn(grace=0.2)
     async with bus_of(redis_place) as bus:
         await workers_up(bus, redis_place, 1)
         pieces: list[str] = []
@@ -230,7 +249,7 @@ async def test_what_a_draining_worker_runs_is_finished_there_or_handed_back(
             result = await call.result()
     assert "".join(pieces) == EXPECTED
     assert (result.meta.attempts, leaving.wait()) == (1, 0)
-    assert (pid_of(result.meta.worker) == leaving.pid) is stays
+    assert pid_of(result.meta.worker) != leaving.pid
 
 
 async def test_once_work_that_a_drain_cuts_off_is_answered_as_unknown(redis_place: Place, spawn: Spawn) -> None:

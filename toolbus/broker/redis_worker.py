@@ -32,7 +32,7 @@ from toolbus.broker.tallies import Tallies
 from toolbus.broker.upkeep import Upkeep, write_note
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
-from toolbus.envelope import Frame, encode, join_frames, new_run, share_digest
+from toolbus.envelope import Frame, Request, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, BrokerUnavailable, ErrorInfo, RegistrationRefused
 from toolbus.settings import Settings
 
@@ -386,10 +386,7 @@ class RedisWorkerBroker:
 
     def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
         """Send the last frame and remove the request, if it is still ours."""
-        request = delivery.request
-        # A failure is not kept for the next caller with the same key, unless the work must not happen twice.
-        frees = self._keys.shared(share_digest(request)) if failed and request.shared and request.effect != "once" else ""
-        self._outbox.finish(delivery, frame, frees)
+        self._outbox.finish(delivery, frame, self._freed_by_failure(delivery.request) if failed else "")
         if delivery.extended:
             self._drop_note(delivery)
 
@@ -407,10 +404,16 @@ class RedisWorkerBroker:
                 document=encode(delivery.request),
                 replies=delivery.replies,
                 frames=join_frames([frame]),
+                frees=self._freed_by_failure(delivery.request),
+                call=delivery.request.id,
             )
         )
         if delivery.extended:
             self._drop_note(delivery)
+
+    def _freed_by_failure(self, request: Request) -> str:
+        """The record of its idempotency key: a failure is not kept for the next caller, unless the work must not happen twice."""
+        return self._keys.shared(share_digest(request)) if request.shared and request.effect != "once" else ""
 
     def _drop_note(self, delivery: Delivery) -> None:
         key = delivery.queue.pause_key(delivery.entry)

@@ -298,11 +298,16 @@ class RequestStream:
         document: bytes,
         replies: str,
         frames: bytes,
+        frees: str = "",
+        call: str = "",
     ) -> None:
-        """Set an entry aside as a dead letter, with a frame for its caller when ``replies`` is known."""
+        """Set an entry aside as a dead letter, with a frame for its caller when ``replies`` is known.
+
+        ``frees`` is the record of an idempotency key that is free again, if it stands for ``call``.
+        """
         keys = (self.key, self.fence, self.dead_letters)
         args: tuple[Any, ...] = (self.consumer, *fence, entry, reason, attempts, error[:2000], document)
-        limits = (DEAD_LETTER_LIMIT, DEAD_LETTER_TTL * 1000, replies, frames)
+        limits = (DEAD_LETTER_LIMIT, DEAD_LETTER_TTL * 1000, replies, frames, frees, call)
 
         def done(reply: Reply) -> None:
             self.held.pop(entry, None)

@@ -22,14 +22,15 @@ from toolbus.results import BrokerError
 
 
 class _Followed:
-    """A shared call's stream, and this process's callers of it."""
+    """A shared call's stream, and this process's callers of it; newcomers wait for a read that begins at its start."""
 
-    __slots__ = ("call", "callers", "position")
+    __slots__ = ("call", "callers", "newcomers", "position")
 
     def __init__(self, call: str) -> None:
         self.call = call
         self.position: bytes = b"0"
         self.callers: list[str] = []
+        self.newcomers: list[str] = []
 
 
 class SharedCalls:
@@ -99,7 +100,7 @@ class SharedCalls:
         runs = self._followed[stream].call if stream is not None else request.id
         keys = (self._keys.shared(share_digest(request)), self._keys.queue(queue), self._keys.cancelled(queue))
         left = max(1, int((request.timeout + waited) * 1000))
-        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix)
+        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix, int(request.effect == "once"))
         self._link.run(scripts.LEAVE, keys, args, done, repeatable=True)
 
     def forget(self, call: str) -> None:
@@ -107,12 +108,21 @@ class SharedCalls:
         stream = self._stream_of.pop(call, None)
         if stream is not None:
             followed = self._followed[stream]
-            followed.callers.remove(call)
-            if not followed.callers:
+            (followed.callers if call in followed.callers else followed.newcomers).remove(call)
+            if not (followed.callers or followed.newcomers):
                 del self._followed[stream]
 
     def positions(self) -> list[tuple[bytes, bytes]]:
-        """The streams to read, each with the entry to read after."""
+        """The streams of the read that begins now, each with the entry to read after.
+
+        Who came since the last one needs it all, and the others drop what they have by its seq. What a read brings that had begun
+        before is not for newcomers: it is a middle.
+        """
+        for followed in self._followed.values():
+            if followed.newcomers:
+                followed.callers += followed.newcomers
+                followed.newcomers = []
+                followed.position = b"0"
         return [(stream, followed.position) for stream, followed in self._followed.items()]
 
     def passed(self, stream: bytes, position: bytes) -> None:
@@ -134,9 +144,7 @@ class SharedCalls:
         followed = self._followed.get(stream)
         if followed is None:
             followed = self._followed[stream] = _Followed(runs)
-        followed.callers.append(call)
-        # The newcomer needs it all, and the others drop what they have by its seq.
-        followed.position = b"0"
+        followed.newcomers.append(call)
         self._stream_of[call] = stream
         self._wake()
 

@@ -144,6 +144,14 @@ class Run(msgspec.Struct, eq=False):
         else:
             self.stop(ErrorInfo("deadline_exceeded", message=message))
 
+    def cancel(self) -> None:
+        """End the run because nobody waits for it. Whoever still hears of it learns whether it can have taken effect."""
+        if self._began:
+            message = "cancelled by the caller while the tool ran; it may or may not have taken effect"
+            self.stop(ErrorInfo("outcome_unknown", "cancelled", message))
+        else:
+            self.stop(ErrorInfo("cancelled", message="cancelled by the caller"))
+
     def _leave(self) -> None:
         """Leave the worker, once. As a callback of the task's it took a further turn of the loop, and 4 % of a worker's time."""
         if not self.ended:

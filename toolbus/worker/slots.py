@@ -365,7 +365,7 @@ class Slots:
         for run in running:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
-                run.stop(error)
+                run.cancel()
         for delivery in waiting:
             self._waiting.remove(delivery)
             self._refuse(delivery, error)

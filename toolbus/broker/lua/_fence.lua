@@ -5,6 +5,13 @@ local function fence_state(fence, consumer)
   return state[1] or '', state[2] or ''
 end
 
+-- Say that entries were moved away from a consumer. A counter that is new begins with the time, so that it repeats no earlier one.
+local function bump_fence(fence, consumer)
+  local time = redis.call('TIME')
+  redis.call('HSETNX', fence, 'c:' .. consumer, string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+  redis.call('HINCRBY', fence, 'c:' .. consumer, 1)
+end
+
 -- A consumer without a counter was forgotten: whatever it knows, it may have lost everything since.
 local function is_unmoved(generation, counter, known_generation, known_counter)
   return counter ~= '' and counter == known_counter and generation == known_generation

@@ -4,10 +4,14 @@
 -- Set an entry aside as a dead letter, and end its call with an error frame.
 -- KEYS: 1 request stream, 2 fence, 3 dead letters
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 id, 5 reason, 6 number of its attempt, 7 last error, 8 document,
---       9 most dead letters, 10 TTL (ms), 11 reply stream or "", 12 frames (a JSON list)
+--       9 most dead letters, 10 TTL (ms), 11 reply stream or "", 12 frames (a JSON list),
+--       13 record of the call's idempotency key, which is free again, or "", 14 call id
 -- Returns 1, or 0 when the entry is no longer ours.
 if not owns(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]) then return 0 end
 if ARGV[11] ~= '' and reply(ARGV[11], ARGV[12]) == 'moving' then return redis.error_reply('TRYAGAIN the slot is being moved') end
+-- Agents and workers of an earlier release say nothing of keys.
+local record = ARGV[13] or ''
+if record ~= '' and redis.call('HGET', record, 'id') == ARGV[14] then redis.call('DEL', record) end
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[9], '*',
   'reason', ARGV[5], 'attempts', ARGV[6], 'error', ARGV[7], 'r', ARGV[8], 'entry', ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[10])

@@ -13,6 +13,6 @@ for i = 6, #ARGV, 2 do
 end
 if #ids == 0 then return 0 end
 redis.call('XCLAIM', queue, 'g', '~back', 0, unpack(ids), 'JUSTID')
-redis.call('HINCRBY', fence, 'c:' .. consumer, 1)
+bump_fence(fence, consumer)
 redis.call('PUBLISH', ARGV[4], 'back ' .. ARGV[5])
 return #ids

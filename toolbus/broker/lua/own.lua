@@ -43,6 +43,6 @@ for i = 7, #ARGV, 3 do
   end
   verdicts[#verdicts + 1] = verdict
 end
-if moved then redis.call('HINCRBY', fence, 'c:' .. me, 1) end
+if moved then bump_fence(fence, me) end
 local _, after = fence_state(fence, me)
 return {generation, before, after, verdicts}

@@ -1,4 +1,5 @@
 #!lua flags=allow-oom
+-- include _fence
 -- include _pulse
 -- include _lease
 -- Move to this consumer what was handed back or over to it, and entries of dead consumers, and entries nobody renews.
@@ -34,8 +35,8 @@ end
 
 local function answer()
   if left == 1 and (ARGV[8] == '0' or not may_make_room()) then left = 0 end
-  local state = redis.call('HMGET', fence, 'generation', 'c:' .. me)
-  return {state[1] or '', state[2] or '', taken, left}
+  local generation, counter = fence_state(fence, me)
+  return {generation, counter, taken, left}
 end
 
 -- What may have killed its workers is taken alone: it must not take others with it, not even those that wait behind it. Who
@@ -60,7 +61,7 @@ local function take_suspect(pending, once_more)
     local counted = waits(entry[2]) and 0 or once_more
     if is_suspect(entry[4] + counted) then
       if take(entry, counted) then
-        if entry[2] ~= me and not waits(entry[2]) then redis.call('HINCRBY', fence, 'c:' .. entry[2], 1) end
+        if entry[2] ~= me and not waits(entry[2]) then bump_fence(fence, entry[2]) end
         room = 0
         may_make_room()
         return true
@@ -101,7 +102,7 @@ local function claim(pending, owner, spare)
       moved = take(entry, counted) or moved
     end
   end
-  if moved and owner ~= me and not waits(owner) then redis.call('HINCRBY', fence, 'c:' .. owner, 1) end
+  if moved and owner ~= me and not waits(owner) then bump_fence(fence, owner) end
 end
 
 local consumers, dead = redis.call('XINFO', 'CONSUMERS', queue, 'g'), {}

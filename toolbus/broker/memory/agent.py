@@ -124,7 +124,7 @@ class MemoryAgentBroker:
         if shared.callers:
             return "shared"
         fate = self._cancel(shared.call, queue, shared.entry)
-        if fate != "gone":
+        if fate == "removed" or (fate == "signalled" and request.effect != "once"):
             self._hub.shared.pop(share_digest(request), None)
         return fate
 

@@ -231,7 +231,7 @@ class MemoryWorkerBroker:
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
         delivery.queue.dead.append((f"{reason}: {error}", encode(delivery.request)))
-        self.finish(delivery, frame)
+        self.finish(delivery, frame, failed=True)
 
     def _send(self, delivery: Delivery, frame: bytes) -> None:
         if delivery.request.shared:

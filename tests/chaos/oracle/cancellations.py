@@ -1,0 +1,87 @@
+"""Rules about calls whose caller wants no answer any more: cancelled ones, and those of agents that died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.chaos.history import Begun, Hit, Left
+from tests.chaos.oracle.case import MARGIN, Case, Violation
+from tests.chaos.plan import Planned, inner
+
+# While these last, word of a cancellation may not come through.
+_SILENCING = frozenset({"server-stop", "server-kill", "client-pause", "partition", "swallow", "delay", "stop", "agent-stop", "half-open"})
+# Whoever is not told that nothing passes notices after so many seconds.
+_UNTOLD = 11.0
+# An agent is gone when its reply stream is.
+_GONE = 10.0
+
+
+def cancellations(case: Case) -> Iterator[Violation]:
+    """A cancelled call ends at once at its caller, and its handler soon; so does that of a caller that died."""
+    left = {(record.key, record.pid, record.attempt): record.at for record in case.history.of(Left)}
+    silences = _silences(case, left)
+    for key, planned in case.planned.items():
+        cancelled = case.cancelled.get(key)
+        for ended in case.ended.get(key, ()) if cancelled is not None else ():
+            if cancelled is not None and ended.at > _by(case, silences, cancelled.at, cancelled.pid):
+                yield Violation("cancelled", f"its caller had to wait {ended.at - cancelled.at:.1f} s for the end", key)
+        # Others may still wait for a call that is shared.
+        since = None if planned.shares else _unwanted_since(case, planned)
+        if since is None:
+            continue
+        for begun in case.begun.get(key, ()):
+            yield from _late(case, silences, begun, since, left)
+        for begun in case.begun.get(inner(key), ()):
+            yield from _late(case, silences, begun, _passed_on(case, key, since, left), left)
+
+
+def _late(case: Case, silences: list[_Silence], begun: Begun, since: float, left: dict[tuple[str, int, int], float]) -> Iterator[Violation]:
+    over = _over(case, begun, left)
+    if over > _by(case, silences, since, begun.pid, case.issued[begun.key.removesuffix(inner(""))].pid):
+        what = f"attempt {begun.attempt} in process {begun.pid} ran until {over - since:.1f} s after nobody wanted it any more"
+        yield Violation("cancelled", what, begun.key)
+
+
+def _unwanted_since(case: Case, planned: Planned) -> float | None:
+    """Since when nobody waits for a call; None when somebody did until its end."""
+    issued, cancelled = case.issued.get(planned.key), case.cancelled.get(planned.key)
+    if cancelled is not None:
+        return cancelled.at
+    if issued is None or planned.key in case.ended or not case.abandoned(issued):
+        return None
+    return case.exits[issued.pid].at + max(_GONE, 2 * case.options.lease)
+
+
+def _passed_on(case: Case, key: str, since: float, left: dict[tuple[str, int, int], float]) -> float:
+    """Since when nobody waits for what a handler has called: a worker that died while it ran is a caller that died."""
+    gone = [
+        case.exits[each.pid].at for each in case.begun.get(key, ()) if each.pid in case.exits and (key, each.pid, each.attempt) not in left
+    ]
+    return max([since, *(at + max(_GONE, 2 * case.options.lease) for at in gone)])
+
+
+_Silence = tuple[float, float, frozenset[int]]
+"""From when until when nothing is heard, of these processes, or of all."""
+
+
+def _silences(case: Case, left: dict[tuple[str, int, int], float]) -> list[_Silence]:
+    hits = [hit for hit in case.history.of(Hit) if hit.kind in _SILENCING]
+    found = [(hit.at, hit.until + (_UNTOLD if hit.kind == "half-open" else 0.0), frozenset(hit.pids)) for hit in hits]
+    blocks = [begun for begun in case.history.of(Begun) if begun.key in case.planned and case.planned[begun.key].tool == "block"]
+    found += [(begun.at, _over(case, begun, left), frozenset({begun.pid})) for begun in blocks]
+    return sorted(found, key=lambda silence: silence[0])
+
+
+def _over(case: Case, begun: Begun, left: dict[tuple[str, int, int], float]) -> float:
+    """When an execution was over, with its process at the latest."""
+    gone = case.exits.get(begun.pid)
+    return left.get((begun.key, begun.pid, begun.attempt), float("inf") if gone is None else gone.at)
+
+
+def _by(case: Case, silences: list[_Silence], since: float, *pids: int) -> float:
+    """By when word of something must have come to these processes."""
+    bound = 2 * case.options.lease + MARGIN
+    for began, until, whose in silences:
+        if began <= since + bound and until > since and (not whose or whose.intersection(pids)):
+            since = until
+    return since + bound

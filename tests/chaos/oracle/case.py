@@ -1,0 +1,75 @@
+"""A run as the rules of the oracle look at it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Hit, Issued, State
+from tests.chaos.options import Options
+from tests.chaos.plan import Planned
+from tests.chaos.schedule import KINDS
+
+# Seconds by which clocks, journals and busy machines may differ from what is right.
+MARGIN = 5.0
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A promise that was not kept: the rule, what happened, and the call it happened to."""
+
+    rule: str
+    what: str
+    key: str = ""
+
+
+class Case:
+    """A run as the rules look at it."""
+
+    def __init__(self, options: Options, planned: list[Planned], history: History) -> None:
+        self.options = options
+        self.history = history
+        self.planned = {call.key: call for call in planned}
+        self.shared: dict[str, list[Planned]] = defaultdict(list)
+        for call in planned:
+            if call.shares:
+                self.shared[call.shares].append(call)
+        self.issued = {issued.key: issued for issued in history.of(Issued)}
+        self.ended: dict[str, list[Ended]] = defaultdict(list)
+        for ended in history.of(Ended):
+            self.ended[ended.key].append(ended)
+        self.cancelled = {cancelled.key: cancelled for cancelled in history.of(Cancelled)}
+        self.begun: dict[str, list[Begun]] = defaultdict(list)
+        for begun in history.of(Begun):
+            self.begun[begun.key].append(begun)
+        self.exits = {gone.pid: gone for gone in history.of(Exited)}
+        # An agent that can't be heard of for as long counts as gone: what runs for it is stopped, and nobody answers it.
+        unheard = max(10.0, 2 * options.lease) - MARGIN
+        self.blackouts = [hit for hit in history.of(Hit) if KINDS[hit.kind].outage and hit.until - hit.at > unheard]
+        self.states = {state.name: state for state in history.of(State)}
+
+    def failures(self, key: str) -> int:
+        """How many of the calls with this idempotency key ended without success."""
+        return sum(not ended.success for call in self.shared.get(key, ()) for ended in self.ended.get(call.key, ()))
+
+    def was_cut_off(self, ended: Ended) -> bool:
+        """Whether the agent could not be heard of for so long, while it waited for the call, that it counted as gone."""
+        # It is back a moment after the outage, and not all of its connections at once.
+        return any(hit.at < ended.at and hit.until + MARGIN > ended.began for hit in self.blackouts)
+
+    def executions(self, key: str) -> int:
+        """How often a call's handler began."""
+        return len(self.begun.get(key, ()))
+
+    def abandoned(self, issued: Issued) -> bool:
+        """Whether the agent that made the call was killed."""
+        gone = self.exits.get(issued.pid)
+        return gone is not None and gone.wanted and gone.status < 0
+
+
+Rule = Callable[[Case], Iterator[Violation]]
+
+
+def short(text: str | None) -> str:
+    return repr(text) if text is None or len(text) < 80 else f"{text[:60]!r}… ({len(text)} characters)"

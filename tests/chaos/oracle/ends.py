@@ -1,0 +1,98 @@
+"""Rules about ends: each call ends once, with the truth, and what was given up is a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.chaos.history import Ended, Planted
+from tests.chaos.oracle.case import Case, Violation, short
+from tests.chaos.oracle.outputs import expected
+from tests.chaos.oracle.sessions import bad_seat
+from tests.chaos.oracle.streams import bad_babble
+from tests.chaos.plan import Planned
+
+
+def ends(case: Case) -> Iterator[Violation]:
+    """Each call that was made ended once, and each that was planned was made."""
+    for key, planned in case.planned.items():
+        issued, ended = case.issued.get(key), case.ended.get(key, [])
+        if issued is None:
+            yield Violation("one-end", "the call was never made", key)
+        elif not ended and (planned.shares or not case.abandoned(issued)):
+            # What has an idempotency key is made again by an agent that was started again.
+            yield Violation("one-end", f"no result; its handler began {case.executions(planned.work)} times", key)
+        count = sum(record.finished for record in ended)
+        if ended and count != 1:
+            yield Violation("one-end", f"{count} terminal results", key)
+
+
+def truth(case: Case) -> Iterator[Violation]:
+    """Each result is what the tool must say for that call, or an error that may be."""
+    for key, records in case.ended.items():
+        planned = case.planned[key]
+        for ended in records:
+            what = _wrong_success(case, planned, ended) if ended.success else _wrong_failure(case, planned, ended)
+            if what:
+                yield Violation("one-end", what, key)
+
+
+def _wrong_success(case: Case, planned: Planned, ended: Ended) -> str:
+    if not case.executions(planned.work):
+        return "a success although no handler ever began"
+    if planned.tool == "babble":
+        return bad_babble(planned, ended.output or "", whole=True)
+    if planned.tool == "sit":
+        return bad_seat(planned, ended.output or "")
+    right = expected(planned)
+    if right is None:
+        return f"a success of {planned.tool}, which can't succeed"
+    return "" if ended.output == right else f"output {short(ended.output)} instead of {short(right)}"
+
+
+def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
+    began, told = case.executions(planned.work), f"{ended.error}/{ended.code}: {ended.message}"
+    if ended.error == "cancelled":
+        # What was asked for with an idempotency key and must not happen twice has one answer, also when another caller cancelled it.
+        by = case.shared[planned.shares] if planned.tool == "pay" and planned.shares else [planned]
+        return "" if any(call.key in case.cancelled for call in by) else f"{told}, and nobody cancelled it"
+    if case.options.lossy and ended.error in {"deadline_exceeded", "outcome_unknown", "unavailable"}:
+        return ""
+    if case.was_cut_off(ended) and ended.error in {"deadline_exceeded", "outcome_unknown"}:
+        return ""
+    if ended.error in {"unavailable", "overloaded"}:
+        return f"refused as {told}, but its handler began {began} times" if began else ""
+    # Any call may be given up, once faults have taken as many runs from it as poison gets; a first delivery counts before it runs.
+    given_up = ended.code == "max_deliveries" or ended.error == "deadline_exceeded"
+    if given_up and began >= case.options.max_deliveries - 1:
+        return ""
+    match planned.tool:
+        case "crash" | "segfault" if ended.error in {"tool_error", "deadline_exceeded"}:
+            return ""
+        case "flaky" | "stumble" if ended.code == "not_yet" and began >= case.options.max_deliveries - 1:
+            return ""
+        case "hang" if ended.error == "deadline_exceeded":
+            return ""
+        case "hog" if ended.code == "MemoryError":
+            return ""
+        case "endless" if ended.code == "output_limit":
+            return ""
+        # One that ran into its deadline was lost, as any other call would be.
+        case "pay" if ended.error == "outcome_unknown" and ended.code != "deadline_exceeded":
+            return ""
+        case _:
+            return f"{told} (its handler began {began} times)"
+
+
+def letters(case: Case) -> Iterator[Violation]:
+    """What was given up or could not be read is a dead letter, never silently gone."""
+    state = case.states.get("quiet")
+    if state is None or case.options.lossy:
+        return
+    entries = {entry for _, entry, _ in state.letters}
+    for planted in case.history.of(Planted):
+        if not planted.agent and planted.entry not in entries:
+            yield Violation("one-end", f"the unreadable request {planted.entry} is not among the dead letters")
+    documents = "\n".join(document for _, _, document in state.letters)
+    for key, records in case.ended.items():
+        if any(ended.code == "max_deliveries" for ended in records) and f'"{case.planned[key].work}"' not in documents:
+            yield Violation("one-end", "given up, but not among the dead letters", key)

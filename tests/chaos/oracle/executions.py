@@ -1,0 +1,80 @@
+"""Rules about runs of handlers: how many there are, and how long they last."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from tests.chaos.history import Hit, Left
+from tests.chaos.oracle.case import MARGIN, Case, Violation
+from tests.chaos.plan import inner
+
+# What takes no living worker's lease or entries away.
+_HEARABLE = frozenset({"kill", "term", "agent-kill", "agent-stop", "malformed", "script-flush"})
+
+
+def executions(case: Case) -> Iterator[Violation]:
+    """Deliveries are bounded, and work that is once is done once."""
+    for key, begun in case.begun.items():
+        planned = case.planned.get(key.removesuffix(inner("")))
+        if planned is None:
+            yield Violation("executions", "a handler ran for a call that nobody planned", key)
+            continue
+        # Each recreated group counts deliveries anew.
+        fresh = sum(
+            begun[0].at - MARGIN < hit.at < begun[-1].at for hit in case.history.of(Hit) if hit.kind in {"group-destroy", "flushall"}
+        )
+        # A failure frees the idempotency key, so that the next call with it runs anew.
+        limit = case.options.max_deliveries * (1 + fresh) * (1 + case.failures(key))
+        # Each execution of a nested call makes a call of its own.
+        limit *= limit if key != planned.key else 1
+        if len(begun) > limit:
+            yield Violation("executions", f"the handler began {len(begun)} times, more than {limit}", key)
+        if planned.tool == "pay" and len(begun) > 1:
+            told = ", ".join(f"attempt {record.attempt} in {record.pid} at {record.at:.3f}" for record in begun)
+            yield Violation("executions", f"once work began {len(begun)} times: {told}", key)
+
+
+def overlaps(case: Case) -> Iterator[Violation]:
+    """No run of a call begins while an earlier one goes on in a worker that was there to be heard all the time, draining or not."""
+    left = {(record.key, record.pid, record.attempt): record.at for record in case.history.of(Left)}
+    hits = [hit for hit in case.history.of(Hit) if hit.kind not in _HEARABLE]
+    within = 3 * case.options.lease + MARGIN
+    for key, records in case.begun.items():
+        for one, following in itertools.pairwise(records):
+            gone = case.exits.get(one.pid)
+            over = left.get((key, one.pid, one.attempt), float("inf") if gone is None else gone.at)
+            if one.call != following.call or over <= following.at or _blocked(case, one.pid, following.at - within):
+                continue
+            recent = [hit for hit in hits if hit.at < following.at and hit.until > following.at - within]
+            if all(hit.pids and one.pid not in hit.pids for hit in recent):
+                told = f"attempt {following.attempt} began in process {following.pid} while attempt {one.attempt} ran in {one.pid}"
+                yield Violation("executions", told, key)
+
+
+def _blocked(case: Case, pid: int, since: float) -> bool:
+    """Whether a handler may have held the process's event loop."""
+    return any(
+        begun.pid == pid and begun.at + planned.arguments["seconds"] > since
+        for key, planned in case.planned.items()
+        if planned.tool == "block"
+        for begun in case.begun.get(key, ())
+    )
+
+
+def lifetimes(case: Case) -> Iterator[Violation]:
+    """No execution goes on when every call has ended, nor much longer than its call's time."""
+    left = {(record.key, record.pid, record.attempt): record for record in case.history.of(Left)}
+    quiet = case.states.get("quiet")
+    for key, records in case.begun.items():
+        planned = case.planned.get(key.removesuffix(inner("")))
+        for begun in records:
+            end = left.get((key, begun.pid, begun.attempt))
+            gone = case.exits.get(begun.pid)
+            over = end.at if end is not None else gone.at if gone is not None else float("inf")
+            if quiet is not None and over > quiet.at and begun.at < quiet.at:
+                yield Violation(
+                    "executions", f"attempt {begun.attempt} still runs in process {begun.pid} although every call has ended", key
+                )
+            elif planned is not None and end is not None and over - begun.at > planned.timeout + MARGIN + 2 * case.options.lease:
+                yield Violation("executions", f"attempt {begun.attempt} ran for {over - begun.at:.1f} s of {planned.timeout:g} s", key)

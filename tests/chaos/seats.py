@@ -1,0 +1,49 @@
+"""A service whose state is in its worker's process, so that calls of one session must go to one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from toolbus import ToolService, invocation, tool
+
+if TYPE_CHECKING:
+    # Another version that takes part in a run may not have it.
+    from toolbus import Session
+
+
+class Seats(ToolService):
+    """Answers with what it knows of the session: a token that is drawn when it begins here, and how many calls it has had.
+
+    Args:
+        record: writes an execution down.
+    """
+
+    id = "seats"
+    sticky_sessions = True
+
+    def __init__(self, record: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._record = record
+        self._tokens: dict[tuple[str, str], str] = {}
+        self._calls: dict[tuple[str, str], int] = {}
+
+    @tool(effect="idempotent")
+    async def sit(self, key: str, seconds: float) -> str:
+        """Count a call in its session."""
+        with self._record(key):
+            call = invocation()
+            session = (call.user, call.session)
+            token = self._tokens.setdefault(session, f"{os.getpid()}.{time.monotonic_ns()}")
+            self._calls[session] = count = self._calls.get(session, 0) + 1
+            await asyncio.sleep(seconds)
+            return f"{key}:{token}:{count}"
+
+    async def cleanup(self, session: Session | None = None) -> None:
+        """Forget a session."""
+        if session is not None:
+            self._tokens.pop(session, None)
+            self._calls.pop(session, None)
