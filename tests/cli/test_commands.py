@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from tests.cli.shell import Shell
 from tests.servers import eventually
 from toolbus.cli import main
+from toolbus.settings import Settings
 
 TOOLS = '''"""Tools of a test."""
 
@@ -292,6 +293,17 @@ def test_output_that_cannot_be_written_is_one_line(shell: Shell) -> None:
     assert (done.returncode, done.stderr) == (1, "toolbus: No space left on device\n")
     quick = subprocess.run(["sh", "-c", f"{' '.join(command)} | true"], env=shell.environment, capture_output=True, timeout=60, check=True)
     assert quick.stderr == b""
+
+
+def test_ctrl_c_ends_every_command_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a command that runs no event loop ends with 130, and says nothing."""
+
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Settings, "sources", interrupted)
+    done = CliRunner().invoke(main, ["settings"])
+    assert (done.exit_code, done.output) == (130, "")
 
 
 def test_doctor_finds_a_good_server_good(shell: Shell) -> None:
