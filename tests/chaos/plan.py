@@ -27,6 +27,8 @@ POISON = frozenset(_POISON)
 FAILING = frozenset({"flaky", "stumble"})
 """Tools that fail in their first attempts."""
 
+# How often they fail. A failed attempt counts, and what has few attempts left runs alone.
+_FAILS = (1, 1, 1, 1, 1, 1, 1, 2)
 # What can go on for long without saying anything that is not known beforehand.
 _LONG = ("silent", "deep", "story")
 # How many calls a session has.
@@ -129,9 +131,9 @@ def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poi
         case "story" | "babble":
             arguments |= {"pieces": chance.randint(5, 40), "delay": chance.choice((0.0, 0.005, 0.02, 0.05))}
         case "flaky":
-            arguments["fails"] = chance.choice((1, 1, 2))
+            arguments["fails"] = chance.choice(_FAILS)
         case "stumble":
-            arguments |= {"pieces": chance.randint(5, 40), "delay": chance.choice((0.0, 0.005, 0.02)), "fails": chance.choice((1, 1, 2))}
+            arguments |= {"pieces": chance.randint(5, 40), "delay": chance.choice((0.0, 0.005, 0.02)), "fails": chance.choice(_FAILS)}
         case "silent" | "deep":
             arguments["seconds"] = round(lease * chance.uniform(1.2, 2.5), 2)
         case "block":

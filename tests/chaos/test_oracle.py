@@ -126,6 +126,11 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
     "a cancelled call that ends late": (changed(Ended, DEEP.key, at=18.0), "cancelled", DEEP.key),
     "a cancelled call that ends twice": (with_(Ended(8.6, DEEP.key, "id9", AGENT, 8.0, False, error="cancelled")), "one-end", DEEP.key),
     "a handler that goes on when its call is cancelled": (changed(Left, DEEP.key, at=18.0), "cancelled", DEEP.key),
+    "a handler that begins long after its call was cancelled": (
+        with_(Begun(18.5, DEEP.key, 2, WORKER, "id9"), Left(18.6, DEEP.key, 2, WORKER, "cancelled")),
+        "cancelled",
+        DEEP.key,
+    ),
     "a nested handler that goes on": (changed(Left, inner(DEEP.key), at=18.0), "cancelled", inner(DEEP.key)),
     "a handler that goes on when its agent has died": (
         lambda records: with_(Exited(1.15, "agent", AGENT, -9, True))(changed(Left, ECHO.key, at=30.5)(without(Ended, ECHO.key)(records))),

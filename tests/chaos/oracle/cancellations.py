@@ -36,10 +36,17 @@ def cancellations(case: Case) -> Iterator[Violation]:
 
 
 def _late(case: Case, silences: list[_Silence], begun: Begun, since: float, left: dict[tuple[str, int, int], float]) -> Iterator[Violation]:
-    over = _over(case, begun, left)
-    if over > _by(case, silences, since, begun.pid, case.issued[begun.key.removesuffix(inner(""))].pid):
-        what = f"attempt {begun.attempt} in process {begun.pid} ran until {over - since:.1f} s after nobody wanted it any more"
+    agent = case.issued[begun.key.removesuffix(inner(""))].pid
+    # Nobody looks whether a caller is gone before what was taken over begins; but what runs is looked at all the time.
+    over, heard = _over(case, begun, left), max(since, begun.at)
+    if over > _by(case, silences, heard, begun.pid, agent):
+        what = f"attempt {begun.attempt} in process {begun.pid} ran until {over - heard:.1f} s after nobody wanted it any more"
         yield Violation("cancelled", what, begun.key)
+    if begun.key in case.cancelled and begun.at > _by(case, silences, case.cancelled[begun.key].at, begun.pid, agent):
+        late = begun.at - case.cancelled[begun.key].at
+        yield Violation(
+            "cancelled", f"attempt {begun.attempt} in process {begun.pid} began {late:.1f} s after the call was cancelled", begun.key
+        )
 
 
 def _unwanted_since(case: Case, planned: Planned) -> float | None:
