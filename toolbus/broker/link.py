@@ -36,6 +36,7 @@ _SOON_AFTER = 0.03
 # A connection that refuses commands again within so many seconds of its opening is no progress.
 _SETTLED = 5.0
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
+_CLOSING = 1.0
 
 
 class LinkStatistics(NamedTuple):
@@ -82,6 +83,8 @@ class Link(asyncio.Protocol):
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._going: asyncio.Transport | None = None
+        self._disconnected = asyncio.Event()
         self._opened_by: object = None
         self._reader = hiredis.Reader()
         self._unsent: list[Command] = []
@@ -167,7 +170,7 @@ class Link(asyncio.Protocol):
         self._lost.set()
         if self._transport is not None:
             self._transport.close()
-            self._transport = None
+            self._transport, self._going = None, self._transport
         for side in list(self._sides.values()):
             side.close()
         waiting = [*self._refused, *self._unanswered, *self._unsent]
@@ -176,6 +179,17 @@ class Link(asyncio.Protocol):
         self._unsent.clear()
         self._unsent_bytes = 0
         self._answer_lost(waiting, "the connection was closed")
+
+    async def wait_closed(self) -> None:
+        """After ``close``: wait until what was written has left and TLS has ended in order, or cut it off after a second."""
+        if self._going is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSING):
+                await self._disconnected.wait()
+        except TimeoutError:
+            self._going.abort()
+            await self._disconnected.wait()
 
     def send(self, args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False, same_server: bool = False) -> None:
         """Queue a command for the end of this tick. Never waits, never raises for the server's sake."""
@@ -284,6 +298,7 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._disconnected.set()
         self._paused = False
         written = list(self._unanswered)
         self._unanswered.clear()
@@ -308,6 +323,7 @@ class Link(asyncio.Protocol):
         self._paused = False
         self._heard = self._loop.time()
         self._lost.clear()
+        self._disconnected.clear()
         self._transport = transport
         transport.set_protocol(self)
         transport.resume_reading()
