@@ -24,26 +24,17 @@ from tests.servers import eventually
 from tests.tls import Authority, settings_for, terminating
 from tests.topologies import free_port
 from toolbus import BrokerError, BrokerUnavailable, Settings, ToolBus, Worker, sync, tool
-from toolbus.broker.admin import Admin
 from toolbus.broker.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
 TOOLS = '''
-import time
-
 from toolbus import tool
 
 @tool(service="veiled", effect="read")
 def who() -> str:
     """Say who answers."""
     return "it is me"
-
-@tool(service="veiled", effect="read")
-async def block(seconds: float) -> str:
-    """Hold the event loop."""
-    time.sleep(seconds)
-    return "unblocked"
 '''
 ONE_LINE = "toolbus: rediss://127.0.0.1:{port}: the server's certificate is not trusted (unable to get local issuer certificate); set"
 
@@ -109,7 +100,9 @@ async def refused(**settings: Any) -> BrokerError:
 # -- trust ----------------------------------------------------------------------------------------
 
 
-async def test_every_connection_of_a_worker_and_an_agent_is_encrypted(veiled: Settings, proxy: Proxy) -> None:
+async def test_every_connection_of_a_worker_and_an_agent_is_encrypted(
+    veiled: Settings, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two of each and the lease thread's; long texts and streams arrive whole, over many records."""
     async with Worker([echo, count], settings=veiled), ToolBus(settings=veiled) as bus:
         text = "ä" * 100_000
@@ -120,22 +113,7 @@ async def test_every_connection_of_a_worker_and_an_agent_is_encrypted(veiled: Se
             running.cancel()
             assert str((await running.result()).error).startswith("cancelled")
         await eventually(lambda: proxy.connections == 5)
-
-
-async def test_a_blocked_worker_keeps_its_call_by_the_lease_threads_own_connection(
-    shell: Shell, veiled: Settings, authority: Authority
-) -> None:
-    """While one worker's loop stands still for three leases, another one takes nothing over."""
-    shell.environment |= {"TOOLBUS_TLS_CA": authority.file, "TOOLBUS_LEASE": "0.6"}
-    shell.start("worker", "loud.py", "--processes", "2")
-    async with Admin(veiled) as admin, ToolBus(settings=veiled) as bus:
-
-        async def both() -> bool:
-            return sum([each.workers for each in await admin.services()]) == 2
-
-        await eventually(both, timeout=30.0)
-        result = await bus.call("block", {"seconds": 1.8})
-    assert (result.output, result.meta.attempts) == ("unblocked", 1)
+    assert "lease.beat_failed" not in caplog.text
 
 
 async def test_parameters_of_the_url_say_the_same(proxy: Proxy, authority: Authority, namespace: str) -> None:
