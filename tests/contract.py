@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from toolbus import Settings, ToolBus, Worker
+from toolbus import Settings, ToolBus, Worker, tool
 
 
 class Place:
@@ -35,3 +35,9 @@ class Place:
 
 
 Scenario = Callable[[Place], Any]
+
+
+@tool(service="plug", effect="read")
+async def plugged() -> str:
+    """Be there."""
+    return "here"
