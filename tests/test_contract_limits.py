@@ -123,6 +123,7 @@ async def test_a_thread_hears_of_its_cancellation(place: Place) -> None:
 async def test_slots_bound_how_many_handlers_run(place: Place) -> None:
     """A worker never runs more handlers at once than its concurrency."""
     running = most = 0
+    full = asyncio.Event()
 
     @tool(service="slots", effect="read", replace=True)
     async def occupy() -> str:
@@ -130,6 +131,10 @@ async def test_slots_bound_how_many_handlers_run(place: Place) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
+        if running == 3:
+            full.set()
+        await full.wait()
+        # The tool's own time, in which a fourth could begin.
         await asyncio.sleep(0.01)
         running -= 1
         return "done"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
 
@@ -214,6 +215,7 @@ async def test_a_plain_clean_up_runs_in_a_thread(place: Place) -> None:
 
         id = "blocking"
         done = 0
+        go = threading.Event()
 
         @tool(effect="read")
         async def ping(self) -> str:
@@ -221,8 +223,8 @@ async def test_a_plain_clean_up_runs_in_a_thread(place: Place) -> None:
             return "pong"
 
         def cleanup(self, session: Session | None = None) -> None:  # type: ignore[override]
-            """Block."""
-            time.sleep(0.3)
+            """Block until the test says so."""
+            assert self.go.wait(10)
             self.done += 1
 
     service = Blocking()
@@ -232,6 +234,7 @@ async def test_a_plain_clean_up_runs_in_a_thread(place: Place) -> None:
         for _ in range(3):
             assert (await bus.call("ping")).success
         assert service.done == 0
+        service.go.set()
         await eventually(lambda: service.done == 1)
     assert service.done == 2
 

@@ -46,6 +46,12 @@ class Authority:
         """Give a server's side another certificate, which new connections see."""
         self._ca.issue_cert(*(names or ("127.0.0.1",)), not_after=expires).configure_cert(context)
 
+    def certificate(self, *names: str) -> str:
+        """A file with a certificate and its key, for a server at 127.0.0.1 or other ``names``."""
+        path = self._folder / f"{self._name}-server.pem"
+        self._ca.issue_cert(*(names or ("127.0.0.1",))).private_key_and_cert_chain_pem.write_to_path(str(path))
+        return str(path)
+
     def client(self, password: str = "") -> dict[str, str]:
         """A client's certificate and key, encrypted or not, as settings."""
         issued = self._ca.issue_cert("worker@example.org")

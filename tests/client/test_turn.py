@@ -143,6 +143,7 @@ async def test_a_slow_reader_holds_the_calls_back(namespace: str) -> None:
 async def test_a_tool_can_ask_to_be_alone(namespace: str) -> None:
     """A tool that calls itself sequential runs after the calls before it and before those after it."""
     running: list[str] = []
+    pairs = asyncio.Barrier(2)
     seen: list[tuple[str, int]] = []
 
     class Orderly(ToolService):
@@ -160,7 +161,11 @@ async def test_a_tool_can_ask_to_be_alone(namespace: str) -> None:
             name = arguments["name"]
             running.append(name)
             seen.append((name, len(running)))
-            await asyncio.sleep(0.02)
+            if name.startswith("beside"):
+                await pairs.wait()
+            else:
+                # Long enough for others to begin.
+                await asyncio.sleep(0.02)
             running.remove(name)
             return name
 

@@ -20,10 +20,11 @@ import redis
 
 from tests.chaos.proxy import Proxy
 from tests.cli.shell import Shell
-from tests.servers import eventually
+from tests.faults.wired import count, echo
+from tests.servers import KINDS, eventually
 from tests.tls import Authority, settings_for, terminating
 from tests.topologies import free_port
-from toolbus import BrokerError, BrokerUnavailable, Settings, ToolBus, Worker, sync, tool
+from toolbus import BrokerError, BrokerUnavailable, Settings, ToolBus, Worker, sync
 from toolbus.broker.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -37,20 +38,6 @@ def who() -> str:
     return "it is me"
 '''
 ONE_LINE = "toolbus: rediss://127.0.0.1:{port}: the server's certificate is not trusted (unable to get local issuer certificate); set"
-
-
-@tool(service="veiled", effect="read")
-async def echo(text: str) -> str:
-    """Give a text back."""
-    return text
-
-
-@tool(service="veiled", effect="read")
-async def count(n: int, delay: float) -> Any:
-    """Count slowly."""
-    for number in range(n):
-        yield f"{number} "
-        await asyncio.sleep(delay)
 
 
 @pytest.fixture
@@ -262,6 +249,27 @@ async def test_a_key_of_another_certificate_is_refused(proxy: Proxy, authority: 
     own, other = authority.client(), Authority(tmp_path, "stranger").client()
     error = await refused(**settings_for(proxy, namespace, tls_cert=own["tls_cert"], tls_key=other["tls_key"]))
     assert f"{own['tls_cert']!r} with the key {other['tls_key']!r} can't be read" in str(error)
+
+
+@pytest.mark.skipif("redis" not in KINDS, reason="the wheel's server is built without TLS")
+async def test_a_server_that_speaks_tls_itself_serves_and_refuses_alike(
+    fresh_server: Callable[..., EmbeddedServer], authority: Authority, namespace: str
+) -> None:
+    """A real Redis that asks for certificates: calls, streams and cancellation with one; the same advice without, and to a plain URL."""
+    own, shown, encrypted = authority.client(), authority.certificate(), free_port()
+    files = {"tls-cert-file": shown, "tls-key-file": shown, "tls-ca-cert-file": authority.file}
+    fresh_server("redis", config={"tls-port": str(encrypted), **files})
+    given = {"url": f"rediss://127.0.0.1:{encrypted}", "namespace": namespace, "lease": 2.0, "tls_ca": authority.file}
+    settings = Settings.load({}, **given, **own)
+    async with Worker([echo, count], settings=settings), ToolBus(settings=settings) as bus:
+        text = "ä" * 100_000
+        assert (await bus.call("echo", {"text": text}, wait=5.0)).output == text
+        assert (await bus.call("count", {"n": 300, "delay": 0.0})).output == "".join(f"{number} " for number in range(300))
+    assert "set TOOLBUS_TLS_CERT and TOOLBUS_TLS_KEY" in str(await refused(**given))
+    stranger = Authority(Path(authority.file).parent, "stranger")
+    assert "set TOOLBUS_TLS_CERT and TOOLBUS_TLS_KEY" in str(await refused(**given, **stranger.client()))
+    assert "set TOOLBUS_TLS_CA" in str(await refused(**{**given, "tls_ca": stranger.file}))
+    assert "write rediss:// for redis://" in str(await refused(url=f"redis://127.0.0.1:{encrypted}", namespace=namespace))
 
 
 # -- the wrong kind of port -----------------------------------------------------------------------

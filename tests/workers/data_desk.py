@@ -37,10 +37,3 @@ async def serving(address="memory://", namespace="default", **limits):
         await bus.wait_for_tool("data_analysis", 10)
         yield Desk(bus, service)
     assert service.statistics() == (0, 0)
-
-
-def failed(result, type, code):
-    assert not result.success
-    assert (result.error.type, result.error.code) == (type, code), result.error
-    assert len(result.error.message) < 1_000
-    return result.error.message

@@ -5,8 +5,9 @@ import base64
 import duckdb
 import pytest
 
-from tests.workers.data_desk import SALES, failed, serving
+from tests.workers.data_desk import SALES, serving
 from tests.workers.operator import put
+from tests.workers.outcomes import failed
 from workers.data_engine import MAX_CELL
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.servers import eventually
-from tests.workers.data_desk import SALES, Desk, failed, serving
+from tests.workers.data_desk import SALES, Desk, serving
 from tests.workers.operator import put
+from tests.workers.outcomes import failed
 from toolbus import ConfigurationError, ToolBus, Worker
 from workers.data_analysis import DataAnalysis
 from workers.data_engine import MAX_TABLES
@@ -75,6 +76,7 @@ async def test_a_statement_that_eats_memory_fails_within_its_limit(namespace, st
     async with serving(namespace=namespace, memory=64 << 20) as desk:
         await desk.sql("SELECT 1")
         children = _children()
+        assert children
         result = await desk.sql(statement, timeout=20)
         assert not result.success
         assert result.error.code in {"out_of_memory", "session_lost", "too_slow"}
@@ -142,10 +144,11 @@ async def test_an_idle_session_makes_room_for_another(namespace):
     """The one that was used longest ago goes when it was not used for a while."""
     async with serving(namespace=namespace, sessions=1, idle=0.4) as desk:
         assert (await desk.upload("t", "a\n1\n")).success
-        deadline = time.monotonic() + 20
-        while not (await desk.other(user="bob").sql("SELECT 1")).success:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+
+        async def served() -> bool:
+            return (await desk.other(user="bob").sql("SELECT 1")).success
+
+        await eventually(served, 20.0)
         assert desk.service.statistics().sessions <= 1
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import eventually
+from tests.workers.outcomes import failed
 from toolbus import Settings, ToolBus, ToolError, Worker
 from toolbus.worker.handlers import collect
 from toolbus.worker.provide import Services
@@ -74,12 +75,6 @@ async def people(desk):
     assert (await desk.load("vertices", "Person", csv=PEOPLE)).success
     assert (await desk.load("edges", "KNOWS", rows=KNOWS, source="Person", target="Person")).success
     return desk
-
-
-def failed(result, type, code):
-    assert not result.success
-    assert (result.error.type, result.error.code) == (type, code), result.error
-    return result.error.message
 
 
 # -- when they are there ------------------------------------------------------------------------------
