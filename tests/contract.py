@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from toolbus import Settings, ToolBus, Worker
+import pytest
+
+from tests.servers import eventually
+from toolbus import ConfirmationClosed, ConfirmationRequest, Settings, ToolBus, Worker, tool
 
 
 class Place:
@@ -35,3 +38,26 @@ class Place:
 
 
 Scenario = Callable[[Place], Any]
+
+
+@tool(service="plug", effect="read")
+async def plugged() -> str:
+    """Be there."""
+    return "here"
+
+
+async def first_of(bus: ToolBus) -> ConfirmationRequest:
+    """The one open request."""
+    [found] = await eventually(bus.confirmations.pending, timeout=20.0)
+    return found
+
+
+async def withdrawn(bus: ToolBus, request: ConfirmationRequest) -> None:
+    """Wait until nobody is asked any more, and nobody can answer."""
+
+    async def gone() -> bool:
+        return not await bus.confirmations.pending()
+
+    await eventually(gone)
+    with pytest.raises(ConfirmationClosed):
+        await bus.confirmations.allow(request.id)

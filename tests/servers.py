@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -67,6 +69,14 @@ def leaks(url: str, namespace: str) -> list[str]:
         if keys:
             client.delete(*keys)
     return found
+
+
+def put_down(process: subprocess.Popen[Any]) -> None:
+    """Kill a process, stopped or not, and reap it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+    process.wait()
 
 
 async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = 5.0, interval: float = 0.01) -> T:

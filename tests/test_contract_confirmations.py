@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from tests.contract import Place
+from tests.contract import Place, first_of, withdrawn
 from tests.servers import eventually
 from toolbus import (
     ConfirmationClosed,
-    ConfirmationRequest,
     Confirming,
     ToolBus,
     ToolResult,
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.anyio
 async def erase(rows: int, note: str = "") -> str:
     """Erase rows."""
     return f"erased {rows}"
-
-
-async def first_of(bus: ToolBus) -> ConfirmationRequest:
-    """The one open request."""
-    [found] = await eventually(bus.confirmations.pending)
-    return found
 
 
 def keys_like(place: Place, pattern: str) -> list[str]:
@@ -124,13 +117,7 @@ async def test_a_cancelled_call_withdraws_its_request(place: Place) -> None:
         call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
         request = await first_of(other)
         call.cancel()
-
-        async def gone() -> bool:
-            return not await other.confirmations.pending()
-
-        await eventually(gone)
-        with pytest.raises(ConfirmationClosed):
-            await other.confirmations.allow(request.id)
+        await withdrawn(other, request)
 
 
 async def test_requests_are_watched(place: Place) -> None:

@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 import redis
 
-from tests.contract import Place
+from tests.contract import Place, first_of, withdrawn
 from tests.servers import eventually
 from toolbus import (
     Answered,
     Asked,
     ConfigurationError,
     ConfirmationClosed,
-    ConfirmationRequest,
     Finished,
     Text,
-    ToolBus,
     ToolError,
     invocation,
     tool,
@@ -95,12 +93,6 @@ async def ask_for(seconds: float) -> str:
     """Ask for so long."""
     await invocation().confirm("Well?", timeout=seconds)
     return "well"
-
-
-async def first_of(bus: ToolBus) -> ConfirmationRequest:
-    """The one open request."""
-    [found] = await eventually(bus.confirmations.pending, timeout=20.0)
-    return found
 
 
 async def after(seconds: float) -> None:
@@ -199,13 +191,7 @@ async def test_a_cancelled_call_withdraws_its_question(place: Place) -> None:
             call = asyncio.create_task(bus.call(name, {"rows": 1}))
             request = await first_of(other)
             call.cancel()
-
-            async def gone() -> bool:
-                return not await other.confirmations.pending()
-
-            await eventually(gone)
-            with pytest.raises(ConfirmationClosed):
-                await other.confirmations.allow(request.id)
+            await withdrawn(other, request)
         assert stage.cancelled == 1
 
 

@@ -4,88 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
-from typing import Any
 
 import pytest
 import redis
 
 from tests.contract import Place
+from tests.notebook import Notes, Plain, StickyNotes
 from tests.servers import eventually
 from toolbus import ConfigurationError, Session, Settings, ToolService, invocation, tool
 from toolbus.sync import ToolBus as SyncBus
 
 pytestmark = pytest.mark.anyio
-
-
-class Notes(ToolService):
-    """Keeps the notes of each session, as long as it lasts."""
-
-    id = "notes"
-
-    def __init__(self, name: str = "one", log: list[Any] | None = None) -> None:
-        self.name = name
-        self.notes: dict[tuple[str, str], list[str]] = {}
-        self.cleaned: list[Session | None] = []
-        self.new: list[bool] = []
-        self.failing: set[str] = set()
-        self.slow: set[str] = set()
-        self.go = asyncio.Event()
-        self.running = 0
-        self.log = [] if log is None else log
-
-    @tool(effect="read")
-    async def note(self, text: str) -> str:
-        """Add a note, and say who keeps how many."""
-        call = invocation()
-        self.new.append(call.session_is_new)
-        notes = self.notes.setdefault((call.user, call.session), [])
-        notes.append(text)
-        self.log.append((self.name, call.user, call.session))
-        return f"{self.name} {len(notes)}"
-
-    @tool(effect="read")
-    async def wait(self) -> str:
-        """Run until the test says so."""
-        self.running += 1
-        try:
-            await self.go.wait()
-        finally:
-            self.running -= 1
-        return self.name
-
-    async def cleanup(self, session: Session | None = None) -> None:
-        """Forget the session's notes."""
-        if session is not None:
-            if session.id in self.slow:
-                await self.go.wait()
-            self.notes.pop(session)
-        self.cleaned.append(session)
-        if session is not None and session.id in self.failing:
-            raise RuntimeError("cleaning up failed")
-
-
-class StickyNotes(Notes):
-    """The same, at one worker for each session."""
-
-    sticky_sessions = True
-
-
-class Plain(ToolService):
-    """Cleans up once, in the old way."""
-
-    id = "plain"
-    cleanups = 0
-
-    @tool(effect="read")
-    async def ping(self) -> str:
-        """Answer."""
-        return str(invocation().session_is_new)
-
-    async def cleanup(self) -> None:
-        """Count."""
-        self.cleanups += 1
 
 
 # -- ends ---------------------------------------------------------------------------------------------
@@ -283,6 +215,7 @@ async def test_a_plain_clean_up_runs_in_a_thread(place: Place) -> None:
 
         id = "blocking"
         done = 0
+        go = threading.Event()
 
         @tool(effect="read")
         async def ping(self) -> str:
@@ -290,8 +223,8 @@ async def test_a_plain_clean_up_runs_in_a_thread(place: Place) -> None:
             return "pong"
 
         def cleanup(self, session: Session | None = None) -> None:  # type: ignore[override]
-            """Block."""
-            time.sleep(0.3)
+            """Block until the test says so."""
+            assert self.go.wait(10)
             self.done += 1
 
     service = Blocking()
@@ -301,6 +234,7 @@ async def test_a_plain_clean_up_runs_in_a_thread(place: Place) -> None:
         for _ in range(3):
             assert (await bus.call("ping")).success
         assert service.done == 0
+        service.go.set()
         await eventually(lambda: service.done == 1)
     assert service.done == 2
 
@@ -327,133 +261,6 @@ def test_wrong_limits_are_named() -> None:
     notes.session_idle = 0
     with pytest.raises(ConfigurationError, match=r"Notes\.session_idle"):
         Place("memory://", "limits").worker(notes)
-
-
-# -- sticky -------------------------------------------------------------------------------------------
-
-
-async def test_calls_of_a_session_go_to_one_worker(place: Place) -> None:
-    """Whoever takes a call gives it to the worker that has the session; calls of no session and no user run anywhere."""
-    log: list[Any] = []
-    services = [StickyNotes(str(number), log) for number in range(3)]
-    workers = [place.worker(service, concurrency=10) for service in services]
-    async with workers[0], workers[1], workers[2], place.bus() as bus:
-        await bus.wait_for_tool("note")
-
-        async def converse(session: str) -> list[str | None]:
-            return [(await bus.call("note", {"text": "x"}, user="ann", session=session)).output for _ in range(6)]
-
-        answers = await asyncio.gather(*(converse(f"s{number}") for number in range(30)))
-        for said in answers:
-            worker = str(said[0]).partition(" ")[0]
-            assert said == [f"{worker} {count}" for count in range(1, 7)]
-        assert len({str(said[0])[0] for said in answers}) == 3, "each worker got some sessions"
-        assert sum(sum(service.new) for service in services) == 30
-        results = await asyncio.gather(*(bus.call("note", {"text": "x"}) for _ in range(30)))
-        assert all(result.success for result in results)
-
-
-async def test_many_calls_of_a_session_at_once_go_to_one_worker(place: Place) -> None:
-    """Also when it is new and several workers take its first calls at the same time."""
-    services = [StickyNotes(str(number)) for number in range(3)]
-    async with place.worker(services[0]), place.worker(services[1]), place.serving(services[2]) as bus:
-        for session in range(10):
-            results = await asyncio.gather(*(bus.call("note", {"text": "x"}, session=f"s{session}") for _ in range(20)))
-            assert len({str(result.output).partition(" ")[0] for result in results}) == 1
-            assert {result.meta.attempts for result in results} == {1}
-
-
-async def test_a_full_worker_is_waited_for(place: Place) -> None:
-    """Calls of its sessions run when it has a slot again, and not elsewhere."""
-    services = [StickyNotes(str(number)) for number in range(2)]
-    async with place.worker(services[0], concurrency=2), place.bus() as bus:
-        await bus.wait_for_tool("note")
-        assert (await bus.call("note", {"text": "x"}, session="s")).output == "0 1"
-        held = [asyncio.create_task(bus.call("wait", session="s")) for _ in range(2)]
-        await eventually(lambda: services[0].running == 2)
-        async with place.worker(services[1]):
-            waiting = [asyncio.create_task(bus.call("note", {"text": "x"}, session="s")) for _ in range(5)]
-            assert (await bus.call("note", {"text": "x"}, session="other")).output == "1 1"
-            assert not any(task.done() for task in waiting)
-            services[0].go.set()
-            outputs = {(await task).output for task in waiting}
-            assert outputs == {f"0 {number}" for number in range(2, 7)}
-            assert {(await task).output for task in held} == {"0"}
-
-
-async def test_sessions_of_a_drained_worker_start_anew_elsewhere(place: Place) -> None:
-    """What waited for it is taken by another at once, as the same attempt, in a session that is new there."""
-    first, second = StickyNotes("first"), StickyNotes("second")
-    leaving = place.worker(first, concurrency=1, grace=0.2)
-    async with leaving, place.bus() as bus:
-        await bus.wait_for_tool("note")
-        assert (await bus.call("note", {"text": "x"}, session="s")).output == "first 1"
-        held = asyncio.create_task(bus.call("wait", session="s"))
-        await eventually(lambda: first.running == 1)
-        async with place.worker(second):
-            waiting = asyncio.create_task(bus.call("note", {"text": "x"}, session="s"))
-            assert (await bus.call("note", {"text": "x"}, session="other")).output == "second 1"
-            await leaving.drain()
-            result = await waiting
-            assert (result.output, result.meta.attempts) == ("second 1", 1)
-            second.go.set()
-            result = await held
-            assert (result.output, result.meta.attempts) == ("second", 1)
-            assert first.cleaned == [Session("", "s"), None]
-
-
-async def test_a_call_that_waits_for_its_worker_can_be_cancelled_and_expire(place: Place) -> None:
-    """Cancelled or expired it never runs; for `once` work that is certain, so its caller is not left in doubt."""
-    ran: list[str] = []
-
-    class Once(StickyNotes):
-        """Has effects."""
-
-        @tool(effect="once")
-        async def pay(self) -> str:
-            """Have an effect."""
-            ran.append(self.name)
-            return "paid"
-
-    first, second = Once("first"), Once("second")
-    async with place.worker(first, concurrency=1), place.bus() as bus:
-        await bus.wait_for_tool("pay")
-        held = asyncio.create_task(bus.call("wait", session="s"))
-        await eventually(lambda: first.running == 1)
-        async with place.worker(second):
-            late = asyncio.create_task(bus.call("pay", session="s", timeout=0.6))
-            cancelled = asyncio.create_task(bus.call("pay", session="s"))
-            assert (await bus.call("note", {"text": "x"}, session="other")).output == "second 1"
-            cancelled.cancel()
-            error = (await late).error
-            assert error is not None
-            assert error.type == "deadline_exceeded"
-            first.go.set()
-            assert (await held).success
-            assert (await bus.call("note", {"text": "x"}, session="s")).output == "first 1"
-    assert ran == []
-
-
-async def test_a_closed_session_is_free_for_every_worker(place: Place) -> None:
-    """Its owner cleans up and gives it up; nobody keeps anything of it."""
-    services = [StickyNotes(str(number)) for number in range(2)]
-    async with place.worker(services[0]), place.serving(services[1]) as bus:
-        for _ in range(20):
-            async with bus.session("s", user="ann") as view:
-                said = [(await view.call("note", {"text": "x"})).output for _ in range(3)]
-                assert said in (["0 1", "0 2", "0 3"], ["1 1", "1 2", "1 3"])
-        await eventually(lambda: sum(len(service.cleaned) for service in services) == 20)
-        assert [service.notes for service in services] == [{}, {}]
-
-
-async def test_a_user_without_a_session_has_one_of_its_own(place: Place) -> None:
-    """Calls that name a user and no session go to one worker as well."""
-    services = [StickyNotes(str(number)) for number in range(3)]
-    async with place.worker(services[0]), place.worker(services[1]), place.serving(services[2]) as bus:
-        for user in ("ann", "bob", "cid", "dan"):
-            said = [(await bus.call("note", {"text": "x"}, user=user)).output for _ in range(5)]
-            worker = str(said[0]).partition(" ")[0]
-            assert said == [f"{worker} {count}" for count in range(1, 6)]
 
 
 async def test_no_key_stays_of_ended_sessions(redis_place: Place) -> None:

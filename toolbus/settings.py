@@ -27,6 +27,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str = "redis://127.0.0.1:6379"
     password_file: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
     namespace: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")] = "default"
     owner: str = ""
     lease: Annotated[float, msgspec.Meta(ge=0.2, le=3600)] = 30.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus import ConfigurationError
+from toolbus import ConfigurationError, Settings
 from toolbus.broker.connection import Connector, redact
 from toolbus.broker.discovery import BySentinel, Fixed, InCluster, Node, discovery
 
@@ -18,7 +18,7 @@ def no_password() -> str | None:
 
 def test_plain_urls_lead_where_they_say() -> None:
     """Host, port, database and credentials are redis-py's business."""
-    found = discovery("redis://user:pw@example.org:7000/3", "key", no_password)
+    found = discovery("redis://user:pw@example.org:7000/3", "key", no_password, {})
     assert isinstance(found, Fixed)
     assert found.find() is None
     assert {key: found.options[key] for key in ("host", "port", "db", "username", "password")} == {
@@ -28,7 +28,7 @@ def test_plain_urls_lead_where_they_say() -> None:
 
 def test_sentinel_urls_name_the_sentinels_the_master_and_the_database() -> None:
     """Several hosts, with and without ports; the credentials are the server's."""
-    found = discovery("redis+sentinel://user:pw@one:1,two/mymaster/4?sentinel_password=hush", "key", no_password)
+    found = discovery("redis+sentinel://user:pw@one:1,two/mymaster/4?sentinel_password=hush", "key", no_password, {})
     assert isinstance(found, BySentinel)
     assert found._sentinels == [Node("one", 1), Node("two", 26379)]
     assert found._sentinel_options["password"] == "hush"
@@ -38,7 +38,7 @@ def test_sentinel_urls_name_the_sentinels_the_master_and_the_database() -> None:
 
 def test_cluster_urls_name_nodes_and_the_namespace_names_the_slot() -> None:
     """Keys of one namespace share a slot, those of another one another's."""
-    one, other = (discovery("redis+cluster://a:1,b:2", f"tb:{{{name}}}:live", no_password) for name in ("one", "other"))
+    one, other = (discovery("redis+cluster://a:1,b:2", f"tb:{{{name}}}:live", no_password, {}) for name in ("one", "other"))
     assert isinstance(one, InCluster)
     assert isinstance(other, InCluster)
     assert one._seeds == [Node("a", 1), Node("b", 2)]
@@ -56,6 +56,11 @@ def test_cluster_urls_name_nodes_and_the_namespace_names_the_slot() -> None:
         ("redis+cluster://host:x", "wrong"),
         ("memcached+cluster://host", "scheme"),
         ("redis://host:99999999/0", "wrong"),
+        ("rediss://host?ssl_ca_cert=ca.pem", "its parameter 'ssl_ca_cert' is unknown"),
+        ("redis://host?ssl_ca_certs=ca.pem", "its parameter 'ssl_ca_certs' needs rediss://"),
+        ("rediss://host?ssl_cert_reqs=maybe", "maybe"),
+        ("rediss+cluster://host?colour=red", "its parameter 'colour' is unknown"),
+        ("rediss+sentinel://host/name?sentinel_tls=perhaps", "sentinel_tls is yes or no, not 'perhaps'"),
     ],
 )
 def test_a_wrong_url_is_named_with_what_is_wrong(url: str, words: str) -> None:
@@ -63,6 +68,22 @@ def test_a_wrong_url_is_named_with_what_is_wrong(url: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words) as error:
         Connector(url)
     assert url in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "files", "words"),
+    [
+        ("redis://host", {"tls_ca": "ca.pem"}, "it does not speak TLS, though TOOLBUS_TLS_CA is set; write rediss:// for redis://"),
+        ("redis+cluster://host", {"tls_cert": "c", "tls_key": "k"}, "though TOOLBUS_TLS_CERT and TOOLBUS_TLS_KEY are set"),
+        ("unix:///socket", {"tls_ca": "ca.pem"}, "it does not speak TLS"),
+        ("rediss://host", {"tls_key": "k"}, "TOOLBUS_TLS_KEY is set and TOOLBUS_TLS_CERT is not"),
+    ],
+)
+def test_certificates_that_would_not_be_used_are_refused(url: str, files: dict[str, str], words: str) -> None:
+    """Who names certificates believes that connections are encrypted, so a plain URL is a mistake."""
+    with pytest.raises(ConfigurationError) as error:
+        Connector.of(Settings.load({}, url=url, **files))
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +97,8 @@ def test_a_wrong_url_is_named_with_what_is_wrong(url: str, words: str) -> None:
             "redis+sentinel://u:***@one,two/m?sentinel_password=***&db=1",
         ),
         ("rediss+cluster://u:secret@one:1,two:2", "rediss+cluster://u:***@one:1,two:2"),
+        ("rediss://host?ssl_password=secret&ssl_ca_certs=x", "rediss://host?ssl_password=***&ssl_ca_certs=x"),
+        ("redis://host?password=secret", "redis://host?password=***"),
         ("redis://u:secret@host:notaport", "redis://u:***@host:notaport"),
     ],
 )

@@ -312,6 +312,8 @@ def test_what_is_taken_over_brings_the_note_of_its_deadline(pool: Pool) -> None:
     pool.redis.set(pool.notes + ids[1].decode(), "1 2 3", px=60_000)
     pool.reap()
     assert pool.noted == {ids[0]: b"", ids[1]: b"1 2 3"}
+
+
 def test_a_forgotten_consumer_is_told_nothing_that_could_come_true(pool: Pool) -> None:
     """Deleted for want of a lease and of entries, it takes some, loses them, and is deleted again: they must not look like its own."""
     pool.redis.xgroup_createconsumer(pool.queue, "g", "other")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import ssl
 import struct
 
 _CHUNK = 65_536
@@ -49,17 +50,22 @@ class Pipe:
     def cut(self) -> None:
         """Reset both sides: what was on its way is lost."""
         for writer in self._writers:
-            with contextlib.suppress(OSError, AttributeError):
+            # uvloop says ValueError of a socket that is gone.
+            with contextlib.suppress(OSError, AttributeError, ValueError):
                 own: socket.socket = writer.get_extra_info("socket")
                 own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
 
 class Proxy:
-    """Listens on a loopback port of its own and passes everything on to a server's port, until told otherwise."""
+    """Listens on a loopback port of its own and passes everything on to a server's port, until told otherwise.
 
-    def __init__(self, port: int) -> None:
+    With ``tls`` it speaks TLS to its clients; to the server it never does.
+    """
+
+    def __init__(self, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self._target = port
+        self._tls = tls
         self._pipes: set[Pipe] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
@@ -71,7 +77,7 @@ class Proxy:
 
     async def start(self) -> None:
         """Listen."""
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def aclose(self) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,12 +55,10 @@ async def hang() -> str:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(shell: Shell) -> Shell:
     """A shell with a tool file in its folder."""
-    (tmp_path / "loud.py").write_text(TOOLS)
-    made = Shell(tmp_path, valkey_server, namespace)
-    yield made
-    made.close()
+    (shell.folder / "loud.py").write_text(TOOLS)
+    return shell
 
 
 @pytest.fixture

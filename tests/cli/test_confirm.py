@@ -9,8 +9,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -32,13 +30,11 @@ def tidy():
 
 
 @pytest.fixture
-def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(shell: Shell) -> Shell:
     """A shell in a folder with a tool that wants permission, and a worker that serves it."""
-    (tmp_path / "shop.py").write_text(TOOLS)
-    made = Shell(tmp_path, valkey_server, namespace)
-    made.start("worker", "shop.py")
-    yield made
-    made.close()
+    (shell.folder / "shop.py").write_text(TOOLS)
+    shell.start("worker", "shop.py")
+    return shell
 
 
 def waiting(shell: Shell, count: int = 1) -> list[dict[str, object]]:

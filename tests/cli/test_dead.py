@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,14 +43,6 @@ class Frail(ToolService):
 def place(valkey_server: str, namespace: str) -> Place:
     """A namespace on Valkey."""
     return Place(valkey_server, namespace)
-
-
-@pytest.fixture
-def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
-    """A shell for the same namespace."""
-    made = Shell(tmp_path, valkey_server, namespace)
-    yield made
-    made.close()
 
 
 def keys_of(place: Place) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,13 +21,11 @@ def run_sql(statement: str) -> str:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(shell: Shell) -> Shell:
     """A folder with a preset and a worker's file."""
-    made = Shell(tmp_path, valkey_server, namespace)
-    (tmp_path / "analysis.yaml").write_text(ANALYSIS)
-    (tmp_path / "data.py").write_text(SERVED)
-    yield made
-    made.close()
+    (shell.folder / "analysis.yaml").write_text(ANALYSIS)
+    (shell.folder / "data.py").write_text(SERVED)
+    return shell
 
 
 def test_a_preset_is_checked_published_shown_and_removed(shell: Shell) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.cli.shell import Shell
@@ -29,12 +26,10 @@ async def shout(text: str):
 
 
 @pytest.fixture
-def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(shell: Shell) -> Shell:
     """A shell with a tool file in its folder."""
-    (tmp_path / "loud.py").write_text(TOOLS)
-    made = Shell(tmp_path, valkey_server, namespace)
-    yield made
-    made.close()
+    (shell.folder / "loud.py").write_text(TOOLS)
+    return shell
 
 
 async def test_usage_is_shown_for_people_and_programs(shell: Shell) -> None:

@@ -2,130 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import logging
-import sys
 import threading
-import types
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import networkx as nx
 import pytest
 
+from tests.compat.chat2graph_groups import ExampleQuery
 from toolbus.compat import chat2graph
 from toolbus.compat.chat2graph.core.common.singleton import AbcSingleton, Singleton
-from toolbus.compat.chat2graph.core.common.type import McpTransportType, ToolGroupType, ToolResourceType, ToolType
+from toolbus.compat.chat2graph.core.common.type import ToolGroupType
 from toolbus.compat.chat2graph.core.sdk.wrapper.toolkit_wrapper import ToolkitWrapper
 from toolbus.compat.chat2graph.core.service.toolkit_service import ToolkitService
 from toolbus.compat.chat2graph.core.toolkit.action import Action
-from toolbus.compat.chat2graph.core.toolkit.mcp_service import McpService
-from toolbus.compat.chat2graph.core.toolkit.mcp_tool import McpTool
-from toolbus.compat.chat2graph.core.toolkit.tool import Tool
-from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig, ToolGroupConfig
-from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
+from toolbus.compat.chat2graph.core.toolkit.tool_config import ToolGroupConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolPackage
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 from toolbus.results import ToolkitError
-from toolbus.toolkit import group_of_definitions
-
-
-class ExampleQuery(Tool):
-    """A tool that is a class, as that project's tools are."""
-
-    def __init__(self) -> None:
-        super().__init__(name="query_tool", description="", function=self.query)
-
-    async def query(self, text: str) -> str:
-        """Query the documents.
-
-        Args:
-            text: what to look for
-        """
-        return f"found {text}"
-
-    def copy(self) -> ExampleQuery:
-        """Another one, with an id of its own."""
-        return ExampleQuery()
-
-
-@dataclass
-class Listed:
-    """A tool as an MCP client lists it."""
-
-    name: str
-    description: str | None
-    inputSchema: dict[str, Any]
-
-
-class Connection(ToolConnection):
-    """A connection to tools that say what they were called with."""
-
-    closed = 0
-
-    async def call(self, tool_name: str, **kwargs: Any) -> Any:
-        return tool_name, kwargs
-
-    async def list_tools(self) -> list[Any]:
-        return [Listed("connected", "d", {"type": "object"})]
-
-    async def close(self) -> None:
-        type(self).closed += 1
-
-
-class Listing(McpService):
-    """A server whose list of tools is given."""
-
-    def __init__(self, name: str, *tools: str) -> None:
-        super().__init__(McpConfig(ToolGroupType.MCP, name, McpTransportConfig(McpTransportType.STDIO)))
-        self._listed = [Listed(tool, f"about {tool}", {"type": "object", "properties": {"query": {"type": "string"}}}) for tool in tools]
-        self._id = f"group_{name}"
-
-    async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
-        return Connection()
-
-    async def list_tools(self) -> list[Any]:
-        return self._listed
-
-
-@pytest.fixture
-def service() -> ToolkitService:
-    """The service with an empty graph, set as that project's tests set it."""
-    made: ToolkitService = ToolkitService.instance or ToolkitService()
-    made._toolkit = Toolkit()
-    return made
-
-
-@pytest.fixture
-def actions() -> list[Action]:
-    """Four actions."""
-    return [Action(id=f"action {number}", name=f"Action {number}", description=f"Description {number}") for number in range(1, 5)]
-
-
-@pytest.fixture
-def tools() -> list[ExampleQuery]:
-    """Four tools, whose ids are set afterwards."""
-    made = [ExampleQuery() for _ in range(4)]
-    for number, tool in enumerate(made, 1):
-        tool._id = f"tool {number}"
-    return made
-
-
-@pytest.fixture
-def populated(service: ToolkitService, actions: list[Action], tools: list[ExampleQuery]) -> ToolkitService:
-    """The service with five Next edges, and a tool for each action."""
-    first, second, third, fourth = actions
-    service.add_action(action=first, next_actions=[(second, 0.8), (third, 0.6)], prev_actions=[])
-    service.add_action(action=second, next_actions=[(third, 0.7), (fourth, 0.9)], prev_actions=[(first, 0.8)])
-    service.add_action(action=third, next_actions=[(fourth, 0.7)], prev_actions=[(first, 0.6), (second, 0.7)])
-    service.add_action(action=fourth, next_actions=[], prev_actions=[(second, 0.9), (third, 0.7)])
-    for action, tool, score in zip(actions, tools, (0.9, 0.8, 0.9, 0.8), strict=True):
-        service.add_tool(tool=tool, connected_actions=[(action, score)])
-    return service
-
 
 # -- the graph ----------------------------------------------------------------------------------------
 
@@ -246,138 +141,6 @@ def test_recommendations(
     assert isinstance(part, Toolkit)
     found, following = populated.recommend_tools_actions(actions=given, threshold=threshold, hops=hops)
     assert (len(found), {action.id for action in following}) == (len(vertices), {f"action {number}" for number in vertices})
-
-
-# -- tools and groups ---------------------------------------------------------------------------------
-
-
-def test_tools_of_functions() -> None:
-    """Coroutine functions and plain ones are tools with ids of their own, and say what their signature and docstring say."""
-
-    def shout(text: str) -> str:
-        """Say it loudly."""
-        return text.upper()
-
-    plain, query = Tool("shout", "", shout), ExampleQuery()
-    assert (plain.id != Tool("shout", "", shout).id, Tool("a", "b", shout, id="c").id) == (True, "c")
-    assert (plain.description, plain.tool_type, plain.function) == ("Say it loudly.", ToolType.LOCAL_TOOL, shout)
-    assert plain.parameters["required"] == query.parameters["required"] == ["text"]
-    assert plain.function is not None
-    assert query.function is not None
-    assert (plain.function("a"), asyncio.run(query.function("a"))) == ("A", "found a")
-    assert plain.copy().id == plain.id
-
-
-def test_a_group_is_asked_for_its_tools(populated: ToolkitService, actions: list[Action]) -> None:
-    """Each tool that a server lists is called by the action and held by the group, with its schema; calls go through a connection."""
-    group, toolkit = Listing("api", "Search", "Calculate"), populated.get_toolkit()
-    populated.add_tool_group(tool_group=group, connected_actions=[(actions[0], 0.95)])
-    assert (len(toolkit.vertices()), len(toolkit.edges())) == (8 + 1 + 2, 9 + 2 + 2)
-    assert toolkit.get_tool_group(group.get_id()) is group
-    held = [toolkit.get_tool(id_) for id_ in toolkit.successors(group.get_id())]
-    assert [(tool.name, tool.description, tool.tool_type) for tool in held if isinstance(tool, McpTool)] == [
-        ("Search", "about Search", ToolType.MCP_TOOL),
-        ("Calculate", "about Calculate", ToolType.MCP_TOOL),
-    ]
-    search = held[0]
-    assert isinstance(search, McpTool)
-    assert search.get_tool_group() is group
-    assert list(search.parameters["properties"]) == ["query"]
-    assert search.function is not None
-    assert asyncio.run(search.function(query="x")) == ("Search", {"query": "x"})
-    names = {tool.name for tool in populated.recommend_tools_actions([actions[0]])[0]}
-    assert names == {"query_tool", "Search", "Calculate"}
-
-
-@pytest.mark.anyio
-async def test_a_group_is_asked_from_within_an_event_loop(service: ToolkitService, actions: list[Action]) -> None:
-    """Adding a group is a plain call, also where a loop runs."""
-    service.add_action(actions[0], [], [])
-    service.add_tool_group(Listing("api", "Search"), [(actions[0], 1.0)])
-    assert [tool.name for tool in service.recommend_tools_actions(actions)[0]] == ["Search"]
-
-
-def test_a_group_that_is_added_again(service: ToolkitService, actions: list[Action]) -> None:
-    """Tools that it lists no more go, those that stay are the same for another action, and new ones come."""
-    first, second = actions[:2]
-    toolkit = service.get_toolkit()
-    for action in (first, second):
-        service.add_action(action, [], [])
-    service.add_tool_group(Listing("api", "Old", "Kept"), [(first, 0.9)])
-    old, kept = toolkit.successors("group_api")
-    service.add_tool_group(Listing("api", "Kept", "New"), [(second, 0.4)])
-    assert toolkit.get_tool(old) is None
-    assert [tool.name for tool in map(toolkit._tools.__getitem__, toolkit.successors("group_api"))] == ["Kept", "New"]
-    assert (toolkit.get_score(first.id, kept), toolkit.get_score(second.id, kept)) == (0.9, 0.4)
-    service.add_tool_group(Listing("api", "Last"), [(second, 0.4)])
-    assert [tool.name for tool in toolkit._tools.values()] == ["Last"]
-
-
-def test_a_group_and_its_tools_go_together(service: ToolkitService, actions: list[Action], caplog: pytest.LogCaptureFixture) -> None:
-    """Removing the group removes its tools; removing its last tool removes the group; a group without callers is warned of."""
-    service.add_action(actions[0], [], [])
-    toolkit = service.get_toolkit()
-    service.add_tool_group(Listing("api", "Search", "Calculate"), [(actions[0], 0.9)])
-    toolkit.remove_vertex("group_api")
-    assert (toolkit.get_tool_group("group_api"), len(toolkit._tools)) == (None, 0)
-    service.add_tool_group(Listing("solo", "Solo"), [(actions[0], 0.9)])
-    service.remove_tool(toolkit.successors("group_solo")[0])
-    assert toolkit.vertices() == ["action 1"]
-    service.add_tool_group(Listing("api", "Search"), [(actions[1], 0.9)])
-    warned = [record.getMessage().split()[0] for record in caplog.records if record.levelno == logging.WARNING]
-    assert warned == ["toolkit.action_unknown", "toolkit.group_unreachable"]
-
-
-def test_groups_over_connections_and_groups_of_toolbus(service: ToolkitService, actions: list[Action]) -> None:
-    """A server that only says how to connect is listed over a connection that is closed; toolbus's own groups are groups, too."""
-
-    class Connecting(McpService):
-        async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
-            return Connection()
-
-    config = McpConfig(ToolGroupType.MCP, "web", McpTransportConfig(McpTransportType.SSE))
-    service.add_action(actions[0], [], [])
-    Connection.closed = 0
-    service.add_tool_group(Connecting(config), [(actions[0], 1.0)])
-    service.add_tool_group(group_of_definitions("g", [{"name": "defined"}]), [(actions[0], 1.0)])
-    assert Connection.closed == 1
-    assert [tool.name for tool in service.recommend_tools_actions(actions)[0]] == ["connected", "defined"]
-    with pytest.raises(ToolkitError, match="MCP server 'web' by itself: override create_connection"):
-        service.add_tool_group(McpService(config), [(actions[0], 1.0)])
-
-
-@pytest.fixture
-def sums() -> Iterator[str]:
-    """The name of a module with a plain function and a coroutine function."""
-    module = types.ModuleType("chat2graph_sums")
-    exec("def add(a: int, b: int): return a + b\nasync def double(a: int): return 2 * a", vars(module))
-    sys.modules[module.__name__] = module
-    yield module.__name__
-    del sys.modules[module.__name__]
-
-
-def test_a_package_is_a_group_of_its_functions(service: ToolkitService, actions: list[Action], sums: str) -> None:
-    """The public functions of the module that the group is named after are its tools, and are called through its connection."""
-    package = ToolPackage(ToolGroupConfig(ToolGroupType.PACKAGE, sums))
-    service.add_action(actions[0], [], [])
-    service.add_tool_group(package, [(actions[0], 1.0)])
-    assert [tool.name for tool in service.recommend_tools_actions(actions)[0]] == ["add", "double"]
-
-    async def call() -> list[Any]:
-        connection = await package.create_connection()
-        return [await connection.call("add", a=1, b=2), await connection.call("double", a=4), len(await connection.list_tools())]
-
-    assert asyncio.run(call()) == [3, 8, 2]
-
-
-def test_transport_configurations_go_to_json_and_back() -> None:
-    """What ``to_dict`` makes, ``from_dict`` reads; what is missing has that project's defaults."""
-    config = McpTransportConfig(McpTransportType.STDIO, command="uvx", args=["x"], env={"A": "b"})
-    assert McpTransportConfig.from_dict(config.to_dict()) == config
-    assert config.to_dict()["transport_type"] == "STDIO"
-    assert McpTransportConfig.from_dict({"url": "u", "more": 1}) == McpTransportConfig(
-        McpTransportType.STDIO, ToolResourceType.STATELESS, url="u"
-    )
 
 
 # -- chains -------------------------------------------------------------------------------------------

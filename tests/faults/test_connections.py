@@ -9,12 +9,12 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 
 from tests.chaos.proxy import Proxy
+from tests.faults.wired import count, echo
 from tests.servers import eventually
 from toolbus import BrokerError, Settings, ToolBus, Worker, tool
 from toolbus.broker.embedded import EmbeddedServer
@@ -22,20 +22,6 @@ from toolbus.broker.embedded import EmbeddedServer
 pytestmark = pytest.mark.anyio
 
 FreshServer = Callable[..., EmbeddedServer]
-
-
-@tool(service="wired", effect="read")
-async def echo(text: str) -> str:
-    """Give a text back."""
-    return text
-
-
-@tool(service="wired", effect="read")
-async def count(n: int, delay: float) -> Any:
-    """Count slowly."""
-    for number in range(n):
-        yield f"{number} "
-        await asyncio.sleep(delay)
 
 
 @pytest.fixture

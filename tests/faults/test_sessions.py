@@ -17,7 +17,7 @@ import redis
 
 from tests.contract import Place
 from tests.faults.notes import Notes
-from tests.servers import eventually
+from tests.servers import eventually, put_down
 from toolbus import ToolBus
 from toolbus.broker import scripts
 from toolbus.broker.admin import overview_keys
@@ -56,10 +56,7 @@ def spawn(place: Place, ends: Path) -> Iterator[Spawn]:
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-        process.wait()
+        put_down(process)
         if process.stdout is not None:
             process.stdout.close()
 

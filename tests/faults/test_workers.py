@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from tests.contract import Place
-from tests.servers import eventually
+from tests.servers import eventually, put_down
 from toolbus import Finished, Reset, Started, StreamReset, Text, ToolBus
 
 pytestmark = pytest.mark.anyio
@@ -38,10 +38,7 @@ def spawn(redis_place: Place) -> Iterator[Spawn]:
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-        process.wait()
+        put_down(process)
 
 
 def bus_of(place: Place) -> ToolBus:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.contract import Place
+from tests.middleware.watching import Watch
 from tests.servers import eventually
 from toolbus import (
     Blob,
@@ -51,20 +52,6 @@ async def hang() -> str:
 async def fail() -> str:
     """Fail."""
     raise ToolError("no", code="c")
-
-
-class Watch:
-    """Remembers what it saw, and lets it pass."""
-
-    def __init__(self) -> None:
-        self.calls: list[ToolCall] = []
-        self.results: list[ToolResult] = []
-
-    async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
-        self.calls.append(call)
-        result = await next(call)
-        self.results.append(result)
-        return result
 
 
 def guarded(place: Place, *middleware: Any, **changes: Any) -> ToolBus:

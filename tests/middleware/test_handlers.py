@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract import Place
+from tests.middleware.watching import Watch
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, Retry, ToolBus, ToolError, ToolResult, ToolService, Worker, invocation, tool
 from toolbus.middleware import Next, ToolCall, only
@@ -63,20 +64,6 @@ def threaded() -> Iterator[str]:
 def valued() -> str:
     """Return from a thread."""
     return "value"
-
-
-class Watch:
-    """Remembers what it saw, and lets it pass."""
-
-    def __init__(self) -> None:
-        self.calls: list[ToolCall] = []
-        self.results: list[ToolResult] = []
-
-    async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
-        self.calls.append(call)
-        result = await next(call)
-        self.results.append(result)
-        return result
 
 
 async def test_middleware_sees_the_call_and_its_whole_answer(place: Place) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import Blob, CallCancelled, Finished, Progress, Text, ToolError, ToolResult, ToolService, invocation, tool
+from toolbus import Blob, CallCancelled, ConfigurationError, Finished, Progress, Text, ToolError, ToolResult, ToolService, invocation, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -333,7 +333,7 @@ async def test_a_worker_may_serve_again(place: Place) -> None:
         async with worker, place.bus() as bus:
             await bus.wait_for_tool("shaped", timeout=5)
             assert (await bus.call("shaped", user="al")).output == "al s"
-            with pytest.raises(Exception, match="already serves"):
+            with pytest.raises(ConfigurationError, match="already serves"):
                 await worker.__aenter__()
         assert worker.statistics()["running"] == 0
 

@@ -374,11 +374,12 @@ HOSTILE += ["# a" + " #" * 200_000 + "x", "```" + "`a" * 200_000, "1. " * 130_00
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:6]))
 def test_no_text_makes_a_tool_slow(text):
     """Time grows with the length of a text, not with its square."""
-    started = time.perf_counter()
+    # Of this process: a busy machine is no reason to fail.
+    started = time.process_time()
     for call in (text_outline(text), text_stats(text), text_summary(text), text_search(text, "needle")):
         run(call)
     list(parts(text, 16))
-    assert time.perf_counter() - started < 8
+    assert time.process_time() - started < 8
 
 
 def test_short_paragraphs_share_a_part_and_long_ones_are_cut():

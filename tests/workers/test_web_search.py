@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.servers import eventually
 from toolbus import ToolBus, ToolError, Worker
 from workers.web.search import DdgsBackend, Hit, Search, SearchService
 from workers.web_search import WebSearch
@@ -146,9 +147,7 @@ async def test_searching_does_not_hold_up_the_event_loop(monkeypatch):
     monkeypatch.setattr("workers.web.search.DDGS", Engines)
     backend = DdgsBackend()
     searches = [asyncio.create_task(searched(backend, query=f"q{n}")) for n in range(10)]
-    async with asyncio.timeout(10):
-        while most < 4:  # noqa: ASYNC110 - threads have no event of the loop's
-            await asyncio.sleep(0.01)
+    await eventually(lambda: most == 4, 10.0)
     going.set()
     results = [await search for search in searches]
     await backend.aclose()

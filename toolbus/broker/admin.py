@@ -68,8 +68,7 @@ class Admin:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._link.close()
-        # The transport closes in the next turn of the loop.
-        await asyncio.sleep(0)
+        await self._link.wait_closed()
 
     async def services(self) -> list[ServiceOverview]:
         """Every service in the registry, by id."""

@@ -17,11 +17,12 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from toolbus.broker import scripts
-from toolbus.broker.discovery import At, Fixed, Node, discovery
+from toolbus.broker.discovery import At, Fixed, Node, discovery, speaks_tls
 from toolbus.broker.keys import Keys
 from toolbus.broker.replies import info_fields
+from toolbus.broker.tls import Files, explain, unreadable
 from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError, UnsupportedServer
-from toolbus.settings import Settings
+from toolbus.settings import PREFIX, Settings
 
 BLOCK = 2.0
 """Seconds that a blocking read waits at the server; read timeouts allow for it."""
@@ -35,7 +36,10 @@ _SYNCHRONOUS: dict[Any, Any] = {
     aredis.SSLConnection: redis.SSLConnection,
     aredis.UnixDomainSocketConnection: redis.UnixDomainSocketConnection,
 }
-_PASSWORD = re.compile(r"(://[^/@:]*):.*@|(sentinel_password=)[^&]*")
+_PASSWORD = re.compile(r"(://[^/@:]*):.*@|(\w*password=)[^&]*")
+_CUT = re.compile(r"Connection closed by server|Error while reading from|while writing to socket")
+_SPEAKS_TLS = "if the server speaks TLS at this port, write rediss:// for redis://"
+_UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 class ServerInfo:
@@ -60,22 +64,25 @@ class Connector:
         url: ``redis://``, ``rediss://``, ``unix://``, or the first two with ``+sentinel`` or ``+cluster``.
         key: any key of the namespace, which names its slot in a cluster.
         password_file: a file that holds the password; read at every connect, so that a rotated one is found.
+        files: the certificates, read at every connect as well.
 
     :raises ConfigurationError: the URL can't be understood.
     """
 
-    def __init__(self, url: str, *, key: str = "", password_file: str = "") -> None:
+    def __init__(self, url: str, *, key: str = "", password_file: str = "", files: Files | None = None) -> None:
         self.display = redact(url)
         self._password_file = password_file
         try:
-            self._discovery = discovery(url, key, self._password)
-        except ValueError as error:
+            self._tls = speaks_tls(url)
+            self._discovery = discovery(url, key, self._password, (files or Files()).options(self._tls))
+            _check(self._discovery.options)
+        except (ValueError, redis.RedisError) as error:
             raise ConfigurationError(f"the URL {self.display!r} is wrong: {error}") from None
 
     @classmethod
     def of(cls, settings: Settings) -> Connector:
         """The connector of a process with these settings."""
-        return cls(settings.url, key=Keys(settings.namespace).live, password_file=settings.password_file)
+        return cls(settings.url, key=Keys(settings.namespace).live, password_file=settings.password_file, files=Files.of(settings))
 
     async def connect(self) -> tuple[Any, ServerInfo]:
         """An open, authenticated connection to a master with every script loaded, and what the server is.
@@ -134,6 +141,9 @@ class Connector:
             "protocol": 3,
             **self._discovery.options,
         }
+        if self._tls:
+            # Without one, OpenSSL asks at the terminal for the password of a key, and everything waits.
+            options.setdefault("ssl_password", "")
         if node is not None:
             options |= {"host": node.host, "port": node.port}
         password = self._password()
@@ -158,21 +168,48 @@ class Connector:
             raise BrokerError(f"{self.display} refused the user or password: {error}") from None
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             reason = (str(error) or type(error).__name__).rstrip(".")
-            raise BrokerUnavailable(
-                f"can't reach {self.display}: {reason}; start a server with `toolbus dev`, or set TOOLBUS_URL"
-            ) from None
+            if self._tls and (refusal := unreadable(self._discovery.options) or explain(reason)):
+                raise BrokerError(f"{self.display}: {refusal}") from None
+            raise BrokerUnavailable(f"can't reach {self.display}: {reason}; {self._advice(reason)}") from None
         except redis.ResponseError as error:
             text = str(error)
             if text.startswith(("WRONGPASS", "NOAUTH", "NOPERM")):
                 raise BrokerError(f"{self.display} refused the user or password: {text}") from None
             raise BrokerError(f"{self.display}: {text}") from None
+        except redis.InvalidResponse as error:
+            raise BrokerError(f"{self.display} does not answer as a Redis server does ({error}); {_SPEAKS_TLS}") from None
         except redis.RedisError as error:
             raise BrokerError(f"{self.display}: {error}") from None
+
+    def _advice(self, reason: str) -> str:
+        """What to do about a server that can't be reached."""
+        if self._tls and reason.startswith("Timeout"):
+            return "if the server does not speak TLS at this port, write redis:// for rediss://"
+        if not _CUT.search(reason):
+            return f"start a server with `toolbus dev`, or set {PREFIX}URL"
+        if self._tls:
+            return f"if the server wants a client certificate, set {PREFIX}TLS_CERT and {PREFIX}TLS_KEY to one that it trusts"
+        return _SPEAKS_TLS
 
 
 def redact(url: str) -> str:
     """The URL without its passwords, fit for logs."""
     return _PASSWORD.sub(lambda found: f"{found[2]}***" if found[2] else f"{found[1]}:***@", url)
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Find parameters of a URL that no connection would take."""
+    kind = options.get("connection_class", aredis.Connection)
+    given = {name: value for name, value in options.items() if name != "connection_class"}
+    try:
+        kind(**given)
+        _SYNCHRONOUS[kind](**given)
+    except TypeError as error:
+        unknown = _UNKNOWN.search(str(error))
+        if unknown is None:
+            raise ValueError(str(error)) from None
+        why = "needs rediss://" if unknown[1].startswith("ssl_") and kind is not aredis.SSLConnection else "is unknown"
+        raise ValueError(f"its parameter {unknown[1]!r} {why}") from None
 
 
 async def _greet(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]]) -> ServerInfo:

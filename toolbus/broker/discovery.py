@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -48,8 +48,8 @@ class Discovery(Protocol):
 class Fixed:
     """One server, as the URL says."""
 
-    def __init__(self, url: str) -> None:
-        self.options: dict[str, Any] = {**parse_url(url)}
+    def __init__(self, url: str, tls: Mapping[str, str]) -> None:
+        self.options: dict[str, Any] = {**parse_url(url), **tls}
 
     def find(self) -> Node | None:
         """None: the options have the address."""
@@ -77,24 +77,33 @@ class At:
 class BySentinel:
     """The master of a name, as Sentinels know it: ``redis+sentinel://[user:password@]host[:port][,host...]/<name>[/<db>]``."""
 
-    def __init__(self, parts: SplitResult, password: Callable[[], str | None]) -> None:
+    def __init__(self, parts: SplitResult, password: Callable[[], str | None], tls: Mapping[str, str]) -> None:
         path = [unquote(piece) for piece in parts.path.split("/") if piece]
         if not 1 <= len(path) <= 2:
             raise ValueError("the path of a Sentinel URL is /<master name>[/<db>]")
         self._name = path[0]
         self._sentinels = _nodes(parts, _SENTINEL_PORT)
-        self.options = _base_options(parts, path[1] if len(path) == 2 else "0")
-        self._sentinel_options = _sentinel_options(parts)
+        self.options = {**_base_options(parts, path[1] if len(path) == 2 else "0"), **tls}
+        self._sentinel_options = _sentinel_options(parts) | (_asking(self.options) if _sentinels_speak_tls(parts) else {})
         self._password = password
 
     def find(self) -> Node:
         """Ask the Sentinels, in turn, until one knows."""
         sentinel: Any = Sentinel(list(self._sentinels), sentinel_kwargs=self._sentinel_options)  # type: ignore[no-untyped-call]
+        trouble: Exception | None = None
         try:
-            return Node(*sentinel.discover_master(self._name))
+            for client in sentinel.sentinels:
+                try:
+                    state = client.sentinel_masters().get(self._name)
+                except (redis.ConnectionError, redis.TimeoutError) as error:
+                    trouble = error
+                    continue
+                if state and sentinel.check_master_state(state, self._name):
+                    return Node(state["ip"], state["port"])
         finally:
             for client in sentinel.sentinels:
                 client.close()
+        raise redis.ConnectionError(f"no Sentinel knows a master {self._name!r}" + (f": {trouble}" if trouble else ""))
 
     def told(self, node: Node) -> None:
         """Ignored: the Sentinels say it."""
@@ -106,11 +115,11 @@ class InCluster:
     Every key of a namespace has the same hash tag, so one node serves all of it.
     """
 
-    def __init__(self, parts: SplitResult, key: str, password: Callable[[], str | None]) -> None:
+    def __init__(self, parts: SplitResult, key: str, password: Callable[[], str | None], tls: Mapping[str, str]) -> None:
         self._seeds = _nodes(parts, _CLUSTER_PORT)
         self._known: list[Node] = []
         self._slot = key_slot(key.encode())
-        self.options = _base_options(parts, "0")
+        self.options = {**_base_options(parts, "0"), **tls}
         self._password = password
 
     def find(self) -> Node:
@@ -128,11 +137,10 @@ class InCluster:
         self._known = [node, *(known for known in self._known if known != node)]
 
     def _ask(self, node: Node) -> Node:
-        options = {key: value for key, value in self.options.items() if key in {"username", "password"}}
+        options = _asking(self.options) | {key: self.options[key] for key in ("username", "password") if key in self.options}
         if (password := self._password()) is not None:
             options["password"] = password
-        tls = self.options.get("connection_class") is not None
-        client: Any = redis.Redis(*node, ssl=tls, socket_timeout=_ASK_TIMEOUT, socket_connect_timeout=_ASK_TIMEOUT, protocol=2, **options)
+        client: Any = redis.Redis(*node, socket_timeout=_ASK_TIMEOUT, socket_connect_timeout=_ASK_TIMEOUT, protocol=2, **options)
         try:
             ranges: Any = client.execute_command("CLUSTER SLOTS")
         finally:
@@ -145,17 +153,19 @@ class InCluster:
         raise redis.ConnectionError(f"slot {self._slot} is served by no node")
 
 
-def discovery(url: str, key: str, password: Callable[[], str | None]) -> Discovery:
-    """What finds the server of a URL; ``key`` is any key of the namespace, ``password`` overrides the URL's when it is not None.
+def discovery(url: str, key: str, password: Callable[[], str | None], tls: Mapping[str, str]) -> Discovery:
+    """What finds the server of a URL; ``key`` is any key of the namespace.
+
+    ``password`` overrides the URL's when it is not None, and ``tls``, redis-py's options, what the URL says of the same.
 
     :raises ValueError: the URL can't be understood.
     """
     parts = urlsplit(url)
     if parts.scheme.endswith("+sentinel"):
-        return BySentinel(parts, password)
+        return BySentinel(parts, password, tls)
     if parts.scheme.endswith("+cluster"):
-        return InCluster(parts, key, password)
-    return Fixed(url)
+        return InCluster(parts, key, password, tls)
+    return Fixed(url, tls)
 
 
 def _nodes(parts: SplitResult, usual: int) -> list[Node]:
@@ -183,6 +193,25 @@ def _base_options(parts: SplitResult, db: str) -> dict[str, Any]:
     options = {**parse_url(f"{scheme}://{credentials + '@' if credentials else ''}host/{db}{'?' + query if query else ''}")}
     options.pop("host", None)
     return options
+
+
+def speaks_tls(url: str) -> bool:
+    """Whether a URL's connections are encrypted."""
+    return urlsplit(url).scheme.partition("+")[0] == "rediss"
+
+
+def _asking(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client needs to ask another server in the same way: the options of TLS, or none."""
+    if "connection_class" not in options:
+        return {}
+    return {"ssl": True, **{name: value for name, value in options.items() if name.startswith("ssl_")}}
+
+
+def _sentinels_speak_tls(parts: SplitResult) -> bool:
+    said = parse_qs(parts.query).get("sentinel_tls", ["yes"])[0]
+    if said not in {"yes", "no"}:
+        raise ValueError(f"sentinel_tls is yes or no, not {said!r}")
+    return said == "yes"
 
 
 def _sentinel_options(parts: SplitResult) -> dict[str, Any]:

@@ -19,6 +19,7 @@ _SOON_AFTER = 0.03
 # A connection that refuses commands again within so many seconds of its opening is no progress.
 _SETTLED = 5.0
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
+_CLOSING = 1.0
 
 
 class LinkStatistics(NamedTuple):
@@ -58,6 +59,8 @@ class Link(Wire):
     ) -> None:
         super().__init__(connector, on_push=on_push, limit=limit)
         self._on_up = on_up
+        self._going: asyncio.Transport | None = None
+        self._disconnected = asyncio.Event()
         self._channels: set[str] = set()
         self._lost = asyncio.Event()
         self._closed = asyncio.Event()
@@ -82,6 +85,7 @@ class Link(Wire):
         restarted = self.server is not None and self.server.run_id != server.run_id
         self.server = server
         self._lost.clear()
+        self._disconnected.clear()
         self._take_over(connection)
         self._connects += 1
         self._leaving = False
@@ -131,7 +135,7 @@ class Link(Wire):
         self._lost.set()
         if self._transport is not None:
             self._transport.close()
-            self._transport = None
+            self._transport, self._going = None, self._transport
         for side in list(self._sides.values()):
             side.close()
         waiting = [*self._refused, *self._unanswered, *self._unsent]
@@ -140,6 +144,17 @@ class Link(Wire):
         self._unsent.clear()
         self._unsent_bytes = 0
         self._answer_lost(waiting, reason)
+
+    async def wait_closed(self) -> None:
+        """After ``close``: wait until what was written has left and TLS has ended in order, or cut it off after a second."""
+        if self._going is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSING):
+                await self._disconnected.wait()
+        except TimeoutError:
+            self._going.abort()
+            await self._disconnected.wait()
 
     def subscribe(self, channel: str) -> None:
         """Receive a channel's messages through ``on_push``, also after reconnects. RESP3 carries them on this same connection."""
@@ -150,6 +165,7 @@ class Link(Wire):
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep what may be repeated for the next connection; the rest is told."""
         self._transport = None
+        self._disconnected.set()
         self._paused = False
         written = list(self._unanswered)
         self._unanswered.clear()

@@ -92,6 +92,8 @@ class Pair:
         home, self._home = self._home, None
         if home is not None:
             await home
+        await self.writing.wait_closed()
+        await self.blocking.wait_closed()
 
     async def _live(self, ready: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -119,6 +119,8 @@ def _find_server(settings: Settings, stack: contextlib.ExitStack) -> None:
         click.echo(f"using the server at {host}:{port}")
     elif host not in {"127.0.0.1", "localhost", "::1"}:
         fail(f"no server answers at {host}:{port}, and one can only be started here; unset TOOLBUS_URL or leave --url out")
+    elif address.scheme == "rediss":
+        fail(f"no server answers at {host}:{port}, and one that is started here speaks no TLS; write redis:// for rediss://")
     else:
         stack.enter_context(_embedded(port))
         click.echo(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")

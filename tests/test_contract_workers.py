@@ -1,0 +1,208 @@
+"""How workers come and go, over every transport: hot plugging, draining, starting and failing to."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.contract import Place, plugged
+from tests.servers import eventually
+from toolbus import ConfigurationError, ToolService, Worker, tool
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_hot_plug_and_clean_stop(place: Place) -> None:
+    """A tool appears in a running agent when its service starts, and is gone when it stops."""
+    async with place.bus() as bus:
+        assert "plugged" not in bus.tools
+        changes: list[tuple[str, str]] = []
+
+        async def follow() -> None:
+            async for change in bus.tools.changes():
+                changes.append((change.kind, change.name))  # noqa: PERF401 - looked at while it grows
+
+        following = asyncio.create_task(follow())
+        await asyncio.sleep(0)
+        async with place.worker(plugged):
+            await bus.wait_for_tool("plugged", timeout=5)
+            assert (await bus.call("plugged")).output == "here"
+        await eventually(lambda: "plugged" not in bus.tools)
+        await eventually(lambda: changes == [("added", "plugged"), ("removed", "plugged")])
+        gone = await bus.call("plugged")
+        assert gone.error is not None
+        assert gone.error.type == "not_found"
+    await asyncio.wait_for(following, 2)
+
+
+async def test_replicas_of_one_owner_serve_side_by_side(place: Place) -> None:
+    """A second worker of the same owner takes its share, and its stop changes nothing for callers."""
+    async with place.worker(plugged, concurrency=1), place.bus() as bus:
+        async with place.worker(plugged, concurrency=1):
+            assert all(result.success for result in await asyncio.gather(*(bus.call("plugged") for _ in range(20))))
+        assert (await bus.call("plugged")).success
+        assert bus.tools["plugged"].available
+
+
+async def test_draining_finishes_what_runs(place: Place) -> None:
+    """Leaving a worker's context waits for running calls within the grace period."""
+    running, release = asyncio.Event(), asyncio.Event()
+
+    @tool(service="drain", effect="read", replace=True)
+    async def long() -> str:
+        """Run until released."""
+        running.set()
+        await release.wait()
+        return "finished"
+
+    async with place.bus() as bus:
+        worker = place.worker(long)
+        await worker.__aenter__()
+        await bus.wait_for_tool("long")
+        call = asyncio.create_task(bus.call("long"))
+        await running.wait()
+        draining = asyncio.create_task(worker.drain())
+        await eventually(lambda: "long" not in bus.tools)
+        release.set()
+        await draining
+        assert (await call).output == "finished"
+
+
+async def test_a_draining_worker_still_hears_of_cancellations(place: Place) -> None:
+    """A call that a draining worker runs is stopped when its caller cancels it, and the drain ends."""
+    running = asyncio.Event()
+
+    @tool(service="drain", effect="read", replace=True)
+    async def long() -> str:
+        """Run until cancelled."""
+        running.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with place.bus() as bus:
+        worker = place.worker(long, grace=30.0)
+        await worker.__aenter__()
+        await bus.wait_for_tool("long")
+        async with bus.stream("long") as call:
+            await running.wait()
+            draining = asyncio.create_task(worker.drain())
+            await eventually(lambda: "long" not in bus.tools)
+            call.cancel()
+            await asyncio.wait_for(draining, 5)
+
+
+async def test_startup_and_cleanup_run_once_each(place: Place) -> None:
+    """A service's own hooks run around its life; a failing clean-up does not stop the others."""
+    seen: list[str] = []
+
+    class Resource(ToolService):
+        id = "resource"
+        effect = "read"
+
+        async def startup(self) -> None:
+            seen.append("startup")
+
+        async def cleanup(self) -> None:
+            seen.append("cleanup")
+            raise ValueError("already closed")
+
+        @tool
+        async def use(self) -> str:
+            """Use it."""
+            return ",".join(seen)
+
+    async with place.serving(Resource, plugged) as bus:
+        assert (await bus.call("use")).output == "startup"
+    assert seen == ["startup", "cleanup"]
+
+
+async def test_one_failing_startup_names_itself_and_leaves_nothing(place: Place) -> None:
+    """A service that can't start stops the worker's start, and nothing stays registered."""
+
+    class Broken(ToolService):
+        id = "broken"
+
+        async def startup(self) -> None:
+            raise OSError("no disk")
+
+        @tool
+        async def never(self) -> str:
+            """Never run."""
+            return ""
+
+    with pytest.raises(OSError, match="no disk"):
+        async with place.worker(plugged, Broken):
+            pass
+    async with place.bus() as bus:
+        assert list(bus.tools) == []
+
+
+def test_nothing_to_serve_says_so() -> None:
+    """A worker without tools is a clear error."""
+    with pytest.raises(ConfigurationError, match="nothing to serve"):
+        Worker([], url="memory://")
+    with pytest.raises(ConfigurationError, match="not a tool"):
+        Worker(print, url="memory://")
+
+
+async def test_a_service_that_scales_to_zero_keeps_its_calls(redis_place: Place) -> None:
+    """Without live workers its tools stay callable, and the next worker answers what was queued."""
+
+    class Sleepy(ToolService):
+        id = "sleepy"
+        effect = "read"
+        scale_to_zero = True
+
+        @tool
+        async def wake(self) -> str:
+            """Wake up."""
+            return "awake"
+
+    async with redis_place.bus() as bus:
+        async with redis_place.worker(Sleepy):
+            await bus.wait_for_tool("wake")
+        call = asyncio.create_task(bus.call("wake", timeout=10.0))
+        await eventually(lambda: bus.statistics()["published"] == 1)
+        assert bus.tools["wake"].available
+        async with redis_place.worker(Sleepy):
+            assert (await call).output == "awake"
+
+
+async def test_calls_left_at_the_end_of_the_grace_go_to_another_worker(redis_place: Place) -> None:
+    """What a draining worker does not finish is taken over and answered once."""
+    starts = 0
+
+    @tool(service="handover", effect="idempotent", replace=True)
+    async def stubborn() -> str:
+        """Hang in the first worker only."""
+        nonlocal starts
+        starts += 1
+        if starts == 1:
+            await asyncio.Event().wait()
+        return "done elsewhere"
+
+    async with redis_place.bus(lease=0.5) as bus:
+        first = redis_place.worker(stubborn, lease=0.5, grace=0.1)
+        await first.__aenter__()
+        await bus.wait_for_tool("stubborn")
+        call = asyncio.create_task(bus.call("stubborn", timeout=20.0))
+        await eventually(lambda: starts == 1)
+        async with redis_place.worker(stubborn, lease=0.5):
+            await first.drain()
+            result = await call
+    assert (result.output, result.meta.attempts, starts) == ("done elsewhere", 1, 2)
+
+
+async def test_another_event_loop_is_told_so(place: Place) -> None:
+    """A bus used from another loop is a clear error rather than a hang."""
+    async with place.bus() as bus:
+
+        def elsewhere() -> str:
+            try:
+                asyncio.run(bus.call("x"))
+            except ConfigurationError as error:
+                return str(error)
+            return "no error"
+
+        assert "another event loop" in await asyncio.to_thread(elsewhere)

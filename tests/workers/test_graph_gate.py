@@ -1,0 +1,78 @@
+"""The graph store's gate: what it lets pass, and that past it nothing is reached or changed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from workers.confined import Refused
+from workers.graph_engine import check
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("", "statement_refused"),
+        ("RETURN 1; DROP TABLE Person", "one_statement"),
+        ("RETURN 1 // a comment", "no_comments"),
+        ("RETURN /* '*/ 1", "no_comments"),
+        ("RETURN 'a", "bad_query"),
+        (f"RETURN {'(' * 9_000}1{')' * 9_000}", "too_deep"),
+        (f"RETURN {'[{a:' * 50}1{'}]' * 50}", "too_deep"),
+        ("RETURN \"it's", "bad_query"),
+        ("RETURN 'a\\' LOAD FROM 'x' RETURN 1", "bad_query"),
+    ],
+)
+def test_the_gate_refuses_what_it_can_not_read(statement, code):
+    """Several statements, comments, open quotations and deep nesting are refused before the database sees them."""
+    with pytest.raises(Refused) as refused:
+        check(statement)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "RETURN 'LOAD FROM; //'",
+        "MATCH (n:`CREATE`) RETURN n.set, n.load;",
+        'OPTIONAL MATCH (n) WHERE n.a =~ "it\'s" RETURN n UNION RETURN 1',
+    ],
+)
+def test_the_gate_lets_words_stand_where_they_are_names(statement):
+    """Quoted text, quoted names and properties may be called like anything."""
+    check(statement)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["memory", "file"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "LOAD FROM '{}/in.csv' RETURN *",
+        "COPY (MATCH (n) RETURN n.id) TO '{}/out.csv'",
+        "CREATE (:Person {{id: 'x'}})",
+        "MATCH (n) SET n.age = 1",
+        "INSTALL json",
+        "CREATE NODE TABLE Other(id STRING, PRIMARY KEY (id))",
+    ],
+)
+def test_past_the_gate_nothing_is_reached_or_changed(tmp_path, statement, stored):
+    """Without the gate a statement would still open no file and no socket and change nothing: the system and the transaction refuse."""
+    (tmp_path / "in.csv").write_text("a\n1\n")
+    program = (
+        "import sys, workers.graph_engine as engine\n"
+        "engine.check = lambda query: None\n"
+        "made = engine.Engine(sys.argv[1], 64 << 20, 64 << 20)\n"
+        "made.load('Person', [{'id': 'ann', 'age': 1}], '', '')\n"
+        "for query in (sys.argv[2], 'MATCH (n) RETURN n.id, n.age'):\n"
+        "    print(engine._answer(made, {'do': 'query', 'query': query, 'parameters': {}, 'max_rows': 9, 'max_bytes': 999}))\n"
+    )
+    path = str(tmp_path / "a.graph") if stored else ""
+    done = subprocess.run(
+        [sys.executable, "-c", program, path, statement.format(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    refused, after = done.stdout.splitlines()
+    assert "'code': 'no_access'" in refused, done.stderr
+    assert "[['ann', 1]]" in after
+    assert not (tmp_path / "out.csv").exists()
