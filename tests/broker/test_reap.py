@@ -343,3 +343,15 @@ def test_a_counter_that_begins_anew_is_none_that_was(pool: Pool) -> None:
         time.sleep(0.002)
         pool.reap()
     assert len(seen) == 3
+
+
+def test_a_worker_that_died_makes_no_room(pool: Pool) -> None:
+    """Few workers at a time make room for what must run alone; the place of one whose lease has ended is another's."""
+    [entry] = pool.take("third", 1)
+    pool.redis.xclaim(pool.queue, "g", "third", 0, [entry], retrycount=2, justid=True)
+    pool.redis.hset(pool.fence, "room", f"other={int(time.time() * 1000) + LEASE_MS}")
+    assert pool.reap(busy=True) == []
+    assert not pool.left, "another one makes room already"
+    pool.lease_over("other")
+    assert pool.reap(busy=True) == []
+    assert pool.left

@@ -195,6 +195,8 @@ class RedisWorkerBroker:
         self._streams[service.id] = stream
         # What the last worker handed back has waited for this one.
         await self._upkeep.take_back(stream)
+        # Who has just come holds nothing, as is needed for what must run alone.
+        await self._upkeep.recover()
         telemetry.log.info("service.registered", service=service.id, tools=len(publication.tools), digest=publication.digest)
 
     async def unregister(self) -> None:

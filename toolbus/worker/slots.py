@@ -152,6 +152,10 @@ class Slots:
         if self.busy():
             self._make_room_again = time.monotonic() + limit
         await self.broker.recover()
+        while self._waiting.suspects and not self._stopping:
+            # Others may wait to run alone; they were left where they were.
+            await self._run_suspect()
+            await self.broker.recover()
 
     async def _run_suspect(self) -> None:
         """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""
@@ -166,8 +170,6 @@ class Slots:
                 await self._until_idle(delivery.deadline + _CANCEL_GRACE)
             finally:
                 self._alone = False
-            # Others may wait to run alone; they were left where they were.
-            await self.broker.recover()
         self._start_due()
 
     async def _until_idle(self, until: float) -> None:

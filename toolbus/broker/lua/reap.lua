@@ -23,7 +23,8 @@ local function may_make_room()
   local kept, mine = {}, false
   for name, until_ms in (redis.call('HGET', fence, 'room') or ''):gmatch('(%S+)=(%d+)') do
     local later = tonumber(until_ms)
-    if name ~= me and later > now and later < now + 4 * lease then kept[#kept + 1] = name .. '=' .. until_ms end
+    local lives = (lease_end_of(KEYS[3], fence, ARGV[2], name, now) or 0) >= now
+    if name ~= me and lives and later > now and later < now + 4 * lease then kept[#kept + 1] = name .. '=' .. until_ms end
   end
   if #kept < math.max(1, math.floor(workers / 3)) then
     mine = true
