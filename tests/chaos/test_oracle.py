@@ -223,6 +223,11 @@ def test_a_worker_that_leaves_answers_what_it_had_begun_of_a_session() -> None:
     """While it drains, a session has calls at the old worker and at the new one; before that, it has not."""
     late = changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3")
     assert violations(with_(Hit(9.25, "term", 9.25, "", (1,)))(late(clean()))) == []
+    first = changed(Ended, SITS[1].key, output=f"{SITS[1].key}:3.9:1")
+    assert violations(with_(Hit(9.05, "term", 9.05, "", (3,)))(first(clean()))) == []
+    turns = changed(Ended, SITS[2].key, output=f"{SITS[2].key}:1.5:2")
+    assert violations(with_(Hit(9.05, "term", 9.05, "", (3,)))(turns(first(clean())))) == []
+    assert [found.rule for found in violations(turns(first(clean())))] == ["session"]
     for hit in (Hit(9.25, "term", 9.25, "", (2,)), Hit(9.9, "term", 9.9, "", (1,)), Hit(9.25, "kill", 9.25, "", (1,))):
         assert [found.rule for found in violations(with_(hit)(late(clean())))] == ["session"]
 

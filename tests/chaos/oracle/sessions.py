@@ -24,9 +24,11 @@ def sessions(case: Case) -> Iterator[Violation]:
         counts: dict[str, set[int]] = defaultdict(set)
         for ended in answered:
             token, count = seat(ended)
-            if token not in lives:
+            # What a worker still answers that was told to leave is neither late nor a new life.
+            drains = _drains(case, token, ended.at)
+            if token not in lives and not drains:
                 lives.append(token)
-            elif token != lives[-1] and not _drains(case, token, ended.at):
+            elif not drains and token != lives[-1]:
                 told = f"{_process(token)} answered after {_process(lives[-1])} had taken the session {session} over"
                 yield Violation("session", told, ended.key)
             if count in counts[token]:
