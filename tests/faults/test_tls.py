@@ -227,6 +227,10 @@ async def test_a_client_shows_its_certificate(port: int, authority: Authority, n
         settings = Settings.load({}, **given, **authority.client())
         async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
             assert (await bus.call("echo", {"text": "known"}, wait=5.0)).output == "known"
+        own = authority.client()
+        by_url = f"{given['url']}?ssl_certfile={quote(own['tls_cert'])}&ssl_keyfile={quote(own['tls_key'])}"
+        async with ToolBus(settings=Settings.load({}, **{**given, "url": by_url})) as bus:
+            assert bus.statistics()["connected"]
         stranger = Authority(Path(authority.file).parent, "stranger")
         for unknown in ({}, stranger.client()):
             assert "set TOOLBUS_TLS_CERT and TOOLBUS_TLS_KEY" in str(await refused(**given, **unknown))

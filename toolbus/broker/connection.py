@@ -72,6 +72,7 @@ class Connector:
     def __init__(self, url: str, *, key: str = "", password_file: str = "", files: Files | None = None) -> None:
         self.display = redact(url)
         self._password_file = password_file
+        self._reached = False
         try:
             self._tls = speaks_tls(url)
             self._discovery = discovery(url, key, self._password, (files or Files()).options(self._tls))
@@ -115,10 +116,12 @@ class Connector:
                 # Not redis-py's own timeout: it waits by `asyncio.wait_for`, which loses cancellations in Python 3.11.
                 async with asyncio.timeout(_OPEN_TIMEOUT):
                     await connection.connect()
-                    return connection, await _greet(connection.send_command, connection.read_response)
+                    server = await _greet(connection.send_command, connection.read_response)
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
+            self._reached = True
+            return connection, server
 
     def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
         """A synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
@@ -183,10 +186,12 @@ class Connector:
 
     def _advice(self, reason: str) -> str:
         """What to do about a server that can't be reached."""
-        if self._tls and reason.startswith("Timeout"):
-            return "if the server does not speak TLS at this port, write redis:// for rediss://"
-        if not _CUT.search(reason):
+        late, cut = reason.startswith("Timeout"), _CUT.search(reason)
+        # What has answered once speaks the right protocol.
+        if self._reached or not (cut or (late and self._tls)):
             return f"start a server with `toolbus dev`, or set {PREFIX}URL"
+        if late:
+            return "if the server does not speak TLS at this port, write redis:// for rediss://"
         if self._tls:
             return f"if the server wants a client certificate, set {PREFIX}TLS_CERT and {PREFIX}TLS_KEY to one that it trusts"
         return _SPEAKS_TLS
