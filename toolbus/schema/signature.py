@@ -42,6 +42,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def required(self) -> bool:
+        """Whether a call needs an argument for it."""
         return self.default is inspect.Parameter.empty
 
 

@@ -46,6 +46,8 @@ _LEFT_OUT = frozenset(
     }
 )  # fmt: skip
 _SHAPE = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf", "$ref"})
+# What the top of a tool's schema can't be, beside an object.
+_CHOICES = frozenset({"anyOf", "oneOf", "$ref", "enum", "const"})
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 _MOST_LEVELS = 10
@@ -112,7 +114,7 @@ class _Writer:
 
     def root(self, schema: dict[str, Any]) -> dict[str, Any]:
         """The whole schema: an object, with definitions."""
-        if schema.get("type", "object") != "object" or not _SHAPE.isdisjoint(schema.keys() & {"anyOf", "oneOf", "$ref", "enum", "const"}):
+        if schema.get("type", "object") != "object" or not schema.keys().isdisjoint(_CHOICES):
             raise _Unsayable
         written: dict[str, Any] = {}
         definitions: dict[str, Any] = {}
