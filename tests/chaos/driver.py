@@ -147,7 +147,7 @@ class Driver:
                     for child in leaving:
                         await child.gone.wait()
         self.journal.write(await self._state("closed"))
-        limit = time.monotonic() + max(10.0, 2 * self.options.lease) + 5
+        limit = time.monotonic() + self.options.agent_life + 5
         while True:
             state = await self._state("later")
             left = any(key.name.startswith("rsp:") for key in state.keys)

@@ -43,6 +43,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = "chaos"
 
     @property
+    def agent_life(self) -> float:
+        """Seconds after which an agent that is not heard of counts as gone."""
+        return max(15.0, 2 * self.lease)
+
+    @property
     def lossy(self) -> bool:
         """Whether the faults may take work away, so that a call may end without having been done."""
         return bool(LOSSY & set(self.faults)) or (not self.durable and "server-kill" in self.faults)

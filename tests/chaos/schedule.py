@@ -56,7 +56,7 @@ LOSSY = frozenset({"flushall"})
 DEFAULT: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in LOSSY | {"half-open", BACKLOG})
 """The kinds of a run that does not say otherwise: what toolbus promises to survive without losing anything."""
 
-# An agent that could not be heard of for ten seconds counts as gone; faults that silence one may not add up to that.
+# An agent that could not be heard of for fifteen seconds counts as gone; faults that silence one may not add up to that.
 _OUTAGE_EVERY = 7.0
 # Faults begin when the first calls run, and end while there are still some.
 _FIRST, _LAST = 0.04, 0.95

@@ -263,12 +263,12 @@ def test_a_server_without_persistence_may_lose_work_but_not_repeat_it() -> None:
 
 
 def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
-    """A server that takes ten seconds to come back finds its agents gone; one that takes two does not."""
+    """A server that takes a quarter of a minute to come back finds its agents gone; one that takes two seconds does not."""
     lost = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")
-    assert violations(with_(Hit(0.5, "server-kill", 9.5, ""))(lost(clean()))) == []
+    assert violations(with_(Hit(-5.5, "server-kill", 9.5, ""))(lost(clean()))) == []
     assert violations(with_(Hit(0.5, "server-kill", 2.5, ""))(lost(clean())))
-    assert violations(with_(Hit(4.5, "server-kill", 13.5, ""))(lost(clean())))
-    assert violations(with_(Hit(-20.0, "server-kill", -10.0, ""))(lost(clean())))
+    assert violations(with_(Hit(4.5, "server-kill", 19.5, ""))(lost(clean())))
+    assert violations(with_(Hit(-25.0, "server-kill", -10.0, ""))(lost(clean())))
 
 
 def test_a_group_made_anew_counts_deliveries_anew() -> None:

@@ -239,8 +239,9 @@ class RedisAgentBroker:
     # -- upkeep -----------------------------------------------------------------------------------
 
     def _ttl_ms(self) -> int:
-        # An agent that does not renew for this long counts as dead: workers stop its calls.
-        return int(max(10.0, 2 * self._settings.lease) * 1000)
+        # An agent that does not renew for this long counts as dead: workers stop its calls. A connection over which nothing comes any
+        # more is given up after 10.5 s at most (link.py), and the next one must be in time.
+        return int(max(15.0, 2 * self._settings.lease) * 1000)
 
     def _up(self, _restarted: bool) -> None:
         self._clock.hush()

@@ -20,7 +20,7 @@ from toolbus.results import BrokerError, ErrorInfo
 
 _MOST_TAKEN_OVER = 256
 _MOST_CHECKED = 256
-# A reply stream outlives its agent by ten seconds at least, so what waited less need not be looked at.
+# A reply stream outlives its agent for longer, so what waited less need not be looked at.
 _MAY_BE_ABANDONED_MS = 5_000.0
 
 

@@ -45,7 +45,7 @@ class Case:
             self.begun[begun.key].append(begun)
         self.exits = {gone.pid: gone for gone in history.of(Exited)}
         # An agent that can't be heard of for as long counts as gone: what runs for it is stopped, and nobody answers it.
-        unheard = max(10.0, 2 * options.lease) - MARGIN
+        unheard = options.agent_life - MARGIN
         self.blackouts = [hit for hit in history.of(Hit) if KINDS[hit.kind].outage and hit.until - hit.at > unheard]
         self.states = {state.name: state for state in history.of(State)}
 
