@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import pytest
@@ -94,6 +94,17 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float =
         if time.monotonic() >= deadline:
             pytest.fail(f"not within {timeout:g} s: {_told(condition)} (last value: {value!r})")
         await anyio.sleep(interval)
+
+
+async def next_millisecond(client: redis.Redis) -> None:
+    """Wait until the server's clock shows another millisecond than now."""
+
+    def shown() -> int:
+        seconds, micros = cast("tuple[int, int]", client.time())
+        return seconds * 1000 + micros // 1000
+
+    before = shown()
+    await eventually(lambda: shown() > before, interval=0.001)
 
 
 def _told(condition: Callable[..., object]) -> str:
