@@ -67,8 +67,7 @@ def call_by_hand(server: Server) -> tuple[str, dict[str, Any]]:
     """An agent's life: reply stream, publish, read, trim, delete."""
     agent, call = secrets.token_hex(8), secrets.token_hex(16)
     replies = f"{server.prefix}rsp:{agent}"
-    server.redis.xadd(replies, {"o": "1"})
-    server.redis.pexpire(replies, 10_000)
+    server.run("listen", [f"rsp:{agent}"], 15_000)
     request = {"id": call, "agent": agent, "service": "documented", "tool": "spell", "arguments": {"word": "bus"}}
     keys = [f"pub:{agent}", "q:documented"]
     arguments = (0, 600_000, "", 2, 10_000, 10_000, json.dumps(request))
@@ -196,8 +195,7 @@ def ask_by_hand(server: Server) -> list[Any]:
     """Whoever asks: open a request, keep it open, hear of the answer on the reply stream, read it; then withdraw another."""
     agent, identity = secrets.token_hex(8), secrets.token_hex(6)
     replies = f"{server.prefix}rsp:{agent}"
-    server.redis.xadd(replies, {"o": "1"})
-    server.redis.pexpire(replies, 10_000)
+    server.run("listen", [f"rsp:{agent}"], 15_000)
     document = {"id": identity, "call": "c1", "tool": "by-hand", "question": "Allow it?"}
     keys, channel = [f"confirm:{identity}", "confirms"], f"{server.prefix}confirmed"
     arguments = (identity, json.dumps(document), f"agent {agent}", 60_000, 10_000, 1000, channel)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
+from toolbus.broker import scripts
 from toolbus.broker.clock import ServerClock
 from toolbus.broker.command import ReplyError
 from toolbus.broker.confirmations import Confirmations
@@ -232,9 +233,7 @@ class RedisAgentBroker:
             await asyncio.sleep(0.1)
 
     async def _make_replies(self) -> None:
-        created = self._link.execute("XADD", self._replies, "*", "o", "1")
-        kept = self._link.execute("PEXPIRE", self._replies, self._ttl_ms())
-        await asyncio.gather(created, kept)
+        await self._link.execute_script(scripts.LISTEN, (self._replies,), (self._ttl_ms(),))
 
     # -- upkeep -----------------------------------------------------------------------------------
 
