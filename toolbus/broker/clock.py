@@ -26,9 +26,11 @@ class ServerClock:
     def observe(self, server_ms: float, asked: float, answered: float) -> None:
         """Take in a server time that was asked for and answered at these monotonic times."""
         offset = server_ms / 1000 - answered
-        ahead = server_ms / 1000 - asked - self._offset if self._known else 0.0
-        if ahead > self._lease / 3:
-            self.hush()
+        if self._known:
+            ahead = server_ms / 1000 - asked - self._offset
+            # What kept this answer away for so long may have kept others' beats away, and theirs are still to come.
+            if ahead > self._lease / 3 or answered - self._heard > _RECENT * self._lease:
+                self.hush()
         self._offset = offset
         self._middle = server_ms / 1000 - (asked + answered) / 2
         self._heard = answered

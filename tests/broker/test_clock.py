@@ -1,0 +1,81 @@
+"""When a process may act on leases that have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolbus.broker import clock as clocks
+from toolbus.broker.clock import ServerClock
+
+LEASE = 6.0
+SKEW = 1000.0
+
+
+class Times:
+    """A local clock that is set by hand, and a server whose clock shows something else."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.clock = ServerClock(LEASE)
+
+    def monotonic(self) -> float:
+        """The local time."""
+        return self.now
+
+    def ask(self, there: float = 0.0, back: float = 0.0, step: float = 0.0) -> None:
+        """Ask the server its time: seconds on the way there and back, and how far its clock was set."""
+        asked = self.now
+        self.now += there + back
+        self.clock.observe((asked + there + SKEW + step) * 1000, asked, self.now)
+
+    def pass_lease(self) -> None:
+        """Go on asking for a lease."""
+        for _ in range(4):
+            self.now += LEASE / 4
+            self.ask()
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    """A clock that has heard of the server all the time."""
+    made = Times()
+    monkeypatch.setattr(clocks.time, "monotonic", made.monotonic)
+    made.ask()
+    return made
+
+
+def test_who_hears_of_the_server_all_the_time_may_judge(times: Times) -> None:
+    """Ended leases may be acted on, and the server's time is known."""
+    times.pass_lease()
+    assert times.clock.trusted
+    assert times.clock.server_ms() == pytest.approx((times.now + SKEW) * 1000)
+
+
+@pytest.mark.parametrize(("there", "back"), [(0.0, 4.0), (4.0, 0.0), (2.0, 2.0)])
+def test_after_an_answer_that_was_long_on_its_way_nobody_is_judged_for_a_lease(times: Times, there: float, back: float) -> None:
+    """Whatever kept it away, on either way, may have kept the beats of the living away."""
+    times.now += 0.5
+    times.ask(there, back)
+    assert not times.clock.trusted
+    # A slow way back looks like a server clock that went ahead at the next answer.
+    times.now += 0.5
+    times.ask()
+    times.pass_lease()
+    assert times.clock.trusted
+
+
+def test_who_has_not_heard_for_long_may_not_judge(times: Times) -> None:
+    """Neither while it hears nothing, nor when it does again: it can't tell others' silence from its own."""
+    times.now += 4.0
+    assert not times.clock.trusted
+    times.ask()
+    assert not times.clock.trusted
+    times.pass_lease()
+    assert times.clock.trusted
+
+
+def test_a_server_clock_that_was_set_ahead_ends_nobodys_lease(times: Times) -> None:
+    """All leases look ended then."""
+    times.now += 0.5
+    times.ask(step=3600.0)
+    assert not times.clock.trusted
