@@ -279,6 +279,16 @@ def test_a_group_made_anew_counts_deliveries_anew() -> None:
     assert violations(with_(*again, *left, Hit(6.5, "group-destroy", 6.5, ""))(clean())) == []
 
 
+def test_what_a_leaving_worker_hands_back_is_no_delivery() -> None:
+    """A run that is cut off by a drain is begun once more under the same number; one that is cut off by anything else counts."""
+    pids = [WORKER + 50 + number for number in range(6)]
+    again = [Begun(7.0 + number, STORY.key, max(1, number), pid) for number, pid in enumerate(pids)]
+    left = [Left(7.1 + number, STORY.key, max(1, number), pid, "cancelled") for number, pid in enumerate(pids)]
+    assert violations(with_(*again, *left)(clean()))
+    leaving = Hit(6.9, "term", 6.9, "", (pids[0], pids[1]))
+    assert violations(with_(*again, *left, leaving)(clean())) == []
+
+
 def test_inner_calls_belong_to_their_outer_call() -> None:
     """The call that a nested call makes is known by its key."""
     begun = Begun(1.1, inner(ECHO.key), 1, WORKER)

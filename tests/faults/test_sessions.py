@@ -141,6 +141,34 @@ async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(
         assert {pid for pid, _ in said} == {second}
 
 
+async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(place: Place, spawn: Spawn) -> None:
+    """What it was computing when its lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet."""
+    worker, keys = spawn(), Keys(place.settings.namespace)
+    with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
+
+        def holders() -> list[str]:
+            return [each["consumer"] for each in client.xpending_range(keys.queue("notes"), "g", "-", "+", 10)]
+
+        async with place.bus() as bus:
+            await workers_up(bus, 1)
+            call = asyncio.create_task(bus.call("note", {"seconds": 0.5}, session="s", user="ann", timeout=30.0))
+            (instance,) = await eventually(holders)
+            os.kill(worker.pid, signal.SIGSTOP)
+            # Another worker, which looks for no work of the dead, and serves what this one does.
+            start, _, digest = str(client.hget(keys.instances("notes"), f"i:{instance}")).partition(":")
+            client.hset(keys.instances("notes"), "i:ghost", f"{int(start) + 1}:{digest}")
+            client.zadd(keys.live, {"notes/ghost": int((time.time() + 60) * 1000)})
+            await eventually(lambda: (client.zscore(keys.live, f"notes/{instance}") or 0) < time.time() * 1000, timeout=10)
+            (owner,) = client.scan_iter(f"{keys.prefix}sess:*")
+            client.set(owner, "ghost", px=60_000)
+            os.kill(worker.pid, signal.SIGCONT)
+            await eventually(lambda: holders() == ["~to:ghost"], timeout=10)
+            assert not call.done()
+            client.hdel(keys.instances("notes"), "i:ghost")
+            client.zrem(keys.live, "notes/ghost")
+            assert (await call).output == f"{worker.pid} 1", "in a life of the session that begins anew"
+
+
 async def test_a_drained_worker_hands_its_sessions_on(place: Place, spawn: Spawn, ends: Path) -> None:
     """SIGTERM in the middle of conversations costs no call, and every session it had is cleaned up."""
     leaving = spawn()

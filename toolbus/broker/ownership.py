@@ -107,6 +107,12 @@ class Ownership:
                 deliveries = [each for each in deliveries if each.queue is not stream or stream.held.get(each.entry) is each]
         return deliveries
 
+    def doubts(self, delivery: Delivery) -> bool:
+        """Whether the session of a run that has ended may be another's by now: our lease has lapsed since we were told that it is ours."""
+        pair = session_of(delivery.request)
+        asked = None if pair is None else self._owned[delivery.queue].get(pair)
+        return asked is not None and not self._certain(asked)
+
     def _is_unsure(self, owned: dict[Pair, float], delivery: Delivery, told: set[str]) -> bool:
         pair = session_of(delivery.request)
         if pair is None:

@@ -67,6 +67,10 @@ class RedisWorkerBroker:
         self._published: dict[str, Published] = {}
         self._registered = True
         self._taking = False
+        # Runs that have ended, and whose sessions are asked about.
+        self._doubtful = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._interrupted = asyncio.Event()
         self._rotation = 0
         self.malformed = 0
@@ -162,6 +166,7 @@ class RedisWorkerBroker:
             return
         try:
             async with asyncio.timeout(5):
+                await self._settled.wait()
                 await self._outbox.drained()
                 for stream in self._streams.values():
                     await self._link.execute_script(
@@ -387,10 +392,28 @@ class RedisWorkerBroker:
         self._outbox.before_sending(pack)
 
     def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
-        """Send the last frame and remove the request, if it is still ours."""
+        """Send the last frame and remove the request, if it is still ours, and its session is."""
+        if delivery.queue.sticky and self._ownership.doubts(delivery):
+            self._pair.start(self._finish_doubtful(delivery, frame, failed))
+        else:
+            self._finish(delivery, frame, failed)
+
+    def _finish(self, delivery: Delivery, frame: bytes, failed: bool) -> None:
         self._outbox.finish(delivery, frame, self._freed_by_failure(delivery.request) if failed else "")
         if delivery.extended:
             self._drop_note(delivery)
+
+    async def _finish_doubtful(self, delivery: Delivery, frame: bytes, failed: bool) -> None:
+        self._doubtful += 1
+        self._settled.clear()
+        try:
+            # Once another worker has answered in the session, what was computed from its state here is not to be told.
+            if await self._ownership.settle([delivery]):
+                self._finish(delivery, frame, failed)
+        finally:
+            self._doubtful -= 1
+            if not self._doubtful:
+                self._settled.set()
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""

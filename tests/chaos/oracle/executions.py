@@ -14,7 +14,8 @@ _HEARABLE = frozenset({"kill", "term", "agent-kill", "agent-stop", "malformed", 
 
 
 def executions(case: Case) -> Iterator[Violation]:
-    """Deliveries are bounded, and work that is once is done once."""
+    """Deliveries are bounded, and work that is once is done once. What a leaving worker hands back is still the same delivery."""
+    back = _handed_back(case)
     for key, begun in case.begun.items():
         planned = case.planned.get(key.removesuffix(inner("")))
         if planned is None:
@@ -28,11 +29,19 @@ def executions(case: Case) -> Iterator[Violation]:
         limit = case.options.max_deliveries * (1 + fresh) * (1 + case.failures(key))
         # Each execution of a nested call makes a call of its own.
         limit *= limit if key != planned.key else 1
-        if len(begun) > limit:
-            yield Violation("executions", f"the handler began {len(begun)} times, more than {limit}", key)
+        delivered = sum((key, record.pid, record.attempt) not in back for record in begun)
+        if delivered > limit:
+            yield Violation("executions", f"the handler began {delivered} times, more than {limit}", key)
         if planned.tool == "pay" and len(begun) > 1:
             told = ", ".join(f"attempt {record.attempt} in {record.pid} at {record.at:.3f}" for record in begun)
             yield Violation("executions", f"once work began {len(begun)} times: {told}", key)
+
+
+def _handed_back(case: Case) -> set[tuple[str, int, int]]:
+    """The runs that were cut off in workers which had been told to leave: key, process, attempt."""
+    told = {pid: hit.at for hit in case.history.of(Hit) if hit.kind == "term" for pid in hit.pids}
+    cut_off = [left for left in case.history.of(Left) if left.how == "cancelled" and left.at >= told.get(left.pid, float("inf"))]
+    return {(left.key, left.pid, left.attempt) for left in cut_off}
 
 
 def overlaps(case: Case) -> Iterator[Violation]:
