@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolbus import ConfigurationError
@@ -186,6 +186,9 @@ def test_whatever_stands_for_a_schema_is_made_or_refused(schema: Any) -> None:
     assert isinstance(made["properties"], dict)
 
 
+@example({"required": ["a", "a"]})
+@example({"type": ["string", "string"]})
+@example({"properties": {"a": {"anyOf": [{"required": ["b", "b"]}]}}})
 @given(ANYTHING)
 def test_what_is_possible_at_a_glance_is_possible(schema: Any) -> None:
     """The quick look never takes an impossible schema for a possible one."""

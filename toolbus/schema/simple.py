@@ -35,6 +35,11 @@ class _Simple(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     maxItems: _Size = 0  # noqa: N815
     uniqueItems: bool = False  # noqa: N815
 
+    def __post_init__(self) -> None:
+        types = self.type if isinstance(self.type, list) else ()
+        if len(set(self.required)) < len(self.required) or len(set(types)) < len(types):
+            raise ValueError("a name stands twice")
+
 
 def is_simple(schema: object) -> bool:
     """Whether a schema is certainly possible; costs a tenth of compiling it."""

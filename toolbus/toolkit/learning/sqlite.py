@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,8 @@ _INSERT = """
 INSERT OR IGNORE INTO executions (id, episode, position, action, tool, outcome, ms, at, document) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _BATCH = 1000
+# Seconds to wait for other processes that write.
+_PATIENCE = 10.0
 
 
 class SqliteStore:
@@ -58,13 +62,26 @@ class SqliteStore:
         self._max_records = max_records
         self._lock = threading.Lock()
         with self._errors():
-            self._database = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
         try:
             with self._errors():
-                self._prepare()
+                self._prepare_patiently()
         except BaseException:
             self._database.close()
             raise
+
+    def _prepare_patiently(self) -> None:
+        """Prepare the database; changing to a write-ahead log fails at once where everything else waits for other processes."""
+        limit = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                self._prepare()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > limit:
+                    raise
+                time.sleep(random.uniform(0.005, 0.02))  # noqa: S311 - jitter
+            else:
+                return
 
     def _prepare(self) -> None:
         found = self._database.execute("PRAGMA user_version").fetchone()[0]
