@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 import redis
@@ -14,10 +14,10 @@ from toolbus.broker.admin import Admin
 pytestmark = pytest.mark.anyio
 
 
-async def seen_by(place: Place, work: Callable[[], object]) -> list[dict[str, str]]:
+async def seen_by(place: Place, work: Callable[[], Awaitable[None]]) -> list[dict[str, str]]:
     """The commands that write to keys of the place while something is done."""
     with redis.Redis.from_url(place.settings.url, decode_responses=True) as client, client.monitor() as monitor:
-        await work()  # type: ignore[misc]
+        await work()
         client.echo("over")
         seen: list[dict[str, str]] = []
         while True:

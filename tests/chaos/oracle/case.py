@@ -44,6 +44,8 @@ class Case:
         for begun in history.of(Begun):
             self.begun[begun.key].append(begun)
         self.exits = {gone.pid: gone for gone in history.of(Exited)}
+        # When workers were told to leave, by process id.
+        self.told_to_leave = {pid: hit.at for hit in history.of(Hit) if hit.kind == "term" for pid in hit.pids}
         # An agent that can't be heard of for as long counts as gone: what runs for it is stopped, and nobody answers it.
         unheard = options.agent_life - MARGIN
         self.blackouts = [hit for hit in history.of(Hit) if KINDS[hit.kind].outage and hit.until - hit.at > unheard]

@@ -39,7 +39,7 @@ def executions(case: Case) -> Iterator[Violation]:
 
 def _handed_back(case: Case) -> set[tuple[str, int, int]]:
     """The runs that were cut off in workers which had been told to leave: key, process, attempt."""
-    told = {pid: hit.at for hit in case.history.of(Hit) if hit.kind == "term" for pid in hit.pids}
+    told = case.told_to_leave
     cut_off = [left for left in case.history.of(Left) if left.how == "cancelled" and left.at >= told.get(left.pid, float("inf"))]
     return {(left.key, left.pid, left.attempt) for left in cut_off}
 

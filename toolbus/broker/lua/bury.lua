@@ -9,9 +9,7 @@
 -- Returns 1, or 0 when the entry is no longer ours.
 if not owns(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]) then return 0 end
 if ARGV[11] ~= '' and reply(ARGV[11], ARGV[12]) == 'moving' then return redis.error_reply('TRYAGAIN the slot is being moved') end
--- Agents and workers of an earlier release say nothing of keys.
-local record = ARGV[13] or ''
-if record ~= '' and redis.call('HGET', record, 'id') == ARGV[14] then redis.call('DEL', record) end
+if ARGV[13] ~= '' and redis.call('HGET', ARGV[13], 'id') == ARGV[14] then redis.call('DEL', ARGV[13]) end
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[9], '*',
   'reason', ARGV[5], 'attempts', ARGV[6], 'error', ARGV[7], 'r', ARGV[8], 'entry', ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[10])
