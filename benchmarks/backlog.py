@@ -29,12 +29,12 @@ from benchmarks.processes import child
 from benchmarks.scripttimes import Times
 from toolbus.broker import scripts
 from toolbus.broker.admin import Admin, overview_keys
-from toolbus.broker.connection import Connector
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import ShortLink
 from toolbus.broker.protocols import Verdict
-from toolbus.broker.publisher import Publish, Publisher
+from toolbus.broker.publish.publisher import Publish, Publisher
+from toolbus.broker.transport.connection import Connector
+from toolbus.broker.transport.link import ShortLink
 from toolbus.envelope import Request, encode
 from toolbus.settings import Settings
 

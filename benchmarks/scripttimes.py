@@ -15,8 +15,8 @@ import redis
 from toolbus.broker import scripts
 from toolbus.broker.admin import overview_keys
 from toolbus.broker.keys import Keys
-from toolbus.broker.requests import GROUP
 from toolbus.broker.scripts import Script
+from toolbus.broker.take.requests import GROUP
 from toolbus.envelope import Frame, Request, encode, join_frames
 
 REPETITIONS = 40

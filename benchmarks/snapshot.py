@@ -27,11 +27,11 @@ from benchmarks.adapters.contract import run
 from benchmarks.limits import Limit, spread
 from benchmarks.processes import child, resident
 from toolbus import Settings, ToolService, tool
-from toolbus.broker.connection import Connector
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import ShortLink
-from toolbus.broker.registry import Registry
+from toolbus.broker.registry.registry import Registry
+from toolbus.broker.transport.connection import Connector
+from toolbus.broker.transport.link import ShortLink
 from toolbus.descriptors import Publication
 from toolbus.worker.collect import collect
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ FORBIDDEN = {
     "adapters": ("worker", "agent", "cli", "compat", "demo", "sync", "testing"),
     "": ("agent", "adapters", "cli", "compat", "demo", "testing", "toolkit"),
 }
-LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry", "confirmations")
+LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry", "confirmations", "display", "background")
 
 
 def imports_of(path: Path) -> set[str]:
@@ -58,11 +59,47 @@ def test_the_lowest_modules_know_nothing_above_them() -> None:
                 assert parts[1] in LOWEST, f"{path.relative_to(PACKAGE)} imports {imported}"
 
 
+def test_imports_form_no_cycles_below_the_client() -> None:
+    """No module of the broker, the worker or what is below them imports itself by way of others, not even lazily or for its types."""
+    modules = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in PACKAGE.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        if name == "toolbus" or name.split(".")[1] in {"client", "toolkit", "cli", "compat", "adapters", "agent", "demo", "sync", "local"}:
+            continue
+        graph[name] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                parts = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name] |= {part if part in modules else node.module for part in parts} & modules.keys()
+            elif isinstance(node, ast.Import):
+                graph[name] |= {alias.name for alias in node.names} & modules.keys()
+        graph[name].discard(name)
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 def test_only_the_broker_speaks_redis() -> None:
     """redis and hiredis are imported in toolbus/broker and nowhere else."""
     for path in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workers").rglob("*.py")]:
         if "broker" not in path.relative_to(PACKAGE.parent).parts:
             assert not {name.partition(".")[0] for name in imports_of(path)} & {"redis", "hiredis"}, path
+
+
+MAKERS = {"Redis", "RedisCluster", "Sentinel", "ConnectionPool", "BlockingConnectionPool", "from_url", "from_pool"}
+MAKERS |= {"Connection", "SSLConnection", "UnixDomainSocketConnection"}
+
+
+def test_one_module_makes_redis_clients() -> None:
+    """Who makes a client or connection elsewhere gets redis-py's ten retries with it, so only toolbus/broker/transport/clients.py does."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if name in MAKERS:
+                    found.append(f"{path.relative_to(PACKAGE)}: {name}")
+    assert found == ["broker/transport/clients.py: ConnectionPool", "broker/transport/clients.py: Redis"]
 
 
 def test_every_public_name_is_what_type_checkers_see() -> None:
@@ -83,4 +120,4 @@ def test_help_loads_nothing_that_only_running_needs() -> None:
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     text, _, loaded = done.stdout.rpartition("loaded")
     assert "Start here" in text
-    assert not {"redis", "structlog", "opentelemetry", "toolbus.client.bus", "toolbus.worker.worker"} & set(loaded.split())
+    assert not {"redis", "opentelemetry", "toolbus.client.bus", "toolbus.worker.worker"} & set(loaded.split())

@@ -7,19 +7,23 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
 from tests.contract import Place, first_of, withdrawn
 from tests.servers import eventually
 from toolbus import (
+    ConfirmationAnswer,
     ConfirmationClosed,
     Confirming,
     ToolBus,
     ToolResult,
+    ToolService,
     tool,
 )
-from toolbus.broker.redis_agent import RedisAgentBroker
+from toolbus.broker.agent import RedisAgentBroker
+from toolbus.confirmations import digest_of
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +59,136 @@ async def test_another_process_allows(place: Place) -> None:
         await other.confirmations.allow(request.id, "go ahead", by="bob")
         assert (await call).output == "erased 12"
         assert await other.confirmations.pending() == []
+
+
+LONG = {"rows": 12, "note": "", "memo": "m" * 12_345, "account": "DE02", "amount": 99_999, "footer": "f" * 9_876}
+
+
+@tool(service="careful-too", effect="once", confirm=True)
+async def transfer(rows: int, memo: str, account: str, amount: int, footer: str, note: str = "") -> str:
+    """Transfer an amount."""
+    return f"{len(memo)} {account} {amount} {len(footer)}"
+
+
+async def test_an_approver_sees_every_argument(place: Place) -> None:
+    """Between long texts account and amount are there whole; the rest can be had, and all of it is what the digest is of."""
+    async with place.serving(transfer) as bus, place.bus() as other:
+        call = asyncio.create_task(bus.executor(user="alice", session="s").execute("transfer", LONG))
+        request = await first_of(other)
+        assert (request.shortened, request.whole) == (True, "")
+        for line in ('"account": "DE02",', '"amount": 99999,'):
+            assert f"\n    {line}\n" in str(request)
+        assert "(12,345 characters, shortened)" in str(request)
+        assert f"toolbus confirm show {request.id} --full" in str(request)
+        whole = await other.confirmations.get(request.id)
+        assert json.loads(whole.whole) == LONG
+        assert "m" * 12_345 in whole.text(full=True)
+        assert "shortened" not in whole.text(full=True)
+        assert digest_of("agent", "careful-too", "transfer", "alice", "s", "", json.loads(whole.whole)) == request.digest
+        await other.confirmations.allow(request.id, digest=request.digest)
+        assert (await call).output == "12345 DE02 99999 9876"
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 64])
+async def test_a_permission_is_for_what_was_shown(place: Place, digest: str) -> None:
+    """An answer that allows something else, or does not say what, allows nothing; a refusal needs no digest."""
+    async with place.serving(erase) as bus, place.bus() as other:
+        call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
+        request = await first_of(other)
+        await other.shared_confirmations.answer(request.id, ConfirmationAnswer(True, by="bob", digest=digest))
+        error = (await call).error
+        assert error is not None
+        assert (error.type, error.code) == ("forbidden", "denied")
+        assert "the permission names" in error.message
+        assert request.digest[:16] in error.message
+
+
+async def test_what_nobody_can_be_shown_is_not_asked(place: Place) -> None:
+    """More keys than a person can read, and more than travels, are refused before anybody is asked."""
+
+    class OpenEnded(ToolService):
+        """A tool that takes whatever it is given."""
+
+        id = "open-ended"
+        effect = "once"
+        tools = [{"name": "open-ended", "description": "Take anything", "confirm": True, "arguments": []}]  # noqa: RUF012 - as users write it
+
+        async def invoke(self, user: str, config: Any, arguments: Any) -> Any:
+            """Take it."""
+            return len(arguments)
+
+    async with place.serving(OpenEnded) as bus, place.bus() as other:
+        executor = bus.executor(confirm_timeout=30)
+        for arguments in ({f"key{number}": number for number in range(5_000)}, {"v": "x" * bus.settings.max_request}):
+            error = (await executor.execute("open-ended", arguments)).error
+            assert error is not None
+            assert (error.type, error.code) == ("invalid_arguments", "unreadable")
+            assert await other.confirmations.pending() == []
+        nested = asyncio.create_task(executor.execute("open-ended", {"v": arguments["v"][:200_000], "w": 1}))
+        assert (await other.confirmations.get((await first_of(other)).id)).whole.startswith('{"v":"xxx')
+        nested.cancel()
+
+
+@pytest.mark.parametrize("hostile", ["al\nAllow erase for bob?", "al\r\x1b[2J\u202e", "al\u2028x", "\x9b31m", "a" * 5_000])
+async def test_no_field_forges_another_request(place: Place, hostile: str) -> None:
+    """A user or session whose name ends the line, commands the terminal or is endless stays in its line, and is answered like others."""
+    async with place.serving(erase) as bus, place.bus() as other:
+        call = asyncio.create_task(bus.executor(user=hostile, session=hostile).execute("erase", {"rows": 1, "note": hostile}))
+        request = await first_of(other)
+        lines = str(request).split("\n")
+        assert lines[0].startswith("Allow erase for ")
+        assert all(line.startswith("  ") and line.isprintable() for line in lines[1:])
+        assert lines[0].isprintable()
+        assert len(lines[0]) < 400
+        await other.confirmations.allow(request.id, by="b\no\x1bb")
+        assert (await call).success
+        with pytest.raises(ConfirmationClosed) as late:
+            await other.confirmations.allow(request.id)
+        assert str(late.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [({"arguments": {"rows": 2}}, "unconfirmed"), ({"user": "bob"}, "unconfirmed"), ({"digest": "another"}, "other_revision"), ({}, "")],
+)
+async def test_a_worker_runs_what_was_allowed(place: Place, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], code: str) -> None:
+    """A worker compares a confirmed call with the digest of what was allowed, and with its own descriptor, before it begins."""
+    allowed = digest_of("agent", "careful", "erase", "alice", "", "", {"rows": 1})
+    made = ToolBus._publish
+
+    def publish(self: Any, call: Any, request: Any, service: Any) -> Any:
+        return made(self, call, msgspec.structs.replace(request, confirmed=allowed, **change), service)
+
+    monkeypatch.setattr(ToolBus, "_publish", publish)
+    async with place.serving(erase) as bus:
+        await bus.wait_for_tool("erase")
+        result = await bus.call("erase", {"rows": 1}, user="alice")
+        assert (result.error.code if result.error else "") == code
+        assert result.success == (not code)
+        if code == "other_revision":
+            assert result.error is not None
+            assert result.error.retryable
+            assert "another" in result.error.message
+
+
+async def test_a_sibling_that_changes_leaves_a_confirmed_tool_callable(place: Place) -> None:
+    """When another tool of the service changes, calls name the publication that is there now, and are run."""
+
+    def sibling(text: str) -> Any:
+        async def changed() -> str:
+            return text
+
+        return tool(service="careful", name="sibling", description=text, effect="read", replace=True)(changed)
+
+    async with place.bus() as bus:
+        executor = bus.executor(confirmer=lambda confirmation: True)
+        digests = []
+        for text in ("one", "two"):
+            async with place.worker(erase, sibling(text)):
+                await eventually(lambda text=text: "sibling" in bus.tools and bus.tools["sibling"].description == text)
+                digests.append(bus.tools["erase"].digest)
+                assert (await executor.execute("erase", {"rows": 1})).success
+        assert digests[0] != digests[1]
 
 
 async def test_another_process_denies(place: Place) -> None:
@@ -187,7 +321,7 @@ async def test_the_reader_of_events_learns_the_id(place: Place) -> None:
 
 async def test_open_requests_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace holds so many open requests; one more is refused as overloaded."""
-    for module in ("confirmations", "memory.confirmations"):
+    for module in ("confirmations.confirmations", "memory.confirmations"):
         monkeypatch.setattr(f"toolbus.broker.{module}.MOST_OPEN", 2)
     async with place.serving(erase) as bus:
         executor = bus.executor()

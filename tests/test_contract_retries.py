@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from typing import Any
 
@@ -60,6 +61,31 @@ async def test_a_failed_run_is_tried_again_without_the_caller_seeing_it(place: P
     assert (result.output, result.meta.attempts, service.attempts) == ("begun done", 3, [1, 2, 3])
     assert "".join(event.text for event in events if isinstance(event, Text)) == "begun done"
     assert not any(isinstance(event, Reset) for event in events)
+
+
+variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
+seen: list[str] = []
+
+
+@tool(service="traces", effect="read", retry=Retry(attempts=3, delay=0.01, most=0.02))
+async def leave_trace() -> str:
+    """Say what the context variable is, leave the user in it, and fail some times."""
+    seen.append(variable.get())
+    variable.set(invocation().user)
+    await asyncio.sleep(0.01)
+    if invocation().attempt < 3:
+        raise RuntimeError("not yet")
+    return "done"
+
+
+async def test_a_further_attempt_finds_no_context_variables_of_other_runs(place: Place) -> None:
+    """It often starts when another caller's run ends, and takes nothing over from that one, nor from the attempt before."""
+    seen.clear()
+    async with place.serving(leave_trace, concurrency=2) as bus:
+        await bus.wait_for_tool("leave_trace")
+        results = await asyncio.gather(*(bus.call("leave_trace", user=f"user {number}", timeout=30) for number in range(6)))
+    assert [result.output for result in results] == ["done"] * 6
+    assert seen == [""] * 18
 
 
 async def test_what_fails_at_every_attempt_is_answered_and_set_aside(redis_place: Place) -> None:

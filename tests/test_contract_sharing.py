@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import ConfigurationError, Finished, Retry, Settings, Text, ToolError, invocation, tool
+from toolbus import ConfigurationError, Finished, Retry, Settings, Text, ToolError, ToolResult, Worker, invocation, tool
+from toolbus.broker.admin import Admin
+from toolbus.broker.memory.worker import MemoryWorkerBroker
+from toolbus.broker.worker import RedisWorkerBroker
+from toolbus.middleware import Next, ToolCall
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +91,14 @@ async def lingering_once() -> str:
     finally:
         stage.cancelled += 1
     return "well"
+
+
+@tool(service="sharing", effect="once")
+async def counting_once(key: str) -> str:
+    """Count what ran under a key."""
+    stage.starts.append(key)
+    await asyncio.sleep(0.005)
+    return "counted"
 
 
 async def test_two_callers_with_one_key_share_one_execution(place: Place) -> None:
@@ -215,6 +228,142 @@ async def test_once_work_that_was_cancelled_while_it_ran_keeps_the_key(place: Pl
         assert again.error is not None
         assert (again.error.type, again.error.code) == ("outcome_unknown", "cancelled")
         assert len(stage.starts) == 1
+
+
+class Held:
+    """Makes workers wait where `once` work begins: before its mark is set, or between the mark and the handler."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, marked: bool) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        for broker in (RedisWorkerBroker, MemoryWorkerBroker):
+            monkeypatch.setattr(broker, "begin", self._held(broker.begin, marked))
+
+    def _held(self, begin: Any, marked: bool) -> Any:
+        async def held(broker: Any, delivery: Any) -> Any:
+            state = await begin(broker, delivery) if marked else None
+            self.reached.set()
+            await self.go.wait()
+            return state if marked else await begin(broker, delivery)
+
+        return held
+
+
+@pytest.mark.parametrize("way", ["cancel", "deadline", "drain"])
+@pytest.mark.parametrize("marked", [True, False])
+async def test_once_work_that_never_began_frees_the_key(place: Place, monkeypatch: pytest.MonkeyPatch, way: str, marked: bool) -> None:
+    """A worker that had taken the call and not begun its handler says so, and the next call with the key runs."""
+    held = Held(monkeypatch, marked=marked)
+    async with place.bus() as bus:
+        async with place.worker(fragile_once, grace=0.1) as worker:
+            await bus.wait_for_tool("fragile_once")
+            timeout = 1.0 if way == "deadline" else 30.0
+            first = asyncio.create_task(bus.call("fragile_once", idempotency_key="k", timeout=timeout))
+            await held.reached.wait()
+            if way == "cancel":
+                first.cancel()
+            elif way == "drain":
+                await worker.drain()
+            await asyncio.wait([first])
+            held.go.set()
+            if way != "drain":
+                assert (await bus.call("fragile_once", idempotency_key="k")).output == "well"
+        if way == "drain":
+            error = first.result().error
+            assert error is not None
+            assert (error.type, error.code, error.retryable) == ("unavailable", "worker_stopped", True)
+            async with place.worker(fragile_once):
+                assert (await bus.call("fragile_once", idempotency_key="k", wait=10)).output == "well"
+    assert len(stage.starts) == 1
+
+
+async def test_once_work_that_is_refused_frees_the_key(place: Place) -> None:
+    """Middleware that lets nothing pass, or arguments that do not fit: the handler never began, so the next call with the key runs."""
+    refusals = ["refuse", "spoil"]
+
+    async def around(call: ToolCall, next: Next) -> ToolResult:
+        how = refusals.pop(0) if refusals else ""
+        if how == "refuse":
+            return ToolResult.fail("not today")
+        return await next(call.with_arguments({"wrong": 1}) if how == "spoil" else call)
+
+    worker = Worker([fragile_once], settings=place.settings, middleware=[around])
+    async with worker, place.bus() as bus:
+        await bus.wait_for_tool("fragile_once")
+        results = [await bus.call("fragile_once", idempotency_key="k") for _ in range(4)]
+    errors = [result.error.type if result.error else result.output for result in results]
+    assert errors == ["tool_error", "invalid_arguments", "well", "well"]
+    assert len(stage.starts) == 1
+
+
+async def test_calls_that_are_cancelled_at_once_burn_no_key(place: Place) -> None:
+    """Whenever the cancellation comes, the next caller gets the work done, or hears that it may have been: never that it was cancelled."""
+    async with place.worker(counting_once) as worker, place.bus() as bus, place.bus() as other:
+        await bus.wait_for_tool("counting_once")
+        await other.wait_for_tool("counting_once")
+        for number in range(60):
+            key = f"k{number}"
+            first = asyncio.create_task(bus.call("counting_once", {"key": key}, idempotency_key=key))
+            while not (worker.statistics()["held"] or first.done()):  # noqa: ASYNC110 - the very next turn of the loop matters
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait([first])
+            result = await other.call("counting_once", {"key": key}, idempotency_key=key)
+            assert result.output == "counted" or (result.error and result.error.type == "outcome_unknown"), result
+            assert stage.starts.count(key) == 1
+
+
+async def test_a_refusal_keeps_the_key_of_work_that_an_earlier_attempt_began(redis_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This worker never began it, but the mark says that another one did."""
+    held = Held(monkeypatch, marked=False)
+    settings = redis_place.settings
+    async with redis_place.serving(fragile_once) as bus:
+        first = asyncio.create_task(bus.call("fragile_once", idempotency_key="k"))
+        await held.reached.wait()
+        with redis.Redis.from_url(settings.url) as client:
+            (stream,) = client.scan_iter(f"tb:{{{settings.namespace}}}:call:*")
+            client.set(stream.replace(b":call:", b":started:"), "another", px=60_000)
+            first.cancel()
+            await asyncio.wait([first])
+            await eventually(lambda: client.xlen(f"tb:{{{settings.namespace}}}:q:sharing") == 0)
+            assert len([*client.scan_iter(f"tb:{{{settings.namespace}}}:key:*")]) == 1
+        held.go.set()
+    assert stage.starts == []
+
+
+async def test_a_call_that_nobody_can_run_frees_the_key(redis_place: Place) -> None:
+    """A tool that its service does not have, and a request that an operator purges, leave no record of the key."""
+    settings = redis_place.settings
+    async with redis_place.serving(fragile_once) as bus:
+        ghost = {"type": "tool-service", "name": "ghost", "description": "None.", "service": "sharing", "effect": "once"}
+        await bus.put("tool/ghost", json.dumps(ghost).encode())
+        await bus.wait_for_tool("ghost")
+        with redis.Redis.from_url(settings.url) as client:
+            result = await bus.call("ghost", idempotency_key="k")
+            assert result.error is not None
+            assert result.error.type == "not_found"
+            assert [*client.scan_iter(f"tb:{{{settings.namespace}}}:key:*")] == []
+            async with Admin(settings) as admin:
+                await admin.pause("sharing")
+                waiting = asyncio.create_task(bus.call("fragile_once", idempotency_key="k"))
+                await eventually(lambda: client.xlen(f"tb:{{{settings.namespace}}}:q:sharing"))
+                assert await admin.purge("sharing") == 1
+                result = await waiting
+                await admin.resume("sharing")
+            assert result.error is not None
+            assert result.error.code == "purged"
+            assert [*client.scan_iter(f"tb:{{{settings.namespace}}}:key:*")] == []
+        await bus.delete("tool/ghost")
+
+
+async def test_another_session_does_not_get_the_answer(place: Place) -> None:
+    """A key of one session is refused in another, which may not read what that one did; in its own the answer is found again."""
+    async with place.serving(fragile) as bus:
+        first = await bus.call("fragile", idempotency_key="k", user="al", session="a")
+        other = await bus.call("fragile", idempotency_key="k", user="al", session="b")
+        again = await bus.call("fragile", idempotency_key="k", user="al", session="a")
+    assert (first.output, again.output, len(stage.starts)) == ("well", "well", 1)
+    assert other.error is not None
+    assert other.error.code == "idempotency_conflict"
 
 
 async def test_the_answer_outlives_the_agent_that_asked(redis_place: Place) -> None:

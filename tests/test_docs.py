@@ -282,7 +282,7 @@ def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespa
         return subprocess.run([*base, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
 
     worker = subprocess.Popen(
-        [*base, "worker", "workers.calculator", "--middleware", "limits.py:middleware"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [*base, "worker", "calculator", "--middleware", "limits.py:middleware"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     try:
         for expression, expected in (("6*7", "42"), ("6*7", "42"), ("1+1", "2")):

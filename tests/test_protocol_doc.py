@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import secrets
@@ -17,13 +18,14 @@ from toolbus import Answered, Asked, Finished, Started, Text, invocation, tool
 
 pytestmark = pytest.mark.anyio
 
-LUA = Path(__file__).parents[1] / "toolbus" / "broker" / "lua"
+LUA = Path(__file__).parents[1] / "toolbus" / "broker"
 
 
 def script(name: str) -> str:
     """A script as the page says: its includes put in their place."""
-    text = (LUA / f"{name}.lua").read_text("utf-8")
-    return re.sub(r"^-- include (\w+)$", lambda found: (LUA / f"{found[1]}.lua").read_text("utf-8"), text, flags=re.MULTILINE)
+    (file,) = LUA.rglob(f"{name}.lua")
+    include = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)
+    return include.sub(lambda found: (LUA / f"{found[1]}.lua").read_text("utf-8"), file.read_text("utf-8"))
 
 
 class Server:
@@ -109,7 +111,8 @@ def serve_by_hand(server: Server, registered: asyncio.Event, loop: asyncio.Abstr
     }
     document = json.dumps(publication)
     extra = (service, instance, "another language", "d1", document, 5000, secrets.token_hex(8), 0, service, 0, "hand-made")
-    word, _start, generation, counter = server.run("register", server.registry, *server.common, *extra)
+    own = [f"reg:s:{service}", f"q:{service}", f"fence:{service}", f"cancelled:{service}"]
+    word, _start, generation, counter = server.run("register", [*server.registry, *own], *server.common, *extra)
     assert word == b"ok"
     loop.call_soon_threadsafe(registered.set)
     queue = f"{server.prefix}q:{service}"
@@ -127,7 +130,7 @@ def serve_by_hand(server: Server, registered: asyncio.Event, loop: asyncio.Abstr
     frames = (f"{server.prefix}rsp:{request['agent']}", json.dumps([style, end]))
     finished = server.run("finish", [f"q:{service}", f"fence:{service}"], instance, generation, counter, 1, entry, *frames)
     assert finished[2:] == [[], [], 0]
-    server.run("unregister", server.registry, *server.common, f"{service}/{instance}")
+    server.run("unregister", [*server.registry, *own], *server.common, f"{service}/{instance}")
     server.run("retire", [f"q:{service}", f"fence:{service}", f"cancelled:{service}", f"reg:s:{service}", "live"], instance, service)
     return str(request["tool"])
 
@@ -165,13 +168,13 @@ def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
     [entry] = [each["message_id"].decode() for each in server.redis.xpending_range(f"{server.prefix}q:documented-asking", "g", "-", "+", 9)]
     assert server.redis.get(f"{server.prefix}pause:documented-asking:{entry}") is not None
     keys = [f"confirm:{identity}", "confirms"]
-    answer = json.dumps({"allowed": True, "by": "hand"})
+    document: dict[str, Any] = json.loads(stored[b"doc"])
+    answer = json.dumps({"allowed": True, "by": "hand", "digest": document["digest"]})
     rest = (server.prefix, 60_000, f"{server.prefix}confirmed")
     assert server.run("answer", keys, identity, answer, "t1", *rest) == [b"done"]
     assert server.run("answer", keys, identity, answer, "t1", *rest) == [b"done"], "the same answer again is no other"
     assert server.run("answer", keys, identity, json.dumps({"allowed": False}), "t2", *rest) == [b"answered", answer.encode()]
     assert server.run("answer", ["confirm:none", "confirms"], "none", answer, "t3", *rest) == [b"gone"]
-    document: dict[str, Any] = json.loads(stored[b"doc"])
     return document | {"asked": int(stored[b"asked"]), "expires": int(stored[b"expires"])}
 
 
@@ -186,6 +189,9 @@ async def test_a_request_is_answered_by_hand(redis_place: Place) -> None:
                 document = await asyncio.to_thread(answer_by_hand, server, call.id)
     server.redis.close()
     assert (document["call"], document["asker"], document["question"]) == (call.id, "worker", "May it?")
+    parts = [document["asker"], document["service"], document["tool"], "", "", document["question"], {"n": 1}]
+    canonical = json.dumps(parts, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+    assert document["digest"] == hashlib.blake2b(canonical, digest_size=32).hexdigest()
     assert document["expires"] - document["asked"] == pytest.approx(300_000, abs=1000)
     assert [type(event) for event in seen] == [Started, Asked, Answered, Text, Finished]
     assert (await call.result()).output == "allowed by hand"

@@ -36,7 +36,8 @@ def test_empty_variable_counts_as_unset() -> None:
 @pytest.mark.parametrize("name", Settings.__struct_fields__)
 def test_every_setting_reads_its_variable(name: str) -> None:
     """Each field can be given as TOOLBUS_<NAME>, as text."""
-    given = {"namespace": "other", "url": "redis://x", "owner": "me", "log_level": "debug", "log_format": "json"}.get(name, "1000")
+    words = {"namespace": "other", "url": "redis://x", "owner": "me", "log_level": "debug", "log_format": "json", "wait_timeout": "2"}
+    given = words.get(name, "1000")
     settings = Settings.load({f"TOOLBUS_{name.upper()}": given})
     assert str(getattr(settings, name)).removesuffix(".0") == given
     assert Settings.sources({f"TOOLBUS_{name.upper()}": given})[name][1] == f"TOOLBUS_{name.upper()}"
@@ -53,6 +54,8 @@ def test_every_setting_reads_its_variable(name: str) -> None:
         ("CONCURRENCY", "1.5"),
         ("GRACE", "-1"),
         ("MAX_FRAME", "10"),
+        ("WAIT_REPLICAS", "-1"),
+        ("WAIT_TIMEOUT", "6"),
         ("LOG_LEVEL", "loud"),
         ("NAMESPACE", "a{b}"),
         ("NAMESPACE", "a\n"),

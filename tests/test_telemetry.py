@@ -30,6 +30,7 @@ import toolbus
 from toolbus import telemetry
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
 from toolbus.telemetry import listening
+from toolbus.telemetry.repeats import BOUNDED, MOST_LINES, Repeats
 
 CALL = {"tool": "add", "service": "calculator", "id": "c1"}
 
@@ -196,6 +197,28 @@ def test_every_logged_event_is_documented() -> None:
                 assert names, f"{path}:{node.lineno} logs a computed event name"
                 used |= names
     assert used == set(telemetry.EVENTS)
+
+
+def test_what_repeats_is_logged_once_or_counted() -> None:
+    """A thing that can't be read is told once; of what fails again and again thirty lines a minute, and then how many were left out."""
+    now = 0.0
+    repeats = Repeats(lambda: now)
+    junk = {"key": "k", "error": "e", "advice": "a"}
+    assert repeats.left_out("value.unreadable", junk) == 0
+    assert repeats.left_out("value.unreadable", junk) is None
+    assert repeats.left_out("value.unreadable", {**junk, "key": "another"}) == 0
+    lines = [repeats.left_out("upkeep.failed", {}) for _ in range(MOST_LINES + 10)]
+    assert lines == [0] * MOST_LINES + [None] * 10
+    assert repeats.left_out("call.finished", {}) == 0
+    now = 61.0
+    assert repeats.left_out("upkeep.failed", {}) == 10
+    assert repeats.left_out("upkeep.failed", {}) == 0
+    assert repeats.left_out("value.unreadable", junk) is None
+
+
+def test_what_repeats_is_an_event() -> None:
+    """The events whose repeats are left out are events."""
+    assert set(telemetry.EVENTS) >= BOUNDED
 
 
 # --- Spans ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -24,7 +26,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def until(condition: Any, timeout: float = 20.0) -> Any:
+def until(condition: Any, timeout: float = 40.0) -> Any:
     """Wait for a plain condition that may raise while its server is not there."""
     deadline = time.monotonic() + timeout
     while True:
@@ -37,45 +39,52 @@ def until(condition: Any, timeout: float = 20.0) -> Any:
 
 
 class Watched:
-    """A primary, its replica, and a Sentinel that fails over half a second after the primary falls silent."""
+    """A primary, its replica, and Sentinels that fail over half a second after the primary falls silent."""
 
     name = "mymaster"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sentinels: int = 1) -> None:
         self._folder = folder
-        self.primary = EmbeddedServer()
-        self.replica = EmbeddedServer()
-        self._sentinel: subprocess.Popen[bytes] | None = None
-        self._port = free_port()
+        # By default a replica waits five seconds for others before it is synchronised.
+        self.primary, self.replica = (EmbeddedServer(config={"repl-diskless-sync-delay": "0"}) for _ in range(2))
+        self.sentinels: list[subprocess.Popen[bytes]] = []
+        self._ports = [free_port() for _ in range(sentinels)]
 
     @property
     def url(self) -> str:
         """The URL for toolbus."""
-        return f"redis+sentinel://{HOST}:{self._port}/{self.name}"
+        return f"redis+sentinel://{','.join(f'{HOST}:{port}' for port in self._ports)}/{self.name}"
 
     def start(self) -> None:
-        """Start all of it, and wait until the Sentinel knows the replica."""
+        """Start all of it, and wait until the Sentinels know the replica and each other."""
         self.primary.start()
         self.replica.start()
         with redis.Redis.from_url(self.replica.url) as client:
             client.replicaof(HOST, self.primary.port)
             until(lambda: client.info("replication")["master_link_status"] == "up")
-        conf = self._folder / "sentinel.conf"
+        for number, port in enumerate(self._ports):
+            self.sentinels.append(self._sentinel(self._folder / f"sentinel-{number}", port))
+        for port in self._ports:
+            with self.asked(port) as client:
+                until(lambda client=client: client.execute_command("SENTINEL REPLICAS", self.name))
+                until(lambda client=client: len(client.execute_command("SENTINEL SENTINELS", self.name)) == len(self._ports) - 1)
+
+    def _sentinel(self, folder: Path, port: int) -> subprocess.Popen[bytes]:
+        folder.mkdir()
+        conf = folder / "sentinel.conf"
         conf.write_text(
-            f"bind {HOST}\nport {self._port}\ndir {self._folder}\n"
-            f"sentinel monitor {self.name} {HOST} {self.primary.port} 1\n"
+            f"bind {HOST}\nport {port}\ndir {folder}\n"
+            f"sentinel monitor {self.name} {HOST} {self.primary.port} {len(self._ports) // 2 + 1}\n"
             f"sentinel down-after-milliseconds {self.name} 500\n"
             f"sentinel failover-timeout {self.name} 3000\n"
         )
-        with (self._folder / "sentinel.log").open("wb") as log:
-            self._sentinel = subprocess.Popen([str(find_binary()), str(conf), "--sentinel"], stdout=log, stderr=log)
-        with self.asked() as client:
-            until(lambda: client.execute_command("SENTINEL REPLICAS", self.name))
+        with (folder / "log").open("wb") as log:
+            return subprocess.Popen([str(find_binary()), str(conf), "--sentinel"], stdout=log, stderr=log)
 
     @contextmanager
-    def asked(self) -> Iterator[Any]:
-        """A client of the Sentinel."""
-        with redis.Redis(HOST, self._port, socket_timeout=2.0) as client:
+    def asked(self, port: int = 0) -> Iterator[Any]:
+        """A client of a Sentinel, the first one unless another port is given."""
+        with redis.Redis(HOST, port or self._ports[0], socket_timeout=2.0) as client:
             yield client
 
     def master_port(self) -> int:
@@ -83,11 +92,20 @@ class Watched:
         with self.asked() as client:
             return int(client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.name)[1])
 
+    def fail_over(self) -> None:
+        """Have the replica take the primary's place, as for maintenance; returns when it has begun."""
+        with self.asked() as client:
+            # Until the Sentinel has looked at the replica it finds none that is good enough.
+            until(lambda: client.execute_command("SENTINEL FAILOVER", self.name))
+
     def stop(self) -> None:
-        """Stop all of it."""
-        if self._sentinel is not None:
-            self._sentinel.kill()
-            self._sentinel.wait()
+        """Stop all of it, also what a test has stopped half-way."""
+        for process in self.sentinels:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        if self.primary.running:
+            os.kill(self.primary.pid, signal.SIGCONT)
         self.replica.stop()
         self.primary.stop()
 
@@ -138,6 +156,23 @@ class Cluster:
                 if first <= slot <= last:
                     return next(node for node in self.nodes if node.port == int(master[1]))
         raise LookupError(slot)
+
+    def begin_to_move(self, slot: int) -> tuple[EmbeddedServer, EmbeddedServer]:
+        """Let a slot's keys be moved from its node to another one, as a resharding does; returns both."""
+        source = self.owner(slot)
+        target = next(node for node in self.nodes if node is not source)
+        with self.client(source) as leaving, self.client(target) as arriving:
+            arriving.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", leaving.execute_command("CLUSTER MYID"))
+            leaving.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", arriving.execute_command("CLUSTER MYID"))
+        return source, target
+
+    def end_move(self, slot: int, target: EmbeddedServer) -> None:
+        """Give a slot whose keys have been moved to its new node."""
+        with self.client(target) as arriving:
+            target_id = arriving.execute_command("CLUSTER MYID")
+        for node in (target, *(node for node in self.nodes if node is not target)):
+            with self.client(node) as client:
+                client.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
 
     def stop(self) -> None:
         """Stop the nodes."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from toolbus.worker.modules import init_tools
     from toolbus.worker.provide import provide
     from toolbus.worker.retry import Retry
-    from toolbus.worker.sessions import Session
+    from toolbus.worker.session import Session
     from toolbus.worker.worker import Worker
 
 __all__ = [
@@ -139,7 +139,7 @@ _HOMES = {
     "toolbus.worker.modules": ("init_tools",),
     "toolbus.worker.provide": ("provide",),
     "toolbus.worker.retry": ("Retry",),
-    "toolbus.worker.sessions": ("Session",),
+    "toolbus.worker.session": ("Session",),
     "toolbus.worker.worker": ("Worker",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

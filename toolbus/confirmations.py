@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any, Literal, Self
 
 import msgspec
 
-from toolbus.results import ErrorInfo
+from toolbus.display import TooMuch, pretty, readable, shortened, visible, visible_lines
+from toolbus.envelope import encode
+from toolbus.results import EnvelopeError, ErrorInfo, ToolError
 
 PATIENCE = 300.0
 """Seconds for which a person may answer, unless whoever asks says otherwise."""
@@ -18,9 +21,15 @@ MOST_OPEN = 1_000
 MARK = 60.0
 """Seconds for which an answered request says who answered it."""
 
-_MOST_QUESTION = 2_000
-_MOST_ARGUMENTS = 4_000
-_MOST_NAME = 256
+MOST_QUESTION = 2_000
+"""Most characters of a question."""
+
+MOST_NAME = 256
+"""Most characters of a tool's, user's or session's name that a person is shown."""
+
+_MOST_DESCRIPTION = 500
+_MOST_REASON = 2_000
+_EFFECTS = {"read": "only reads", "idempotent": "may be repeated without harm", "once": "takes effect each time it runs"}
 
 
 class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,7 +42,11 @@ class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         question: what is to be allowed.
         asker: ``agent`` asks before the call is published, ``worker`` while its handler runs.
         user, session: on whose behalf.
-        arguments: what the call was given, or what the handler shows, as JSON; the middle of much is left out.
+        arguments: what the call was given, or what the handler shows, for a person to read: JSON, unless ``shortened``.
+        shortened: whether parts of ``arguments`` are left out; each says so itself.
+        whole: all of the arguments as JSON when some are shortened; only ``get`` of one request brings it.
+        digest: of what would be done, see ``digest_of``; an answer allows what has this digest, and nothing else.
+        description, effect, external: the tool, as its publisher describes it, when an agent asks.
         asked_at, expires_at: seconds since 1970, of the server's clock.
     """
 
@@ -49,18 +62,50 @@ class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: str = ""
     asked_at: float = 0.0
     expires_at: float = 0.0
+    digest: str = ""
+    shortened: bool = False
+    whole: str = ""
+    description: str = ""
+    effect: str = ""
+    external: bool = False
 
     def bounded(self) -> Self:
         """The same with every text at most as long as may travel."""
-        names = {name: cut(getattr(self, name), _MOST_NAME) for name in ("call", "tool", "service", "owner", "user", "session")}
-        return msgspec.structs.replace(self, question=cut(self.question, _MOST_QUESTION), **names)
+        names = {name: shortened(getattr(self, name), MOST_NAME) for name in ("call", "tool", "service", "owner", "user", "session")}
+        description = shortened(" ".join(self.description.split()), _MOST_DESCRIPTION)
+        return msgspec.structs.replace(self, question=shortened(self.question, MOST_QUESTION), description=description, **names)
 
     def __str__(self) -> str:
-        text = self.question
+        return self.text()
+
+    def text(self, *, full: bool = False) -> str:
+        """What the person reads; with all of the arguments when ``full``, where ``whole`` has them.
+
+        Only the first line starts at the margin, and no field can begin another line.
+        """
+        lines = [self._first_line(), *self._about()]
+        arguments = pretty(json.loads(self.whole)) if full and self.whole else visible_lines(self.arguments)
+        if arguments:
+            lines += f"Arguments: {arguments}".split("\n")
+        if self.shortened and not (full and self.whole):
+            lines.append(f"Parts are shortened; the whole: toolbus confirm show {visible(self.id)} --full")
+        return "\n  ".join(lines)
+
+    def _first_line(self) -> str:
+        if self.asker == "agent":
+            return visible(self.question)
+        behalf = f" for {visible(self.user)}" if self.user else ""
+        return f"{visible(self.tool or self.service)}{behalf} asks:"
+
+    def _about(self) -> list[str]:
         if self.asker == "worker":
-            behalf = f" for {self.user}" if self.user else ""
-            text = f"{self.tool or self.service}{behalf} asks:\n  {self.question}"
-        return visible(f"{text}\n  Arguments: {self.arguments}" if self.arguments else text)
+            return [visible(self.question)]
+        if not self.digest:
+            # Of an asker that says all in its question.
+            return []
+        effect = _EFFECTS.get(self.effect, "does not say what it does to the world")
+        described = [visible(self.description)] if self.description else []
+        return [*described, f"This tool {effect}{'; it is external' if self.external else ''}."]
 
 
 class ConfirmationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,42 +115,72 @@ class ConfirmationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
         allowed: whether it may happen.
         reason: why not, or a note.
         by: who said so.
+        digest: of what is allowed, as the request states it; a permission for anything else is none.
     """
 
     allowed: bool
     reason: str = ""
     by: str = ""
+    digest: str = ""
 
     def bounded(self) -> Self:
         """The same with every text at most as long as may travel."""
-        return msgspec.structs.replace(self, reason=cut(self.reason, _MOST_QUESTION), by=cut(self.by, _MOST_NAME))
+        return msgspec.structs.replace(self, reason=shortened(self.reason, _MOST_REASON), by=shortened(self.by, MOST_NAME))
+
+    def to(self, request: ConfirmationRequest) -> Self:
+        """The answer to a request as its asker takes it: a permission for something else is a refusal."""
+        if not self.allowed or self.digest == request.digest:
+            return self
+        what = f"digest {self.digest[:16]}" if self.digest else "no digest"
+        return msgspec.structs.replace(self, allowed=False, reason=f"the permission names {what}, and the call has {request.digest[:16]}")
 
     def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
-        return f"{'allowed' if self.allowed else 'denied'}{by}{f': {self.reason}' if self.reason else ''}"
+        by = f" by {visible(self.by)}" if self.by else ""
+        return f"{'allowed' if self.allowed else 'denied'}{by}{f': {visible(self.reason)}' if self.reason else ''}"
 
 
-def readable(value: Any) -> str:
-    """A value as JSON that a person can read, of bounded length: the middle of much is left out."""
-    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
-    if len(text) <= _MOST_ARGUMENTS:
-        return text
-    head, tail = _MOST_ARGUMENTS * 3 // 4, _MOST_ARGUMENTS // 4
-    return f"{text[:head]}\n… {len(text) - head - tail} characters are left out …\n{text[-tail:]}"
+def digest_of(asker: str, service: str, tool: str, user: str, session: str, question: str, arguments: Any) -> str:
+    """What an answer is for: BLAKE2b (32 bytes, hexadecimal) of these as canonical JSON.
+
+    :param question: of a handler; empty for a call that has not begun.
+    :param arguments: plain values of JSON, as they travel.
+    """
+    parts = (asker, service, tool, user, session, question, arguments)
+    return hashlib.blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=32).hexdigest()
 
 
-def visible(text: str) -> str:
-    """The text with everything that could hide or turn around a part of it written out."""
-    return "".join(character if character.isprintable() or character == "\n" else f"\\u{ord(character):04x}" for character in text)
+def plain(value: Any, *, anything: bool = False) -> tuple[Any, bytes]:
+    """A value as it arrives on the other side, and the JSON that it travels as.
+
+    :param anything: objects that JSON can't express are shown as their ``str()``.
+    :raises EnvelopeError: JSON can't express it.
+    """
+    try:
+        document = msgspec.json.encode(value, enc_hook=str) if anything else encode(value)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise EnvelopeError(f"not expressible in JSON: {error}") from None
+    try:
+        return msgspec.json.decode(document), document
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EnvelopeError(f"not expressible in JSON that can be read again: {error}") from None
 
 
-def cut(text: str, limit: int) -> str:
-    """The text, or its start and an ellipsis; lone surrogates, which can't travel, are replaced."""
-    text = text if len(text) <= limit else f"{text[: limit - 1]}…"
-    return text.encode("utf-8", "replace").decode()
+def shown(value: Any, document: bytes, limit: int) -> dict[str, Any]:
+    """The fields of a request that show a value of at most ``limit`` bytes.
+
+    :raises ToolError: ``invalid_arguments``: it is too large, or can't be shown without hiding keys of it.
+    """
+    try:
+        if len(document) > limit:
+            raise TooMuch(f"{len(document):,} bytes are over the limit of {limit:,}")  # noqa: TRY301 - told like the other
+        arguments, cut_short = readable(value)
+    except TooMuch as error:
+        message = f"a person is to allow this, and can't be shown it: {error}; pass fewer and shorter ones"
+        raise ToolError(message, type="invalid_arguments", code="unreadable") from None
+    return {"arguments": arguments, "shortened": cut_short, "whole": document.decode() if cut_short else ""}
 
 
 def denied(what: str, reason: str = "", by: str = "") -> ErrorInfo:
     """How a call ends that a person did not allow."""
-    why = f": {cut(reason, 500)}" if reason else ""
-    return ErrorInfo("forbidden", "denied", f"{by or 'a person'} did not allow {what}{why}")
+    why = f": {visible(shortened(reason, 500))}" if reason else ""
+    return ErrorInfo("forbidden", "denied", f"{visible(by) or 'a person'} did not allow {what}{why}")

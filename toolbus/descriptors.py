@@ -6,10 +6,11 @@ carries the values of those params inline, so that many tools share one service.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -18,6 +19,7 @@ from toolbus.results import DescriptorError
 T = TypeVar("T")
 
 Effect = Literal["", "read", "idempotent", "once"]
+EFFECTS: tuple[str, ...] = get_args(Effect)
 
 TOOL_SERVICE = "tool-service"
 
@@ -108,7 +110,7 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
         confirm: a person approves each call before it runs.
         external: runs outside the operator's control.
         tenants: the only users who may see and call it; empty for everybody.
-        extensions: the ``x-toolbus`` object, passed through.
+        extensions: the ``x-toolbus`` object, passed through; ``sequential`` and ``cache`` in it have a meaning here.
     """
 
     name: str
@@ -126,6 +128,12 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
     external: bool = False
     tenants: tuple[str, ...] = ()
     extensions: dict[str, Any] = {}
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether an earlier answer may stand for a later one: of what only reads, unless ``cache`` in ``x-toolbus`` says otherwise."""
+        declared = self.extensions.get("cache")
+        return self.effect != "once" and (declared if isinstance(declared, bool) else self.effect == "read")
 
     @property
     def schema(self) -> dict[str, Any] | None:
@@ -231,6 +239,7 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
         raise DescriptorError(f"tool {name!r} has type {fields['type']!r}, not {TOOL_SERVICE!r}", path="$.type")
     if "arguments" in fields and "parameters" in fields:
         raise DescriptorError(f"tool {name!r} has both 'arguments' and 'parameters'", path="$.parameters")
+    _check_effect(str(name), fields.get("effect", ""))
     arguments = _parse_arguments(str(name), fields["arguments"]) if "arguments" in fields else None
     optional: dict[str, Any] = {key: fields[key] for key in _OPTIONAL_KEYS if key in fields}
     tool = _convert(
@@ -262,11 +271,44 @@ def check_tool(tool: ToolDescriptor) -> ToolDescriptor:
         raise DescriptorError(f"tool {tool.name!r} names an impossible service {tool.service!r}", path="$.service")
     if tool.parameters is not None and tool.parameters.get("type", "object") != "object":
         raise DescriptorError(f"the parameters of tool {tool.name!r} must be an object schema", path="$.parameters.type")
+    _check_effect(tool.name, tool.effect)
     if not 0 <= tool.timeout < 1e9:
         raise DescriptorError(f"the timeout of tool {tool.name!r} is not a number of seconds", path="$.timeout")
     if tool.output_limit < 0:
         raise DescriptorError(f"the output_limit of tool {tool.name!r} is negative", path="$.output_limit")
     return tool
+
+
+def check_types(tool: ToolDescriptor) -> ToolDescriptor:
+    """Check that every field of a tool made in this process can be published and read; returns the tool unchanged.
+
+    :raises DescriptorError: naming the field that is wrong.
+    """
+    try:
+        published = msgspec.json.decode(msgspec.json.encode(tool))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise DescriptorError(f"tool {tool.name!r} can't be published: {error}") from None
+    try:
+        _convert(published, ToolDescriptor)
+    except DescriptorError as error:
+        raise DescriptorError(f"tool {tool.name!r} can't be published: {error}", path=error.path) from None
+    return tool
+
+
+def effect_flaw(effect: object) -> str:
+    """Return what is wrong with an effect, with the words there are; nothing when it is one of these."""
+    if isinstance(effect, str) and effect in EFFECTS:
+        return ""
+    words = [word for word in EFFECTS if word]
+    near = difflib.get_close_matches(effect.lower(), words, n=1) if isinstance(effect, str) else []
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no effect {effect!r} (choose one of {', '.join(map(repr, words))}, or leave it out){hint}"
+
+
+def _check_effect(tool: str, effect: object) -> None:
+    flaw = effect_flaw(effect)
+    if flaw:
+        raise DescriptorError(f"tool {tool!r}: {flaw}", path="$.effect")
 
 
 def check_config(tool: ToolDescriptor, service: ServiceDescriptor) -> None:

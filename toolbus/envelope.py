@@ -17,6 +17,8 @@ import msgspec
 from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress
 
 VERSION = 1
+NOT_BEGUN = "not_begun"
+"""The code of a cancellation that came before the handler began: the work did not happen."""
 
 _is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 
@@ -52,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         metadata: free strings of the caller's own.
         traceparent: W3C trace context of the calling span.
         v: envelope version.
+        confirmed: digest of what a person allowed, see ``confirmations.digest_of``; empty when nobody was asked.
     """
 
     id: str
@@ -72,6 +75,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     traceparent: str = ""
     v: int = VERSION
     shared: bool = False
+    confirmed: str = ""
 
 
 class Confirm(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -219,9 +223,13 @@ def share_digest(request: Request) -> str:
     return hashlib.blake2b(_ordered_encoder.encode(parts), digest_size=16).hexdigest()
 
 
-def arguments_digest(request: Request) -> str:
-    """Tells calls with different arguments apart, in whatever order the arguments were given."""
-    return hashlib.blake2b(_ordered_encoder.encode(request.arguments), digest_size=16).hexdigest()
+def work_digest(request: Request) -> str:
+    """Tells calls apart that one key can't stand for: with other arguments, in whatever order they were given, or in another session.
+
+    What a call answers may depend on its session, which another session must not read; running it once more might be a second effect.
+    """
+    work = [request.arguments, request.session] if request.session else request.arguments
+    return hashlib.blake2b(_ordered_encoder.encode(work), digest_size=16).hexdigest()
 
 
 def address(payload: bytes) -> tuple[str, str] | None:

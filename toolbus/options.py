@@ -16,8 +16,8 @@ class ServiceCallOptions(TypedDict, total=False):
         timeout: seconds until the call ends whatever happens (default: the tool's, else 60).
         idle_timeout: seconds without any frame after which the call ends.
         wait: seconds to wait for a worker to appear; True waits as long as ``timeout``.
-        idempotency_key: the caller's own key for this call. Calls of one user with the same key share one execution, and one that comes
-            after a restart finds it again: it reads the answer from the start, running or finished, within the retention.
+        idempotency_key: the caller's own key for this call. Calls of one user and session with the same key share one execution, and
+            one that comes after a restart finds it again: it reads the answer from the start, running or finished, within the retention.
         resume_from: characters of text that the caller of a shared call has already; its stream goes on after them.
         priority: accepted, reserved.
         metadata: free strings for the handler.

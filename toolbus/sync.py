@@ -143,6 +143,10 @@ class _View:
         """A call to be entered with ``with`` and read as it is produced; see ``toolbus.ToolBus.stream``."""
         return Call(self._portal_or_fail(), lambda: self._view.stream(tool, arguments, **options))
 
+    def execute(self, tool: str, arguments: object = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Run one call as a model's: repaired, cast, validated and confirmed; see ``toolbus.ToolExecutor.execute``."""
+        return _run(self._portal_or_fail(), lambda: self._view.executor(**options).execute(tool, arguments))
+
     def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
         """Run a model's turn of tool calls; see ``toolbus.ToolExecutor.process_tool_calls``."""
         return _run(self._portal_or_fail(), lambda: self._view.process_tool_calls(message, concurrent=concurrent, **options))

@@ -12,14 +12,14 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import toolbus_workers.calculator
 
-import workers.calculator
 from tests.agent.endpoint import Canned, Endpoint, endpoint
 from tests.servers import eventually
-from toolbus import ConfigurationError, Progress, ToolBus, ToolResult, Worker, tool
+from toolbus import ConfigurationError, Progress, ToolBus, ToolResult, ToolService, Worker, tool
 from toolbus.client.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
@@ -172,6 +172,37 @@ async def test_langchain_says_the_schema_as_it_was_published() -> None:
         assert said["add"]["parameters"]["required"] == ["a", "b"]
 
 
+async def test_langchain_is_not_given_what_it_would_blow_up(namespace: str) -> None:
+    """A short schema whose references double is left out, since LangChain replaces them; others of the service stay."""
+    pytest.importorskip("langchain_core")
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+
+    from toolbus.adapters.langchain import structured_tools
+
+    stairs = 40
+    layers = {f"d{n}": {"properties": {each: {"$ref": f"#/$defs/d{n + 1}"} for each in "ab"}} for n in range(stairs)}
+    definitions = {**layers, f"d{stairs}": {"type": "integer"}, "tree": {"properties": {"child": {"$ref": "#/$defs/tree"}}}}
+
+    def schema(name: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"a": {"$ref": f"#/$defs/{name}"}}, "$defs": definitions}
+
+    class Service(ToolService):
+        id = "steep"
+        tools: ClassVar[list[dict[str, Any]]] = [
+            {"name": "steep", "description": "d", "parameters": schema("d0")},
+            {"name": "flat", "description": "d", "parameters": schema(f"d{stairs - 2}")},
+        ]
+
+        async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
+            return "fine"
+
+    async with Worker([Service()], url="memory://", namespace=namespace), ToolBus("memory://", namespace=namespace) as bus:
+        made = structured_tools(bus.executor())
+        assert [each.name for each in made] == ["flat"]
+        assert convert_to_openai_tool(made[0])["function"]["name"] == "flat"
+        assert (await bus.call("steep", {"a": {"a": {"b": {}}}})).output == "fine"
+
+
 async def test_pydantic_ai_runs_the_tools() -> None:
     """An agent of Pydantic AI calls the tools of a bus, reads failures as observations, and keeps results as metadata."""
     pytest.importorskip("pydantic_ai")
@@ -313,7 +344,7 @@ async def test_the_examples_run(index: int, package: str, path: str, valkey_serv
         said = json.dumps((body.get("messages") or body["input"])[-1])
         return {"/v1/messages": _anthropic, "/v1/responses": _response}.get(path, _openai)(said)
 
-    calculator = Worker([workers.calculator], url=valkey_server, namespace=namespace)
+    calculator = Worker([toolbus_workers.calculator], url=valkey_server, namespace=namespace)
     async with endpoint(answer, path) as model, calculator, ToolBus(valkey_server, namespace=namespace) as bus:
         await bus.wait_for_tool("calculator")
         out, err = await _run(tmp_path, model, valkey_server, namespace)

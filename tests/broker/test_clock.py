@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolbus.broker import clock as clocks
-from toolbus.broker.clock import ServerClock
+from toolbus.broker.lease import clock as clocks
+from toolbus.broker.lease.clock import ServerClock
 
 LEASE = 6.0
 SKEW = 1000.0

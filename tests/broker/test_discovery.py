@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 
 from toolbus import ConfigurationError, Settings
-from toolbus.broker.connection import Connector, redact
-from toolbus.broker.discovery import BySentinel, Fixed, InCluster, Node, discovery
-
-
-def no_password() -> str | None:
-    """No password file."""
-    return None
+from toolbus.broker.transport.connection import Connector, redact
+from toolbus.broker.transport.discovery import Fixed, InCluster, Node
+from toolbus.broker.transport.sentinels import BySentinel
 
 
 def test_plain_urls_lead_where_they_say() -> None:
     """Host, port, database and credentials are redis-py's business."""
-    found = discovery("redis://user:pw@example.org:7000/3", "key", no_password, {})
+    found = Connector("redis://user:pw@example.org:7000/3", key="key").discovery
     assert isinstance(found, Fixed)
     assert found.find() is None
     assert {key: found.options[key] for key in ("host", "port", "db", "username", "password")} == {
@@ -28,17 +24,17 @@ def test_plain_urls_lead_where_they_say() -> None:
 
 def test_sentinel_urls_name_the_sentinels_the_master_and_the_database() -> None:
     """Several hosts, with and without ports; the credentials are the server's."""
-    found = discovery("redis+sentinel://user:pw@one:1,two/mymaster/4?sentinel_password=hush", "key", no_password, {})
+    found = Connector("redis+sentinel://user:pw@one:1,two/mymaster/4?sentinel_password=hush", key="key").discovery
     assert isinstance(found, BySentinel)
-    assert found._sentinels == [Node("one", 1), Node("two", 26379)]
-    assert found._sentinel_options["password"] == "hush"
+    assert found.nodes == [Node("one", 1), Node("two", 26379)]
+    assert found.asking_options(found.nodes[0])["password"] == "hush"
     assert {key: found.options[key] for key in ("db", "username", "password")} == {"db": 4, "username": "user", "password": "pw"}
     assert "host" not in found.options
 
 
 def test_cluster_urls_name_nodes_and_the_namespace_names_the_slot() -> None:
     """Keys of one namespace share a slot, those of another one another's."""
-    one, other = (discovery("redis+cluster://a:1,b:2", f"tb:{{{name}}}:live", no_password, {}) for name in ("one", "other"))
+    one, other = (Connector("redis+cluster://a:1,b:2", key=f"tb:{{{name}}}:live").discovery for name in ("one", "other"))
     assert isinstance(one, InCluster)
     assert isinstance(other, InCluster)
     assert one._seeds == [Node("a", 1), Node("b", 2)]

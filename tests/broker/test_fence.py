@@ -55,7 +55,7 @@ def starts(stream: Stream, known: str, attempt: int) -> bool:
 
 def buries(stream: Stream, known: str, attempt: int) -> bool:
     """Whether it may become a dead letter."""
-    letter = ("reason", attempt, "error", "{}", 10, 60_000, "", "", "", "")
+    letter = ("reason", attempt, "error", "{}", 10, 60_000, "", "", "")
     return bool(stream.run(scripts.BURY, (stream.keys.dead_letters("pool"),), GENERATION, known, stream.entry, *letter))
 
 

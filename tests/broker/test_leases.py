@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolbus.broker.leases import until_next_beat
+from toolbus.broker.lease.thread import until_next_beat
 
 
 @pytest.mark.parametrize(("took", "rest"), [(0.0, 2.0), (0.5, 1.5), (2.0, 0.0), (7.0, 0.0)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
@@ -12,9 +14,10 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import BrokerUnavailable
-from toolbus.broker.command import ReplyError
-from toolbus.broker.connection import Connector
-from toolbus.broker.link import Link, ShortLink
+from toolbus.broker import scripts
+from toolbus.broker.transport.command import ReplyError
+from toolbus.broker.transport.connection import Connector
+from toolbus.broker.transport.link import Link, ShortLink
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +46,8 @@ class Server:
     async def start(self) -> None:
         """Listen on a free port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
         """Close everything."""
@@ -193,6 +197,111 @@ async def test_a_refused_command_is_carried_out_later(server: Server, link: Link
     assert server.names == ["WRITE"] * 4
 
 
+@pytest.mark.parametrize(
+    "refusal", ["READONLY", "LOADING", "CLUSTERDOWN", "MOVED 5 127.0.0.1:1", "TRYAGAIN", "NOREPLICAS", "BUSY", "NOSCRIPT"]
+)
+async def test_nothing_overtakes_what_was_refused(server: Server, link: Link, refusal: str) -> None:
+    """Refused commands are carried out in the order in which they were sent, and before everything that was sent afterwards."""
+    answers: list[Any] = []
+    refused: Counter[bytes] = Counter()
+
+    def answer(command: list[bytes]) -> bytes:
+        word = command[-1]
+        if word[:5] == b"early" and refused[word] < (2 if word == b"early 0" else 1) and command[0] != b"EVAL":
+            refused[word] += 1
+            return b"-" + refusal.encode() + b"\r\n"
+        return b"+" + word + b"\r\n"
+
+    server.answer = answer
+    expected = [f"early {number}".encode() for number in range(6)]
+    for word in expected[:3]:
+        link.run(scripts.SEND, ("key",), (word,), answers.append)
+    link.flush()
+    for word in expected[3:]:
+        link.run(scripts.SEND, ("key",), (word,), answers.append)
+    await eventually(lambda: refused[expected[0]])
+    link.run(scripts.SEND, ("key",), (b"late",), answers.append)
+    await eventually(lambda: len(answers) == 7, timeout=20)
+    assert answers == [*expected, b"late"]
+
+
+async def test_what_another_node_carries_out_holds_up_the_rest(server: Server, link: Link) -> None:
+    """A command that was answered with ASK is carried out by the node that is named, before whatever was sent after it."""
+    other = Server()
+    await other.start()
+    done: list[str] = []
+
+    def answer(command: list[bytes]) -> bytes:
+        if command[0] == b"MOVING":
+            return b"-ASK 5 127.0.0.1:%d\r\n" % other.port
+        done.append(command[0].decode())
+        return b"+OK\r\n"
+
+    def elsewhere(command: list[bytes]) -> bytes | None:
+        done.append(f"other {command[0].decode()}")
+        return b"+OK\r\n" if command[0] == b"ASKING" else None
+
+    server.answer, other.answer = answer, elsewhere
+    answers: list[Any] = []
+    for _ in range(2):
+        link.send(("MOVING",), answers.append)
+    await eventually(lambda: len(done) == 2)
+    link.send(("LATER",), answers.append)
+    link.flush()
+    for number in (1, 2):
+        await eventually(lambda number=number: len(done) == 2 * number)
+        other.say(b"+moved\r\n")
+    await eventually(lambda: len(answers) == 3)
+    await other.stop()
+    assert answers == [b"moved", b"moved", b"OK"]
+    assert done == ["other ASKING", "other MOVING"] * 2 + ["LATER"]
+
+
+async def test_a_lost_connection_keeps_the_order_of_refused_commands(server: Server, link: Link) -> None:
+    """What was refused, what is sent again and what waits keep their order over a cut in the middle of the repetition."""
+    refusing, cut = True, False
+    done: list[bytes] = []
+
+    def answer(command: list[bytes]) -> bytes | None:
+        nonlocal cut
+        if refusing:
+            return b"-TRYAGAIN not now\r\n"
+        if command[0] == b"2" and not cut:
+            cut = True
+            server.cut()
+            return None
+        done.append(command[0])
+        return b"+OK\r\n"
+
+    server.answer = answer
+    for number in range(4):
+        link.send((str(number),), repeatable=True)
+    await eventually(lambda: len(server.seen) >= 5)
+    for number in range(4, 8):
+        link.send((str(number),), repeatable=True)
+    refusing = False
+    await eventually(lambda: len(done) == 8)
+    assert done == [b"%d" % number for number in range(8)]
+
+
+async def test_settled_waits_for_refused_commands(server: Server, link: Link) -> None:
+    """After it everything that was sent before has its answer, also what had to be sent again."""
+    refusals = 4
+    answers: list[Any] = []
+
+    def answer(command: list[bytes]) -> bytes:
+        nonlocal refusals
+        if command[0] == b"WRITE" and refusals:
+            refusals -= 1
+            return b"-TRYAGAIN not now\r\n"
+        return b"+" + command[0] + b"\r\n"
+
+    server.answer = answer
+    link.send(("WRITE",), answers.append)
+    await link.settled()
+    assert answers == [b"WRITE"]
+
+
 async def test_refusals_without_end_are_not_a_hot_loop(server: Server, link: Link) -> None:
     """A server that accepts connections and refuses every command is asked less and less often."""
     server.answer = lambda command: b"-READONLY You can't write against a read only replica.\r\n"
@@ -312,3 +421,19 @@ async def test_a_cancelled_connect_is_cancelled_at_whatever_step_it_is(server: S
         with pytest.raises(asyncio.CancelledError):
             await connecting
     raise AssertionError("it never connected")
+
+
+def test_pushed_messages_cost_no_memory() -> None:
+    """The parser keeps nothing of a message that was read: a process hears millions of them."""
+    reader = hiredis.Reader()
+    message = b">3\r\n+message\r\n+channel\r\n+hello\r\n" * 1000
+
+    def read(times: int) -> int:
+        for _ in range(times):
+            reader.feed(message)
+            for _ in range(1000):
+                reader.gets()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = read(20)
+    assert read(300) - before < 10_000, "hiredis leaks pushed messages: version 3.4.2 does not"

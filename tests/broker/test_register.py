@@ -25,7 +25,8 @@ class Registering:
     def register(self) -> bytes:
         """Register the worker ``mine``; its fence counter."""
         keys = self.keys
-        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
+        service = (keys.instances("pool"), keys.queue("pool"), keys.fence("pool"), keys.cancelled("pool"))
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *service)
         common = (keys.prefix, "token", 60_000, 0)
         answer: Any = self.redis.eval(
             scripts.REGISTER.source, len(tables), *tables, *common, "pool", "mine", "owner", "digest", "{}", 1000, "random", 0, "pool", 0
@@ -45,7 +46,8 @@ class Registering:
     def unregister(self) -> None:
         """Leave the registry."""
         keys = self.keys
-        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
+        service = (keys.instances("pool"), keys.queue("pool"), keys.fence("pool"), keys.cancelled("pool"))
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *service)
         self.redis.eval(scripts.UNREGISTER.source, len(tables), *tables, keys.prefix, "token", 60_000, 0, "pool/mine")
 
     def forget(self) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import Link
 from toolbus.broker.protocols import Verdict
-from toolbus.broker.sharing import SharedCalls
+from toolbus.broker.publish.sharing import SharedCalls
+from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.mastership import Mastership
 from toolbus.envelope import Frame, Request
+from toolbus.results import ErrorInfo
 
 KEYS = Keys("sharing")
 STREAM = KEYS.call("first").encode()
@@ -39,12 +41,20 @@ class Answering:
         self.joined = True
 
 
+class Sure:
+    """Who knows that the server is the master."""
+
+    def admits(self, *, once: bool) -> bool:
+        """Everything."""
+        return True
+
+
 class Reader:
     """Shared calls of one process, and its reads played by hand."""
 
     def __init__(self) -> None:
         self.wakes = 0
-        self.calls = SharedCalls(cast("Link", Answering()), KEYS, "agent", 60.0, self.woken)
+        self.calls = SharedCalls(cast("Link", Answering()), KEYS, "agent", 60.0, self.woken, cast("Mastership", Sure()))
 
     def woken(self) -> None:
         """Count what makes a waiting read return."""
@@ -88,6 +98,20 @@ def test_a_stream_is_read_until_its_last_caller_is_over() -> None:
     reader.calls.forget("second")
     reader.calls.forget("third")
     assert reader.calls.positions() == []
+
+
+def test_who_joined_a_call_that_never_began_starts_it_anew() -> None:
+    """Its callers had left it, which says nothing about the work; when the key still stands for that call, the joiner is told so."""
+    reader = Reader()
+    reader.publish("first")
+    reader.publish("second")
+    reader.calls.forget("first")
+    reader.calls.positions()
+    error = ErrorInfo("cancelled", "not_begun", "cancelled by the caller before the tool began")
+    ended = Frame("first", "run", kind="end", end_of_stream=True, error=error)
+    assert reader.calls.addressed(STREAM, [ended]) == []
+    assert reader.calls.positions() == [(STREAM, b"0")]
+    assert [(frame.id, frame.error) for frame in reader.calls.addressed(STREAM, [ended])] == [("second", error)]
 
 
 def test_who_comes_back_during_a_read_begins_at_the_start() -> None:

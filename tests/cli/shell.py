@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.servers import eventually
+
+
+def eventually_sync(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds, for a bounded time."""
+    asyncio.run(eventually(condition, timeout=20, interval=0.1))
 
 
 class Shell:

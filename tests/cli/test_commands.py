@@ -13,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 from click.testing import CliRunner
 
-from tests.cli.shell import Shell
-from tests.servers import eventually
+from tests.cli.shell import Shell, eventually_sync
+from tests.topologies import until
+from toolbus.broker.embedded import EmbeddedServer
 from toolbus.cli import main
 from toolbus.settings import Settings
 
@@ -145,13 +147,6 @@ def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> No
     for words in (["pause", "nowhere"], ["resume", "nowhere"], ["purge", "nowhere", "--yes"]):
         unknown = served.run(*words)
         assert (unknown.returncode, "there is no service 'nowhere'" in unknown.stderr) == (1, True)
-
-
-def eventually_sync(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
-    import asyncio
-
-    asyncio.run(eventually(condition, timeout=20, interval=0.1))
 
 
 def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> None:
@@ -286,9 +281,12 @@ def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
 def test_output_that_cannot_be_written_is_one_line(shell: Shell) -> None:
     """A full disk ends a command with the system's own words and exit code 1; a reader that has enough ends it quietly."""
     command = [sys.executable, "-m", "toolbus", "settings"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, env=shell.environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (1, "toolbus: No space left on device\n")
+    # Without a locale Python keeps what it could not write, and tries again when it ends.
+    plain = {name: value for name, value in shell.environment.items() if name != "LANG" and not name.startswith("LC_")}
+    for environment in (shell.environment, plain):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (1, "toolbus: No space left on device\n")
     quick = subprocess.run(["sh", "-c", f"{' '.join(command)} | true"], env=shell.environment, capture_output=True, timeout=60, check=True)
     assert quick.stderr == b""
 
@@ -310,6 +308,28 @@ def test_doctor_finds_a_good_server_good(shell: Shell) -> None:
     assert findings["memory policy"]["state"] == "ok"
     assert "appendonly" in findings["persistence"]["found"]
     assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
+
+
+def test_doctor_advises_what_a_server_with_replicas_lacks(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """A master that takes writes without its replicas is a warning, and more replicas to wait for than there are is a failure."""
+    primary, replica = (fresh_server(config={"repl-diskless-sync-delay": "0"}) for _ in range(2))
+    shell.environment["TOOLBUS_URL"] = primary.url
+
+    def finding() -> dict[str, str]:
+        done = shell.run("doctor", "--output", "json")
+        return next(each for each in json.loads(done.stdout) if each["check"] == "replicas")
+
+    assert finding() == {"check": "replicas", "state": "ok", "found": "none connected"}
+    with redis.Redis.from_url(replica.url) as client, redis.Redis.from_url(primary.url) as asked:
+        client.replicaof("127.0.0.1", primary.port)
+        until(lambda: client.info("replication")["master_link_status"] == "up")
+        until(lambda: asked.info("replication")["connected_slaves"])
+        assert finding()["state"] == "warn"
+        assert "min-replicas-to-write 1" in finding()["found"]
+        asked.config_set("min-replicas-to-write", 1)
+        assert finding()["state"] == "ok"
+        shell.environment["TOOLBUS_WAIT_REPLICAS"] = "2"
+        assert finding()["state"] == "fail"
 
 
 def test_new_writes_a_tool_whose_test_passes(shell: Shell) -> None:

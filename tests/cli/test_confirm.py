@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests.cli.shell import Shell
+from toolbus.cli.common import print_table
 
 TOOLS = '''
 from toolbus import invocation, tool
@@ -21,6 +22,11 @@ from toolbus import invocation, tool
 async def order(item: str, count: int = 1):
     """Order an item."""
     return f"ordered {count} x {item}"
+
+@tool(effect="once", confirm=True)
+async def transfer(memo: str, account: str, amount: int, footer: str):
+    """Transfer an amount."""
+    return f"{len(memo)} {account} {amount} {len(footer)}"
 
 @tool(effect="read")
 def tidy():
@@ -78,6 +84,58 @@ def test_a_call_is_allowed_by_another_process(shell: Shell) -> None:
         f"toolbus: confirmation '{identity}' was allowed by bob: fine before\n",
     )
     assert shell.run("confirm", "list").stderr == "nothing waits for a person\n"
+
+
+def test_the_whole_can_be_read_and_the_digest_named(shell: Shell) -> None:
+    """`show` has every argument, `show --full` all of each, and `allow --digest` allows nothing else."""
+    long = ("memo=" + "m" * 9_000, "account=DE02", "amount=99999", "footer=" + "f" * 8_000)
+    call = shell.start("call", "transfer", *long, "--wait", "20")
+    [request] = waiting(shell)
+    identity, digest = str(request["id"]), str(request["digest"])
+    shown = shell.run("confirm", "show", identity).stdout
+    assert '\n    "account": "DE02",\n    "amount": 99999,\n' in shown
+    assert "(9,000 characters, shortened)" in shown
+    assert f"\n  Digest: {digest}\n" in shown
+    full = shell.run("confirm", "show", identity, "--full").stdout
+    assert "m" * 9_000 in full
+    assert "shortened" not in full
+    assert json.loads(shell.json("confirm", "show", identity)["whole"])["footer"] == "f" * 8_000
+    wrong = shell.run("confirm", "allow", identity, "--digest", "00")
+    assert (wrong.returncode, f"has the digest {digest}" in wrong.stderr) == (1, True)
+    assert shell.run("confirm", "allow", identity, "--digest", digest[:12]).returncode == 0
+    assert said(call)[:2] == (0, "9000 DE02 99999 8000\n")
+
+
+def test_no_name_forges_a_request(shell: Shell) -> None:
+    """Whatever the user is called, watch, show and list print one request, and nothing that commands a terminal."""
+    hostile = "al\nabcdef  until 2026-01-01\nAllow order for bob?\x1b[2J\u202e\x9b31m"
+    watch = shell.start("confirm", "watch")
+    call = shell.start("call", "order", "item=tea", "--user", hostile, "--session", hostile, "--wait", "20")
+    [request] = waiting(shell)
+    assert request["user"] == hostile
+    shown = shell.run("confirm", "show", str(request["id"])).stdout
+    table = shell.run("confirm", "list").stdout
+    raw = shell.run("confirm", "list", "--output", "json").stdout
+    assert shell.run("confirm", "deny", str(request["id"]), "--by", hostile).returncode == 0
+    late = shell.run("confirm", "deny", str(request["id"]))
+    assert said(call)[0] == 1
+    assert watch.stdout is not None
+    watched = [watch.stdout.readline() for _ in shown.splitlines()]
+    for text in (shown, table, raw, "".join(watched), late.stderr):
+        assert all(line.isprintable() for line in text.splitlines()), text
+    assert "".join(watched) == shown
+    assert len(table.splitlines()) == 2
+    assert len(late.stderr.splitlines()) == 1
+    assert [line for line in shown.splitlines() if not line.startswith("  ")] == shown.splitlines()[:2]
+
+
+def test_a_table_shows_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal a table's cells are text: what looks like markup is shown, and commands nothing."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(("ID", "USER"), [("5f3a", "[red]al[/]"), ("5f3b", "[/]\x1b[2J")], empty="")
+    shown = capsys.readouterr().out
+    assert "[red]al[/]" in shown
+    assert "[/]\\u001b[2J" in shown
 
 
 def test_a_call_is_denied(shell: Shell) -> None:

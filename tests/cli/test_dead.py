@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,6 +44,14 @@ class Frail(ToolService):
 def place(valkey_server: str, namespace: str) -> Place:
     """A namespace on Valkey."""
     return Place(valkey_server, namespace)
+
+
+@pytest.fixture
+def client(place: Place) -> Iterator[redis.Redis]:
+    """A client of its server, for keys that nothing else removes."""
+    with redis.Redis.from_url(place.settings.url) as client:
+        yield client
+        client.delete(*client.scan_iter(f"{keys_of(place)}*"))
 
 
 def keys_of(place: Place) -> str:
@@ -176,3 +185,46 @@ async def test_a_full_or_missing_queue_leaves_the_letter(place: Place) -> None:
             await admin.dead_letters.redrive("frail", letter, limit=10)
         assert await admin.dead_letters.ids("frail") == [letter]
         assert await admin.dead_letters.queues() == ["frail"]
+
+
+async def test_a_key_of_a_wrong_type_hides_no_other_letters(place: Place, shell: Shell, client: redis.Redis) -> None:
+    """The list names the key and shows the letters of the other queues; a command about that queue alone fails and names it, too."""
+    wrong = f"{keys_of(place)}dlq:astray"
+    client.xadd(f"{keys_of(place)}dlq:before", {"reason": "failed", "attempts": "1", "error": "first", "r": "{"})
+    client.xadd(f"{keys_of(place)}dlq:zebra", {"reason": "failed", "attempts": "1", "error": "last", "r": "{"})
+    client.set(wrong, "junk")
+    listed = await told(shell, "dead", "list", "--output", "json")
+    assert (listed.returncode, [each["service"] for each in json.loads(listed.stdout)]) == (0, ["before", "zebra"])
+    assert wrong in listed.stderr
+    for words in (("list", "astray"), ("show", "astray", "1-1"), ("drop", "astray", "--all", "--yes"), ("redrive", "astray", "1-1")):
+        done = await told(shell, "dead", *words)
+        assert (done.returncode, wrong in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("kind", ["fence:frail", "dlq:frail", "q:frail", "reg:s:frail", "live", "reg:paused"])
+async def test_services_are_listed_whatever_key_is_of_a_wrong_type(place: Place, shell: Shell, client: redis.Redis, kind: str) -> None:
+    """A key of a wrong type of one service, or of all, hides no service from the list."""
+    keys = keys_of(place)
+    for service in ("frail", "sound"):
+        document = json.dumps({"service": {"id": service}, "tools": []})
+        client.hset(f"{keys}reg:services", service, f"+{document}")
+        client.hset(f"{keys}reg:s:{service}", "i:one", "1:d")
+        client.zadd(f"{keys}live", {f"{service}/one": 99_999_999_999_999})
+    client.delete(keys + kind)
+    client.set(keys + kind, "junk")
+    listed = await told(shell, "services", "--output", "json")
+    assert (listed.returncode, [each["id"] for each in json.loads(listed.stdout)]) == (0, ["frail", "sound"])
+    assert json.loads(listed.stdout)[1]["workers"] == (0 if kind == "live" else 1)
+
+
+async def test_an_operator_is_told_which_key_is_of_a_wrong_type(place: Place, shell: Shell, client: redis.Redis) -> None:
+    """Commands that can't do without a key name it, whether a command or a script met it."""
+    keys = keys_of(place)
+    document = json.dumps({"service": {"id": "frail"}, "tools": []})
+    client.hset(f"{keys}reg:services", "frail", f"+{document}")
+    client.set(f"{keys}q:frail", "junk")
+    client.set(f"{keys}reg:paused", "junk")
+    for words, key in ((("purge", "frail", "--yes"), "q:frail"), (("pause", "frail"), "reg:paused"), (("resume", "frail"), "reg:paused")):
+        done = await told(shell, *words)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+        assert keys + key in done.stderr

@@ -136,21 +136,45 @@ def test_unknown_kinds_are_passed_over() -> None:
     assert kinds(fed(first, Frame("call", "r", 1, 1, "end", end_of_stream=True))) == [Started, Finished]
 
 
-@pytest.mark.parametrize("gap", [1, 2, 3])
-def test_a_gap_ends_the_call_with_what_came_before(gap: int) -> None:
-    """Missing frames are never passed over in silence: the outcome is unknown, the text so far is kept."""
+@pytest.mark.parametrize("gap", [0, 1, 2, 3])
+def test_a_gap_that_stays_ends_the_call_with_what_came_before(gap: int) -> None:
+    """Missing frames are never passed over in silence: nothing behind them is told, and the outcome is unknown."""
     frames = run(1, "a", "b", "c", "d")
-    events = fed(*frames[:gap], *frames[gap + 1 :])
-    finished = result(events)
+    taken = Assembly()
+    events = [event for frame in (*frames[:gap], *frames[gap + 1 :]) for event in taken.feed(frame)]
+    assert seen(events)[0] == "abcd"[:gap]
+    assert taken.missing == ("run-1", gap)
+    finished = taken.lose().result
     assert finished.error is not None
     assert (finished.error.type, finished.error.code) == ("outcome_unknown", "frames_missing")
-    assert f"frames {gap} to {gap}" in finished.error.message
-    assert finished.output == "abcd"[:gap]
+    assert f"frames {gap} to {gap} of attempt 1" in finished.error.message
+    assert (finished.output or "") == "abcd"[:gap]
 
 
-def test_a_run_whose_first_frame_is_missing_ends_the_call() -> None:
-    """A run that is first heard of in its middle counts as a gap."""
-    assert result(fed(*run(1, "a", "b")[1:])).error is not None
+def test_a_gap_that_closes_is_not_noticed() -> None:
+    """Frames that came too early are told once, in order, as soon as those before them have come."""
+    frames = run(1, "a", Progress(1), ONE, "b", "c")
+    events = fed(*frames[2:4], *frames[3:], frames[1], frames[0], *frames)
+    assert events == fed(*frames)
+
+
+@pytest.mark.parametrize(("pieces", "size"), [(300, 1), (5, 300_000)])
+def test_a_gap_is_waited_for_within_a_bound(pieces: int, size: int) -> None:
+    """More frames, or larger ones, than are held back behind a gap end the call."""
+    events = fed(*run(1, "a", *["x" * size] * pieces)[1:])
+    finished = result(events)
+    assert finished.error is not None
+    assert finished.error.code == "frames_missing"
+
+
+def test_a_newer_run_ends_the_wait_for_frames_of_the_old_one() -> None:
+    """What is missing of a run that was replaced does not matter any more, and what was held back of it is dropped."""
+    old, new = run(1, "a", "b", "c"), run(2, "a", "z")
+    taken = Assembly()
+    events = [event for frame in (old[0], old[2], new[0]) for event in taken.feed(frame)]
+    assert taken.missing is None
+    events += [event for frame in (*old[1:], *new[1:]) for event in taken.feed(frame)]
+    assert result(events).output == "az"
 
 
 def test_nothing_is_heard_after_the_end() -> None:
@@ -332,6 +356,18 @@ def test_lost_frames_never_pass_unnoticed(case: tuple[list[tuple[str, list[Blob]
         else:
             assert finished.error is not None
             assert finished.error.code == "frames_missing"
+
+
+@given(any_runs(), st.randoms(use_true_random=False))
+def test_any_order_within_runs_is_put_right(case: tuple[list[tuple[str, list[Blob]]], list[Frame]], random: Any) -> None:
+    """However the frames of each run are mixed up among themselves, the caller ends with what the last run yielded."""
+    told, frames = case
+    runs = [list(each) for _, each in itertools.groupby(frames, lambda frame: frame.run)]
+    for each in runs:
+        random.shuffle(each)
+    events = fed(*itertools.chain.from_iterable(runs))
+    finished = result(events)
+    assert (seen(events)[0], list(finished.content)) == told[finished.meta.attempts - 1]
 
 
 @given(

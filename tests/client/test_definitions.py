@@ -14,8 +14,8 @@ from tests.servers import eventually
 from toolbus import ConfigurationError, ToolService, Worker, tool
 from toolbus.broker.protocols import ServiceRecord
 from toolbus.client.catalogue import Catalogue
+from toolbus.client.names import wire_name
 from toolbus.client.toolview import ToolView
-from toolbus.client.wire import wire_name
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 
 FORMATS = ["bare", "openai", "responses", "anthropic", "mcp"]

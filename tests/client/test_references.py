@@ -75,6 +75,16 @@ def test_sessions_do_not_see_each_other() -> None:
     assert memories.of("alice", "t").get("search") is None
 
 
+def test_nothing_is_kept_without_a_session() -> None:
+    """Without a session a result is not kept: every conversation of a bus would find it, whoever its user is."""
+    memories = Memories()
+    for user in ("", "alice"):
+        memories.keep(user, "", "c1", "search", ToolResult.ok(1))
+        assert memories.of(user, "").get("c1") is None
+        assert memories.of(user, "").get("search") is None
+    assert not memories._sessions
+
+
 def test_memory_is_bounded() -> None:
     """Old results and old sessions are forgotten, and what is too large is remembered as that."""
     memories = Memories()

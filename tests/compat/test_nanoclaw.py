@@ -210,7 +210,7 @@ def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pyte
     from toolbus.worker.base import ToolService
 
     for name in ("web_search", "fetch_page", "crawl_batch"):
-        monkeypatch.setitem(sys.modules, f"workers.{name}", None)
+        monkeypatch.setitem(sys.modules, f"toolbus_workers.{name}", None)
     with pytest.raises(ConfigurationError, match="web_search"):
         create_crawler_tools()
 
@@ -226,10 +226,10 @@ def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pyte
             if arguments.get("extract_type") == "links":
                 yield BusResult.ok({"links": [arguments["url"]]})
 
-    fetching = types.ModuleType("workers.fetch_page")
+    fetching = types.ModuleType("toolbus_workers.fetch_page")
     FetchPage.__module__ = fetching.__name__
     fetching.FetchPage = FetchPage  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "workers.fetch_page", fetching)
+    monkeypatch.setitem(sys.modules, "toolbus_workers.fetch_page", fetching)
     prepared: list[str] = []
 
     class WebSearch(ToolService):
@@ -243,10 +243,10 @@ def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pyte
         async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> BusResult:
             return BusResult.ok({"results": [arguments["query"], *prepared]})
 
-    searching = types.ModuleType("workers.web_search")
+    searching = types.ModuleType("toolbus_workers.web_search")
     WebSearch.__module__ = searching.__name__
     searching.WebSearch = WebSearch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "workers.web_search", searching)
+    monkeypatch.setitem(sys.modules, "toolbus_workers.web_search", searching)
     made = create_crawler_tools()
     assert [(each.name, each.category) for each in made] == [("web_search", "crawler"), ("fetch_page", "general")]
     assert made[0].handler({"query": "x"}).data == {"results": ["x", "ready"]}

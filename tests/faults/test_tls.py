@@ -200,17 +200,18 @@ async def test_sentinels_are_asked_over_tls_too(proxy: Proxy, authority: Authori
 
 @asynccontextmanager
 async def sentinel(master: int, context: ssl.SSLContext | None) -> AsyncIterator[int]:
-    """What a Sentinel answers when it is asked for its masters; gives its port. A real one could not watch a server behind TLS here."""
-    fields = {"name": "mymaster", "ip": "127.0.0.1", "port": str(master), "flags": "master", "num-other-sentinels": "0"}
-    words = [word for pair in fields.items() for word in pair]
-    known = f"*1\r\n*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
+    """What a Sentinel answers when it is asked for its master; gives its port. A real one could not watch a server behind TLS here."""
+    fields = {"name": "mymaster", "ip": "127.0.0.1", "port": str(master), "flags": "master", "config-epoch": "0"}
+    answers = {b"MASTER": [word for pair in fields.items() for word in pair], b"GET-MASTER-ADDR-BY-NAME": ["127.0.0.1", str(master)]}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         parser = hiredis.Reader()
         while data := await reader.read(65_536):
             parser.feed(data)
             while (command := parser.gets()) is not False:
-                writer.write(known.encode() if command[0] == b"SENTINEL" else b"+OK\r\n")
+                words = answers[command[1]] if command[0] == b"SENTINEL" else [command[0].decode()]
+                listed = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
+                writer.write(b"%1\r\n+proto\r\n:3\r\n" if command[0] == b"HELLO" else listed.encode())
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:

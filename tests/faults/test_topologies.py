@@ -135,9 +135,7 @@ async def test_a_planned_switch_refuses_nothing_for_good(watched: Watched) -> No
     async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("echo")
         before = watched.master_port()
-        with watched.asked() as client:
-            # Until the Sentinel has looked at the replica it finds none that is good enough.
-            await asyncio.to_thread(until, lambda: client.execute_command("SENTINEL FAILOVER", watched.name))
+        await asyncio.to_thread(watched.fail_over)
         results = [await bus.call("echo", {"text": "during"}, timeout=20.0) for _ in range(20)]
         await eventually(lambda: watched.master_port() != before, timeout=20)
         results += [await bus.call("echo", {"text": "during"}, timeout=20.0) for _ in range(20)]
@@ -200,8 +198,6 @@ async def test_a_slot_that_moves_costs_no_call(cluster: Cluster) -> None:
     settings = Settings.load({}, url=cluster.url, lease=2.0)
     async with Worker([echo, count], settings=settings), ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("count")
-        source = cluster.owner(slot)
-        target = next(node for node in cluster.nodes if node is not source)
         stop, results = asyncio.Event(), []
 
         async def load() -> None:
@@ -210,7 +206,7 @@ async def test_a_slot_that_moves_costs_no_call(cluster: Cluster) -> None:
 
         callers = [asyncio.create_task(load()) for _ in range(5)]
         await eventually(lambda: len(results) > 10)
-        await asyncio.to_thread(_move, cluster, slot, source, target)
+        target = await asyncio.to_thread(_move, cluster, slot)
         moved = len(results)
         await eventually(lambda: len(results) > moved + 20, timeout=20)
         stop.set()
@@ -220,17 +216,13 @@ async def test_a_slot_that_moves_costs_no_call(cluster: Cluster) -> None:
     assert failed == []
 
 
-def _move(cluster: Cluster, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
-    """Move a slot as a resharding does, slowly enough that much happens meanwhile."""
-    with cluster.client(source) as leaving, cluster.client(target) as arriving:
-        source_id, target_id = leaving.execute_command("CLUSTER MYID").decode(), arriving.execute_command("CLUSTER MYID").decode()
-        arriving.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
-        leaving.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
+def _move(cluster: Cluster, slot: int) -> EmbeddedServer:
+    """Move a slot as a resharding does, slowly enough that much happens meanwhile; returns its new node."""
+    source, target = cluster.begin_to_move(slot)
+    with cluster.client(source) as leaving:
         while found := leaving.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
             for key in found:
                 leaving.execute_command("MIGRATE", HOST, target.port, key, 0, 5000)
                 time.sleep(0.02)
-        for client in (arriving, leaving):
-            client.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
-        with cluster.client(next(node for node in cluster.nodes if node not in {source, target})) as third:
-            third.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+    cluster.end_move(slot, target)
+    return target

@@ -359,7 +359,7 @@ async def test_a_cancelled_call_counts_as_an_error(place: Place) -> None:
 
 async def test_a_crowd_of_users_is_counted_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a day's bound of users and tools further ones share one line, so that no crowd fills the server."""
-    for module in ("tallies", "memory.tallies"):
+    for module in ("limits.tallies", "memory.tallies"):
         monkeypatch.setattr(f"toolbus.broker.{module}.MOST_PAIRS", 3)
     async with serving(place, Metering()), place.bus() as bus:
         for number in range(6):

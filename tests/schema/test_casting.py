@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.schema.test_strict import ANYTHING, SCHEMAS
 from toolbus import ToolError
 from toolbus.schema import Validator, strict
 from toolbus.schema.casting import cast
+from toolbus.schema.repair import decoded
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -52,6 +54,34 @@ ARGUMENTS = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
         ({"n": "1e3"}, {"n": 1000.0}),
         ({"n": "1e999"}, {"n": "1e999"}),
         ({"n": "nan"}, {"n": "nan"}),
+        ({"n": "-inf"}, {"n": "-inf"}),
+        ({"n": "1e-999"}, {"n": "1e-999"}),
+        ({"n": "0e9"}, {"n": 0.0}),
+        ({"n": "0.1"}, {"n": 0.1}),
+        ({"n": "9007199254740993"}, {"n": 9007199254740993}),
+        ({"n": "9007199254740993.0"}, {"n": "9007199254740993.0"}),
+        ({"n": "18446744073709551617"}, {"n": 18446744073709551617}),
+        ({"n": "1e300"}, {"n": 1e300}),
+        ({"n": "1_000"}, {"n": "1_000"}),
+        ({"n": "0x10"}, {"n": "0x10"}),
+        ({"n": "+3"}, {"n": "+3"}),
+        ({"n": ".5"}, {"n": ".5"}),
+        ({"n": "1,5"}, {"n": "1,5"}),
+        ({"i": "١٢"}, {"i": "١٢"}),
+        ({"i": "1e2"}, {"i": "1e2"}),
+        ({"i": "0x10"}, {"i": "0x10"}),
+        ({"l": "[1e999]"}, {"l": "[1e999]"}),
+        ({"l": "[1,]"}, {"l": "[1,]"}),
+        ({"l": "[12345678901234567890123.5]"}, {"l": "[12345678901234567890123.5]"}),
+        ({"l": "[9007199254740993.0]"}, {"l": "[9007199254740993.0]"}),
+        ({"l": "[[1e-400]]"}, {"l": "[[1e-400]]"}),
+        ({"l": "[1e-99999999999999999999]"}, {"l": "[1e-99999999999999999999]"}),
+        ({"l": "[0.5, 1e300, 123456789012345678901234567890]"}, {"l": [0.5, 1e300, 123456789012345678901234567890]}),
+        ({"l": '[{"a": 1, "a": 2}]'}, {"l": '[{"a": 1, "a": 2}]'}),
+        ({"o": '{"a": 12345678901234567890123.5}'}, {"o": '{"a": 12345678901234567890123.5}'}),
+        ({"o": '{"a": 1, "a": 2}'}, {"o": '{"a": 1, "a": 2}'}),
+        ({"o": '{"x": {"a": 1, "\\u0061": 1}}'}, {"o": '{"x": {"a": 1, "\\u0061": 1}}'}),
+        ({"o": '{"x": {"a": 1}, "y": {"a": 1}}'}, {"o": {"x": {"a": 1}, "y": {"a": 1}}}),
         ({"b": "True"}, {"b": True}),
         ({"b": "yes"}, {"b": "yes"}),
         ({"s": "3"}, {"s": "3"}),
@@ -108,3 +138,47 @@ def test_nulls_of_strict_mode_go_away(schema: dict[str, Any]) -> None:
     if made is not None:
         optional = {**schema, "required": []}
         Validator(optional).check(cast(dict.fromkeys(made["properties"]), optional)[0])
+
+
+def test_what_a_pattern_of_names_takes_is_left_alone() -> None:
+    """Beside patterns of names, the schema for all other names casts nothing that a pattern may take as it is."""
+    schema = {"patternProperties": {"^x": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
+    assert cast({"xa": "3"}, schema) == ({"xa": "3"}, [])
+
+
+LAYERS = 8
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda below: {"allOf": [below] * 20},
+        lambda below: {"anyOf": [below] * 20},
+        lambda below: {"oneOf": [{"allOf": [below] * 20}]},
+        lambda below: {"properties": {"a": below}, "allOf": [below] * 20},
+    ],
+)
+def test_no_schema_makes_casting_take_long(parts: Any) -> None:
+    """Definitions that multiply at each step are followed a bounded number of steps, for values and for nulls."""
+    definitions = {f"d{level}": parts({"$ref": f"#/$defs/d{level + 1}"}) for level in range(LAYERS)}
+    schema = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {**definitions, f"d{LAYERS}": {"type": ["integer", "null"]}}}
+    started = time.process_time()
+    for value in (None, "3", {"a": {"a": None}}, {"b": [None] * 10_000}):
+        cast({"a": value}, schema)
+    assert time.process_time() - started < 20
+
+
+def test_a_text_is_read_carefully_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many branches a schema has, the numbers and keys of a text are looked at once."""
+    looked: list[str] = []
+
+    def look(text: str, check_number: Any) -> Any:
+        looked.append(text)
+        return decoded(text, check_number)
+
+    monkeypatch.setattr("toolbus.schema.casting.decoded", look)
+    either = {"anyOf": [{"type": "array"}, {"type": ["array", "null"]}]}
+    for text in ("[0.5]", "[12345678901234567890123.5]"):
+        assert cast({"a": text}, {"properties": {"a": {"allOf": [either] * 20}}}) == ({"a": text}, [])
+        assert looked == [text]
+        looked.clear()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
+import warnings
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.schema.damage import DAMAGES, ENDS, STARTS, UNITS, hostile, is_said
 from toolbus import ToolError
 from toolbus.schema.repair import parse
 
@@ -18,6 +24,23 @@ VALUES = st.recursive(
     max_leaves=10,
 )
 OBJECTS = st.dictionaries(st.text(max_size=4), VALUES, max_size=4)
+# Characters that mean something in strings of JSON, Python and JavaScript.
+TEXTS = st.text(st.sampled_from("\"'\\\\\\/\n\t\x01bfnrtuxUNav0149Aw{}[],:` é😀"), max_size=10)
+DELICATE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(TEXTS, parts, max_size=3),
+    max_leaves=6,
+)
+DELICATE_OBJECTS = st.dictionaries(TEXTS, DELICATE, min_size=1, max_size=3)
+PLAIN = st.dictionaries(
+    st.text("ab é", min_size=1),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("ab {}[]:,1é"),
+        lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text("ab é"), parts, max_size=3),
+        max_leaves=6,
+    ),
+    min_size=1,
+)
 ONE = {"a": "é", "n": [1, 2.5, None, True]}
 WRITTEN = json.dumps(ONE)
 
@@ -43,6 +66,18 @@ WRITTEN = json.dumps(ONE)
         ('{"a": "two\nlines"}', {"a": "two\nlines"}),
         ('{"a": [1, 2,], "b": ",]",}', {"a": [1, 2], "b": ",]"}),
         ("{'a': True, 'b': None, 'c': [1.5]}", {"a": True, "b": None, "c": [1.5]}),
+        ('{"a": True}', {"a": True}),
+        ("""{'a': "it's", 'b': 'it\\'s', 'c': 'say "x"'}""", {"a": "it's", "b": "it's", "c": 'say "x"'}),
+        ("{'a': 'one\\ntwo', 'b': 'C:\\\\x'}", {"a": "one\ntwo", "b": "C:\\x"}),
+        (r'{"pattern": "(\w+)\s+\1"}', {"pattern": r"(\w+)\s+\1"}),
+        (r'{"path": "C:\data\app"}', {"path": r"C:\data\app"}),
+        (r'{"path": "C:\users\x", "say": "\"yes\""}', {"path": r"C:\users\x", "say": '"yes"'}),
+        (r"{'pattern': '\w+\s'}", {"pattern": r"\w+\s"}),
+        ('{"a": "True, None, NaN // x, ,] ```", "b": 1,}', {"a": "True, None, NaN // x, ,] ```", "b": 1}),
+        ('{"a": 123456789012345678901234567890,}', {"a": 123456789012345678901234567890}),
+        ('{"a": 9007199254740993,}', {"a": 9007199254740993}),
+        ("{}" + WRITTEN + WRITTEN, ONE),
+        ("```json\n{}\n```", {}),
     ],
 )
 def test_what_is_clear_is_repaired(text: Any, value: dict[str, Any]) -> None:
@@ -72,6 +107,67 @@ def test_what_is_clear_is_repaired(text: Any, value: dict[str, Any]) -> None:
         "{" * 100_000,
         "{'a': " + "(" * 5_000 + ")" * 5_000 + "}",
         '{"a": "\\ud800"}',
+        "{'a': '\\ud800'}",
+        '{"a": "\ud800",}',
+        '{"a": "a" "b"}',
+        "{'a': 'a' 'b'}",
+        '{"a": -1e999}',
+        '{"a": 1e999}',
+        "{'a': -1e999}",
+        '{"a": Infinity}',
+        '{"a": -Infinity}',
+        '{"a": undefined}',
+        "{'a': 1_000}",
+        '{"a": 0x10}',
+        "{'a': 0o17}",
+        "{'a': 010}",
+        "{'a': +1}",
+        "{'a': .5}",
+        "{'a': --1}",
+        "{'a': 1+2j}",
+        "{'a': (1, 2)}",
+        "{'a': {1}}",
+        "{'a': b'x'}",
+        "{'a': r'x'}",
+        "{'a': f'x'}",
+        "{'a': '''x'''}",
+        "{'a': set()}",
+        "{'a': 1, # one\n 'b': 2}",
+        '{"a": 1 /* one */}',
+        "{'a': %s}" % ("9" * 5000),
+        "{True: 1}",
+        "{'a': 'x', 'a': 'y'}",
+        '{"a": {"b": 1, "b": 2,}}',
+        json.dumps('{"a": 1, "a": 2}'),
+        '{"a": 1}{"a": true}',
+        '{"a": 1}{"a": 1.0}',
+        '{"a": 1}{}',
+        '{"q": "say "}hi" now"}',
+        "{'q': 'it'}s here'}",
+        '{"a": {"b": 1}}, "c": 2}',
+        '{"a": [,]}',
+        "{,}",
+        '{"a": 1,,}',
+        r'{"a": "C:\data\new"}',
+        r'{"a": "\\server\data"}',
+        r'{"a": "\d", "b": "one\ntwo"}',
+        r'{"a": "it\'s"}',
+        r'{"a": "\x1b[0m"}',
+        r'{"a": "\033[0m"}',
+        r'{"a": "\u{1F600}"}',
+        r'{"a": "\U0001F600"}',
+        r'{"a": "\u12"}',
+        '{"a": "one \\\ntwo"}',
+        '{"a": "print(\\"x\\n\\")\n"}',
+        r"{'a': '\w\1'}",
+        r"{'a': 'C:\data\app'}",
+        r"{'a': '\x41'}",
+        r"{'a': '\N{BULLET}'}",
+        r"{'a': 'a\/b'}",
+        '```json\n{"a": 1}\n```\n```json\n{"a": 2}\n```',
+        "```",
+        "``````",
+        "{}" * 100_000,
     ],
 )
 def test_what_is_not_clear_is_refused(text: Any) -> None:
@@ -105,3 +201,77 @@ def test_what_was_cut_off_is_never_taken_for_whole(value: dict[str, Any], cut: i
     if len(text) > cut:
         with pytest.raises(ToolError):
             parse(text[: len(text) - cut])
+
+
+@contextlib.contextmanager
+def warnings_as(action: str) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+        yield
+
+
+@pytest.mark.parametrize("action", ["error", "ignore"])
+@pytest.mark.parametrize("damage", DAMAGES)
+@settings(max_examples=40, deadline=None)
+@given(value=DELICATE_OBJECTS)
+def test_a_damaged_value_is_itself_or_refused(action: str, damage: str, value: dict[str, Any]) -> None:
+    """What the repair makes of a value that a model wrote with a slip is this value, or a refusal, and never another one."""
+    text = DAMAGES[damage](value)
+    if "lone" in damage or "only" in damage:
+        # A backslash that makes a valid escape is one.
+        assume(not is_said(DAMAGES[damage.removeprefix("fence, ").removesuffix(", words after")](value)))
+    with warnings_as(action):
+        try:
+            found, _ = parse(text)
+        except ToolError:
+            return
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize("action", ["error", "ignore"])
+@pytest.mark.parametrize("damage", DAMAGES)
+@settings(max_examples=20, deadline=None)
+@given(value=PLAIN)
+def test_plain_values_survive_each_slip(action: str, damage: str, value: dict[str, Any]) -> None:
+    """Where no string holds a backslash, a quote or a control character, each slip is mended."""
+    with warnings_as(action):
+        assert repr(parse(DAMAGES[damage](value))[0]) == repr(value)
+
+
+def test_a_refusal_says_what_to_write_instead() -> None:
+    """The model learns how to say it: backslashes doubled, one object, quotes escaped, the whole."""
+    for text, advice in [
+        (r'{"a": "C:\data\new"}', r"write \\ for each"),
+        ('{"a": 1}{"a": 2}', "send one"),
+        ('{"a": "cut of', "send the object whole"),
+        ('{"a": {"b": 1}', "send the object whole"),
+        ('{"a": "say "}hi" now"}', "quotes within strings escaped"),
+        ("{'a': 'x', 'a': 'y'}", "say each once"),
+        ("{a: 1}", "double quotes"),
+    ]:
+        with pytest.raises(ToolError) as refused:
+            parse(text)
+        assert refused.value.error.message.startswith("The arguments are not valid JSON: ")
+        assert advice in refused.value.error.message
+
+
+def seconds(text: str) -> float:
+    started = time.process_time()
+    with contextlib.suppress(ToolError):
+        parse(text)
+    return time.process_time() - started
+
+
+def is_quadratic(start: str, unit: str, end: str) -> bool:
+    """Whether four times a text takes far more than four times as long, in each of three tries; what is quick is not looked at twice."""
+    for _ in range(3):
+        large = seconds(hostile(start, unit, end, 65_536))
+        if large < 1 or large < 8 * seconds(hostile(start, unit, end, 16_384)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_reading_takes_time_in_proportion_to_the_text(start: str) -> None:
+    """However a text repeats what strings, brackets, fences and escapes begin with, its length does not count twice."""
+    assert [(unit, end) for unit, end in product(UNITS, ENDS) if is_quadratic(start, unit, end)] == []

@@ -162,6 +162,7 @@ FLAT_PARTS = st.fixed_dictionaries(
 )
 
 
+@example({"type": "object", "properties": {"a": {"type": "string"}}}, ["a", "a"])
 @given(st.one_of(SCHEMAS, objects(FLAT_PARTS), objects(st.one_of(FLAT_PARTS, LEAVES))), st.lists(st.sampled_from(["a", "b", 1, ["a"]])))
 def test_the_short_way_is_the_long_way(schema: dict[str, Any], required: list[Any]) -> None:
     """An object of plain values has the same strict form as by the long way, and is possible; nothing makes the short way fail."""

@@ -6,6 +6,7 @@ import types
 from dataclasses import dataclass
 
 import pytest
+from toolbus_workers import calculator
 
 from tests.toolkit.graphs import facts
 from toolbus import ConfigurationError, ToolBus, ToolService, Worker
@@ -20,7 +21,6 @@ from toolbus.toolkit import (
     group_of_service,
     group_of_worker,
 )
-from workers import calculator
 
 
 class Jokes(ToolService):

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, Literal, NamedTuple, Optional, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Optional, TypedDict
 
 import msgspec
 import pytest
 
 from tests.contract import Place
-from toolbus import ConfigurationError, ToolService, Worker, tool
+from toolbus import ConfigurationError, ToolbusError, ToolService, Worker, tool
+from toolbus.compat.trustgraph import DynamicToolService
+from toolbus.compat.trustgraph.service import _Served
 from toolbus.worker import function
 
 pytestmark = pytest.mark.anyio
@@ -270,3 +272,60 @@ def test_what_can_not_be_a_tool_is_told(make: Callable[[], Any], words: str) -> 
     """A callable without a name, with parameters that can't be named, with a book for a description, or undecorated is refused."""
     with pytest.raises(ConfigurationError, match=words):
         Worker(make(), url="memory://")
+
+
+async def test_an_unknown_effect_is_refused_where_it_is_said(namespace: str) -> None:
+    """A decorator, a class, a tool's document and a facade's class are told which effects there are, and the nearest one."""
+    with pytest.raises(ConfigurationError, match=r"'onec'.*'read', 'idempotent', 'once'.*did you mean 'once'"):
+        tool(effect="onec")(lambda: "")  # type: ignore[call-overload]
+
+    class Whole(ToolService):
+        id = "whole"
+        effect = "reads"  # type: ignore[assignment]
+
+        async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
+            return ""
+
+    class One(ToolService):
+        id = "one"
+        tools: ClassVar[list[dict[str, Any]]] = [{"name": "a", "description": "d", "effect": "IDEMPOTENT"}]
+
+        async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
+            return ""
+
+    class Facade(DynamicToolService):
+        effect = "once "  # type: ignore[assignment]
+
+        async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
+            return ""
+
+    for service, word in ((Whole(), "read"), (One(), "idempotent"), (_Served(Facade(topic="t")), "once")):
+        with pytest.raises(ToolbusError, match=f"did you mean '{word}'"):
+            Worker([service], url="memory://", namespace=namespace)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout": "5"},
+        {"timeout": float("nan")},
+        {"timeout": -1},
+        {"output_limit": 1.5},
+        {"confirm": "yes"},
+        {"category": 5},
+        {"groups": [1]},
+        {"tenants": [1]},
+        {"description": 7},
+        {"name": "a b"},
+        {"effect": ["read"]},
+        {"effect": 1},
+    ],
+)
+async def test_what_readers_would_refuse_is_never_published(namespace: str, options: dict[str, Any]) -> None:
+    """A field of the wrong type or of an impossible value is refused where the worker is made."""
+
+    def plain() -> str:
+        return ""
+
+    with pytest.raises((ToolbusError, TypeError)):
+        Worker([tool(**options)(plain)], url="memory://", namespace=namespace)

@@ -137,6 +137,53 @@ async def test_failures_are_told_and_stop_nothing(place: Place, how: str, type_:
         assert (await bus.call("iso_fail", {"how": ""})).output == "not failed"
 
 
+DEVIATIONS = ["early", "plain", "noise", "half", "huge", "skip", "unreadable", "empty"]
+
+
+@pytest.mark.parametrize("how", [*DEVIATIONS, "half_of_this", "shut", "closed", "after", "after_a_while", "later", "thread"])
+async def test_a_child_that_forges_answers_harms_no_other_call(here: Place, how: str) -> None:
+    """Messages of no call, half ones, more after the end, a closed channel: the call fails, and all others get their own answers."""
+    async with here.serving(isolated, isolated=1) as bus:
+        before = (await bus.call("iso_pid")).data
+        forged = await bus.call("iso_forge", {"how": how}, user="mallory", timeout=2.0 if how == "half_of_this" else 20.0)
+        if how in DEVIATIONS:
+            assert forged.error is not None
+            assert (forged.error.type, forged.error.code, "'iso_forge'" in forged.error.message) == ("tool_error", "process_died", True)
+        assert forged.output != "evil"
+        answers = [await bus.call("iso_echo", {"text": f"{number}"}, user=f"user {number}") for number in range(100)]
+        assert [answer.output for answer in answers] == [f"{number}" for number in range(100)]
+        assert (await bus.call("iso_pid")).data != before
+
+
+async def test_a_child_that_forges_an_answer_of_once_work_leaves_it_unknown(here: Place) -> None:
+    """Whether it had its effect can't be told."""
+    async with here.serving(isolated) as bus:
+        error = (await bus.call("iso_forge_once")).error
+    assert error is not None
+    assert (error.type, "'iso_forge_once'" in error.message) == ("outcome_unknown", True)
+
+
+async def test_what_a_call_leaves_is_not_the_next_ones(here: Place) -> None:
+    """Context variables, environment and working folder are as they were, and the invocation is its own, in plain and async handlers."""
+    async with here.serving(isolated, isolated=1) as bus:
+        found = [
+            (await bus.call("iso_trace", {"how": how}, user=user)).data
+            for user, how in (("al", ""), ("bo", "environment"), ("cy", "folder"), ("di", ""))
+        ]
+        assert [(await bus.call("iso_trace_sync")).output for _ in range(2)] == ["", ""]
+    assert [each.pop("user") for each in found] == ["al", "bo", "cy", "di"]
+    assert found == [{"variable": "", "environment": "", "folder": str(Path.cwd())}] * 4
+
+
+async def test_children_know_no_other_childs_channel(here: Place) -> None:
+    """Children that were born one right after the other share no socket."""
+    async with here.serving(isolated, isolated=4, concurrency=4) as bus:
+        seen = [result.data for result in await asyncio.gather(*(bus.call("iso_sockets") for _ in range(4)))]
+    names = [name for each in seen for name in each]
+    assert len(seen) == 4
+    assert len(names) == len(set(names))
+
+
 async def test_an_unencodable_value_is_the_handlers_failure(here: Place) -> None:
     """What JSON can't say fails as it does in process."""
     async with here.serving(isolated) as bus:

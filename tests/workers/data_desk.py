@@ -2,9 +2,10 @@
 
 import contextlib
 
+from toolbus_workers.data_analysis import DataAnalysis
+from toolbus_workers.data_sessions import Limits
+
 from toolbus import ToolBus, Worker
-from workers.data_analysis import DataAnalysis
-from workers.data_sessions import Limits
 
 SALES = "region,amount\nnorth,10\nsouth,20\nnorth,5\n"
 

@@ -3,9 +3,9 @@
 import time
 
 import pytest
+from toolbus_workers.fetch_page import FetchPage
 
 from toolbus import ToolError
-from workers.fetch_page import FetchPage
 
 HTML = """<!doctype html><html><head><title>The  hive</title><style>p {}</style><base href="/a/"></head>
 <body><nav><a href="b.html#top">Home</a></nav><h1>Bees</h1><p>Bees make <b>honey</b>.<br>Much of it.</p><ul><li>one<li>two</ul>

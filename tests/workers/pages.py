@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
-from workers.web.fetch import FetchService, Limits
-from workers.web.guard import Guard
+from toolbus_workers.web.fetch import FetchService, Limits
+from toolbus_workers.web.guard import Guard
 
 
 class Asked(NamedTuple):

@@ -6,9 +6,9 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from toolbus_workers.calculator import MAX_DEPTH, MAX_DIGITS, MAX_LENGTH, calculator, evaluate
 
 from toolbus import ToolError
-from workers.calculator import MAX_DEPTH, MAX_DIGITS, MAX_LENGTH, calculator, evaluate
 
 
 @pytest.mark.parametrize(

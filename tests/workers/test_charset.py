@@ -5,8 +5,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from workers.web.charset import decode
+from toolbus_workers.web.charset import decode
 
 WORDS = "Grüße aus Köln, façade, 100 €"
 

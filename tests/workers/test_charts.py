@@ -6,12 +6,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from toolbus_workers import charts
+from toolbus_workers.charts import MAX_POINTS, draw_chart, write_report
+from toolbus_workers.plotting import ticks
 
 from toolbus import Blob, ToolBus, Worker
 from toolbus.testing import InvocationEnvironment
-from workers import charts
-from workers.charts import MAX_POINTS, draw_chart, write_report
-from workers.plotting import ticks
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ async def test_a_bar_chart_shows_its_values_from_zero():
 
 
 async def test_the_picture_of_the_guide_is_what_the_tool_draws():
-    """The chart in the guide to the shelf is drawn by this code, byte for byte."""
+    """The chart in the guide is drawn by this code, byte for byte."""
     series = [{"name": "2024", "values": [15, 20, 7, -3]}, {"name": "2025", "values": [18, 12.5, 9, 4]}]
     outcome, _ = await drawn(title="Sales by region", labels=["north", "south", "east", "west"], series=series)
     picture = Path(__file__).parents[2] / "docs" / "chart.svg"

@@ -4,11 +4,11 @@ import asyncio
 import time
 
 import pytest
+from toolbus_workers.crawl_batch import MAX_PAGES, CrawlBatch
+from toolbus_workers.web.politeness import Politeness
 
 from tests.workers.pages import answer, local, names, site
 from toolbus import Progress, ToolBus, ToolError, ToolResult, Worker
-from workers.crawl_batch import MAX_PAGES, CrawlBatch
-from workers.web.politeness import Politeness
 
 pytestmark = pytest.mark.anyio
 

@@ -4,11 +4,11 @@ import base64
 
 import duckdb
 import pytest
+from toolbus_workers.data_engine import MAX_CELL
 
 from tests.workers.data_desk import SALES, serving
 from tests.workers.operator import put
 from tests.workers.outcomes import failed
-from workers.data_engine import MAX_CELL
 
 pytestmark = pytest.mark.anyio
 

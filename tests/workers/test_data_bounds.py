@@ -8,16 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
+from toolbus_workers.data_analysis import DataAnalysis
+from toolbus_workers.data_engine import MAX_TABLES
+from toolbus_workers.data_sessions import Limits
+from toolbus_workers.operations import load_limits
 
 from tests.servers import eventually
 from tests.workers.data_desk import SALES, Desk, serving
 from tests.workers.operator import put
 from tests.workers.outcomes import failed
 from toolbus import ConfigurationError, ToolBus, Worker
-from workers.data_analysis import DataAnalysis
-from workers.data_engine import MAX_TABLES
-from workers.data_sessions import Limits
-from workers.operations import load_limits
 
 pytestmark = pytest.mark.anyio
 LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at processes through /proc")
@@ -205,7 +205,7 @@ async def test_several_workers_serve_a_namespace(valkey_server, namespace):
 @LINUX
 async def test_one_command_serves_it_and_a_killed_worker_leaves_no_process(valkey_server, namespace):
     """The processes of its sessions end with the worker, even in the middle of a statement."""
-    command = ["-m", "toolbus", "--url", valkey_server, "--namespace", namespace, "worker", "workers.data_analysis"]
+    command = ["-m", "toolbus", "--url", valkey_server, "--namespace", namespace, "worker", "toolbus_workers.data_analysis"]
     worker = await asyncio.create_subprocess_exec(sys.executable, *command)
     try:
         async with ToolBus(valkey_server, namespace=namespace) as bus:

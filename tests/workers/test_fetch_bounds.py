@@ -6,14 +6,14 @@ import time
 import zlib
 
 import pytest
+from toolbus_workers.fetch_page import FetchPage
+from toolbus_workers.web.extract import ContentExtractor
+from toolbus_workers.web.fetch import FetchService, Limits
+from toolbus_workers.web.guard import Guard
 
 from tests.workers.fetching import HTML, failure, fetched
 from tests.workers.pages import answer, local, names, site
 from toolbus import ToolError
-from workers.fetch_page import FetchPage
-from workers.web.extract import ContentExtractor
-from workers.web.fetch import FetchService, Limits
-from workers.web.guard import Guard
 
 pytestmark = pytest.mark.anyio
 

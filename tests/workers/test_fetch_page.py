@@ -6,11 +6,11 @@ import zlib
 
 import pytest
 import trustme
+from toolbus_workers.fetch_page import FetchPage
 
 from tests.workers.fetching import HTML, failure, fetched
 from tests.workers.pages import answer, local, names, redirect, site
 from toolbus import ToolBus, ToolError, Worker
-from workers.fetch_page import FetchPage
 
 pytestmark = pytest.mark.anyio
 

@@ -9,12 +9,12 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toolbus_workers.file_read import FileRead, Limits
+from toolbus_workers.sandbox import Root, date, split
 
 from tests.workers import outcomes
 from tests.workers.operator import put
 from toolbus import ToolBus, ToolError, Worker
-from workers.file_read import FileRead, Limits
-from workers.sandbox import Root, split
 
 SECRET = "hunter2"
 pytestmark = pytest.mark.anyio
@@ -237,7 +237,7 @@ async def test_a_gigabyte_costs_neither_memory_nor_time(bus, root):
 
 async def test_lines_far_into_a_file_are_read_by_offset(bus, root, monkeypatch):
     """Lines are counted to a bound; beyond it the error names offset, which has none."""
-    monkeypatch.setattr("workers.file_read.MAX_SCAN", 1_000_000)
+    monkeypatch.setattr("toolbus_workers.file_read.MAX_SCAN", 1_000_000)
     (root / "long.txt").write_text("0123456789\n" * 200_000)
     assert "offset" in failed(await read(bus, "long.txt", start_line=190_000), "invalid_arguments", "too_far")
     assert (await read(bus, "long.txt", offset=11 * 199_999)).data["text"] == "0123456789\n"
@@ -301,3 +301,9 @@ def test_a_root_may_itself_be_reached_through_a_link(tmp_path):
     (tmp_path / "link").symlink_to("real")
     with Root(str(tmp_path / "link")).open("a.txt") as (file, status):
         assert (file.read(), status.st_size) == (b"text", 4)
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0, "1970-01-01T00:00:00+00:00"), (1 << 43, ""), (-(1 << 60), ""), (1 << 80, "")])
+def test_a_date_beyond_the_calendar_is_none(seconds, told):
+    """A file system may give a file a date that no calendar has, which ends no listing of its folder."""
+    assert date(seconds) == told

@@ -4,11 +4,11 @@ import json
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from toolbus_workers.get_weather import GetWeather
+from toolbus_workers.web.weather import Day, Now, OpenMeteo, Place, Report, Units
 
 from tests.workers.pages import answer, local, site
 from toolbus import ToolBus, ToolError, Worker
-from workers.get_weather import GetWeather
-from workers.web.weather import Day, Now, OpenMeteo, Place, Report, Units
 
 pytestmark = pytest.mark.anyio
 

@@ -4,9 +4,8 @@ import subprocess
 import sys
 
 import pytest
-
-from workers.confined import Refused
-from workers.graph_engine import check
+from toolbus_workers.confined import Refused
+from toolbus_workers.graph_engine import check
 
 pytestmark = pytest.mark.anyio
 
@@ -21,6 +20,9 @@ pytestmark = pytest.mark.anyio
         ("RETURN 'a", "bad_query"),
         (f"RETURN {'(' * 9_000}1{')' * 9_000}", "too_deep"),
         (f"RETURN {'[{a:' * 50}1{'}]' * 50}", "too_deep"),
+        (f"RETURN {'CASE WHEN true THEN ' * 40}1{' END' * 40}", "too_deep"),
+        (f"RETURN {'case when true then (' * 11}1{') end' * 11}", "too_deep"),
+        (f"RETURN {'CASE WHEN true THEN 1 END + ' * 201}1", "too_deep"),
         ("RETURN \"it's", "bad_query"),
         ("RETURN 'a\\' LOAD FROM 'x' RETURN 1", "bad_query"),
     ],
@@ -38,6 +40,9 @@ def test_the_gate_refuses_what_it_can_not_read(statement, code):
         "RETURN 'LOAD FROM; //'",
         "MATCH (n:`CREATE`) RETURN n.set, n.load;",
         'OPTIONAL MATCH (n) WHERE n.a =~ "it\'s" RETURN n UNION RETURN 1',
+        f"RETURN {'CASE WHEN true THEN ' * 10}1{' END' * 10}",
+        f"RETURN {'CASE WHEN true THEN 1 END + ' * 100}1",
+        f"RETURN n{'.case' * 50}, {'`CASE` ' * 50}, '{'CASE ' * 50}'",
     ],
 )
 def test_the_gate_lets_words_stand_where_they_are_names(statement):
@@ -61,7 +66,7 @@ def test_past_the_gate_nothing_is_reached_or_changed(tmp_path, statement, stored
     """Without the gate a statement would still open no file and no socket and change nothing: the system and the transaction refuse."""
     (tmp_path / "in.csv").write_text("a\n1\n")
     program = (
-        "import sys, workers.graph_engine as engine\n"
+        "import sys, toolbus_workers.graph_engine as engine\n"
         "engine.check = lambda query: None\n"
         "made = engine.Engine(sys.argv[1], 64 << 20, 64 << 20)\n"
         "made.load('Person', [{'id': 'ann', 'age': 1}], '', '')\n"

@@ -4,25 +4,27 @@ import asyncio
 import contextlib
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from toolbus_workers import charts
+from toolbus_workers.graph_engine import MAX_CELL
+from toolbus_workers.graph_store import GraphStore, tools
+from toolbus_workers.graph_store.embedded import EmbeddedGraph, Limits
 
 from tests.servers import eventually
 from tests.workers.outcomes import failed
 from toolbus import Settings, ToolBus, ToolError, Worker
 from toolbus.worker.collect import collect
 from toolbus.worker.provide import Services
-from workers import charts
-from workers.graph_engine import MAX_CELL
-from workers.graph_store import GraphStore, tools
-from workers.graph_store.embedded import EmbeddedGraph, Limits
 
 pytestmark = pytest.mark.anyio
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "shelf-data.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "data-tools.md"
 TOOLS = {"graph_import", "graph_query", "graph_schema"}
 PEOPLE = "id,name,age,score\nann,Ann,30,\nbob,Bob,,1.5\ncid,Cid,41,2\n"
 KNOWS = [{"from": "ann", "to": "bob", "since": 2001}, {"from": "bob", "to": "cid", "since": 2010}]
@@ -94,7 +96,7 @@ async def process(url, namespace, *targets, **options):
 
 async def test_one_command_serves_them_over_a_graph_in_memory(valkey_server, namespace):
     """The package brings its own store; no schema shows it, and an argument of its name is refused."""
-    async with process(valkey_server, namespace, "workers.graph_store"), ToolBus(valkey_server, namespace=namespace) as bus:
+    async with process(valkey_server, namespace, "toolbus_workers.graph_store"), ToolBus(valkey_server, namespace=namespace) as bus:
         for name in TOOLS:
             await bus.wait_for_tool(name, 30)
         assert all("store" not in bus.tools[name].parameters.get("properties", {}) for name in TOOLS)
@@ -106,7 +108,7 @@ async def test_one_command_serves_them_over_a_graph_in_memory(valkey_server, nam
 
 async def test_without_a_store_none_of_them_is_served(valkey_server, namespace):
     """A worker that nobody gave a store leaves them out, names what they need, and serves the rest."""
-    targets = ("workers.graph_store.tools", "workers.joke")
+    targets = ("toolbus_workers.graph_store.tools", "toolbus_workers.joke")
     async with process(valkey_server, namespace, *targets) as worker, ToolBus(valkey_server, namespace=namespace) as bus:
         await bus.wait_for_tool("tell-pun", 30)
         assert TOOLS.isdisjoint(bus.tools)
@@ -144,9 +146,9 @@ async def test_a_graph_in_a_file_outlives_its_worker_and_belongs_to_one(valkey_s
 
 
 def test_the_guide_lists_the_tools_and_variables():
-    """Each tool stands in the shelf's table with its module, and each variable with its default; arguments are described."""
+    """Each tool stands in the guide's table with its module, and each variable with its default; arguments are described."""
     page = GUIDE.read_text("utf-8")
-    for module, place in ((tools, "workers.graph_store"), (charts, "workers.charts")):
+    for module, place in ((tools, "toolbus_workers.graph_store"), (charts, "toolbus_workers.charts")):
         (served,) = collect(module, Settings(), Services({GraphStore: EmbeddedGraph()}))
         for tool in served.publication.tools:
             assert re.search(rf"^\| `{tool.name}` \| .+ \| `{re.escape(place)}` \|$", page, re.MULTILINE), tool.name
@@ -334,21 +336,70 @@ async def test_a_greedy_statement_ends_in_an_error(people, statement):
 
 
 async def test_what_can_not_be_interrupted_ends_with_its_process_and_says_so(people):
-    """The caller is told in time that the graph in memory is gone, and one in the next call's process takes data again."""
+    """The caller is told in time that the statement was stopped, and the others' graph is there for the next call."""
     began = time.monotonic()
     told = failed(await people.query(UNSTOPPABLE, timeout=4), "deadline_exceeded", "too_slow")
     assert time.monotonic() - began < 4
-    assert "is empty now: import it again" in told
-    assert (await people.load("vertices", "Person", csv=PEOPLE)).data["label"]["count"] == 3
+    assert "What had been imported is kept" in told
+    assert await people.rows("MATCH (p:Person)-[:KNOWS]->(q:Person) RETURN p.id, q.id ORDER BY p.id") == [["ann", "bob"], ["bob", "cid"]]
 
 
 async def test_a_process_that_dies_is_started_again(people):
-    """A call in the middle is told that the graph in memory is empty now, and later ones are answered."""
-    call = asyncio.ensure_future(people.query(ENDLESS))
+    """A call in the middle is told so, and later ones find the graph as it was, and can add to it."""
+    for deaths in range(3):
+        call = asyncio.ensure_future(people.query(ENDLESS))
+        await eventually(people.store._turn.locked)
+        people.store._program._process.kill()
+        assert "What had been imported is kept" in failed(await call, "tool_error", "session_lost")
+        assert await people.rows("MATCH (p:Person) RETURN count(*)") == [[3 + deaths]]
+        assert (await people.load("vertices", "Person", rows=[{"id": f"new-{deaths}"}])).success
+
+
+async def test_an_import_that_dies_in_the_middle_took_nothing(people):
+    """A process that is killed while it imports leaves all rows of the import or none, and the graph can be used."""
+    rows = [{"id": f"p{number}", "age": number} for number in range(5_000)]
+    call = asyncio.ensure_future(people.load("vertices", "Person", rows=rows))
     await eventually(people.store._turn.locked)
+    await asyncio.sleep(0.05)
     people.store._program._process.kill()
-    assert "import it again" in failed(await call, "tool_error", "session_lost")
-    assert (await people.call("graph_schema")).data == {"vertices": [], "edges": []}
+    result = await call
+    (((count,),), there) = await people.rows("MATCH (p:Person) RETURN count(*)"), 5_003 if result.success else 3
+    assert count == there
+
+
+async def test_a_graph_that_goes_with_its_worker_leaves_no_file(monkeypatch, tmp_path):
+    """Its temporary file is gone with the store, and also when the worker was killed: the graph's process removes it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with EmbeddedGraph(Limits(memory=64 << 20)):
+        assert [path.name.startswith("toolbus-graph-") for path in tmp_path.iterdir()] == [True]
+    assert list(tmp_path.iterdir()) == []
+    program = (
+        "import asyncio, os, signal\n"
+        "from toolbus_workers.graph_store.embedded import EmbeddedGraph, Limits\n"
+        "async def main():\n"
+        "    async with EmbeddedGraph(Limits(memory=64 << 20)) as store:\n"
+        f"        call = asyncio.ensure_future(store.query({ENDLESS!r}, {{}}, max_rows=1, max_bytes=100, seconds=60))\n"
+        "        await asyncio.sleep(0.5)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], env=environment, check=False, timeout=60)
+    await eventually(lambda: list(tmp_path.iterdir()) == [])
+
+
+async def test_without_a_place_for_a_file_the_graph_is_in_memory(monkeypatch):
+    """A worker that may write nowhere serves a graph all the same, and says what became of it when its process died."""
+
+    def refuse(**options):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    async with EmbeddedGraph(Limits(memory=64 << 20)) as store:
+        assert (await store.query("RETURN 1", {}, max_rows=1, max_bytes=100, seconds=20)).rows == [[1]]
+        store._program._process.kill()
+        with pytest.raises(ToolError, match="is empty now: import it again"):
+            await store.query("RETURN 1", {}, max_rows=1, max_bytes=100, seconds=20)
 
 
 async def test_the_process_ends_with_its_store():

@@ -7,9 +7,9 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toolbus_workers.joke import DEFAULT_TOPIC, JOKES, MAX_TOPIC, JokeService, joke, parts, style_of, topic_of
 
 from toolbus import ToolError
-from workers.joke import DEFAULT_TOPIC, JOKES, MAX_TOPIC, JokeService, joke, parts, style_of, topic_of
 
 
 def answer(user, config, arguments):
@@ -86,7 +86,7 @@ def test_the_same_call_yields_the_same_parts_and_never_fails_on_text(style, user
 
 def test_a_joke_is_the_same_in_another_process():
     """The choice does not hang on Python's per-process string hashes."""
-    code = "from workers.joke import joke; print([joke('pun', str(n)) for n in range(20)])"
+    code = "from toolbus_workers.joke import joke; print([joke('pun', str(n)) for n in range(20)])"
     outputs = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout for _ in range(2)}
     assert outputs == {f"{[joke('pun', str(n)) for n in range(20)]}\n"}
 

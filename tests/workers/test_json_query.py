@@ -7,11 +7,11 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from toolbus_workers import json_query as module
+from toolbus_workers.json_query import Difference, differences, json_diff, json_format, json_query, load
 
 from toolbus import ToolError, ToolResult
 from toolbus.schema import derive
-from workers import json_query as module
-from workers.json_query import Difference, differences, json_diff, json_format, json_query, load
 
 SHOP = {"items": [{"name": "pen", "price": 2}, {"name": "book", "price": 12.5}, {"name": "lamp", "price": 40}], "open": True, "note": None}
 

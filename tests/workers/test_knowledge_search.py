@@ -10,14 +10,15 @@ import zipfile
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from toolbus_workers import documents, knowledge_index
+from toolbus_workers.documents import Unreadable, decode, read
+from toolbus_workers.knowledge_index import Index, document_id
+from toolbus_workers.knowledge_search import KnowledgeSearch, Limits
+from toolbus_workers.operations import load_limits
+from toolbus_workers.sandbox import Root
 
 from tests.workers.operator import put
 from toolbus import ConfigurationError, ToolBus, ToolError, Worker
-from workers.documents import Unreadable, decode, read
-from workers.knowledge_index import Index, document_id
-from workers.knowledge_search import KnowledgeSearch, Limits
-from workers.operations import load_limits
-from workers.sandbox import Root
 
 BEES = "# Keeping bees\n\nBees make honey in a hive.\n\n## Winter\n\nIn winter the cluster keeps warm.\n"
 GUIDE = "<html><head><title>Guide</title><style>.x{}</style></head><body><h1>The guide</h1><p>Volcanoes &amp; glaciers.</p></body></html>"
@@ -219,6 +220,90 @@ async def test_broken_documents_are_set_aside_and_counted(folder):
         assert info.data["error"] == "it is binary, not text"
 
 
+def smashed(method):
+    """A docx whose packed text is broken, while its table of contents is whole."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", method) as archive:
+        archive.writestr("word/document.xml", "<w:p>" + "honey and wax " * 500 + "</w:p>")
+    content = bytearray(made.getvalue())
+    start = content.index(b"word/document.xml") + len("word/document.xml")
+    for place in range(start + 9, start + 60):
+        content[place] ^= 0x55
+    return bytes(content)
+
+
+HOSTILE = {
+    "a.html": b"&#" + b"9" * 5_000 + b"; honey",
+    "b.html": b"&#x" + b"f" * 5_000 + b"; honey",
+    "c.html": b"<meta charset=iso-8859-99>honey \xff",
+    "d.html": b"<meta charset=windows-1259>honey \xff",
+    "a.docx": smashed(zipfile.ZIP_LZMA),
+    "b.docx": smashed(zipfile.ZIP_BZIP2),
+    "c.docx": smashed(zipfile.ZIP_DEFLATED),
+    "d.docx": zipped(word__document_xml="").replace(b"PK\x01\x02", b"PK\x01\x03"),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_no_content_of_a_file_ends_a_search(folder, name):
+    """Numbers too long for Python, charsets that there are none of, and archives packed wrongly leave the others searchable."""
+    (folder / name).write_bytes(HOSTILE[name])
+    async with searching(folder) as bus:
+        for _ in range(2):
+            result = await search(bus, "honey")
+            assert "bees.md" in paths(result)
+            assert (name in paths(result)) != bool(result.data["skipped"])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "failure", [MemoryError(), RecursionError(), LookupError("x"), AssertionError(), ToolError("no"), ValueError("\n")]
+)
+async def test_whatever_a_file_brings_about_it_is_left_out_and_told_once(folder, failure, monkeypatch, caplog):
+    """Any exception while a file is read leaves it out: it is logged once, and each search says which and why until it changes."""
+
+    def failing(content, path, most):
+        if path == "bad\n.md":
+            raise failure
+        return read(content, path, most)
+
+    monkeypatch.setattr(knowledge_index, "read", failing)
+    (folder / "bad\n.md").write_text("honey")
+    async with searching(folder) as bus:
+        for _ in range(3):
+            result = await search(bus, "honey")
+            assert paths(result) == ["bees.md"]
+            assert result.data["notes"] == ["1 documents could not be read"]
+            ((said),) = result.data["skipped"]
+            assert said == {"document_id": document_id("bad\n.md"), "path": "bad\n.md", "error": said["error"]}
+            assert said["error"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "toolbus.knowledge"]
+    assert len(logged) == 1
+    assert "\n" not in logged[0]
+
+
+@pytest.mark.anyio
+async def test_what_is_left_out_of_other_collections_is_not_told(folder, valkey_server, namespace):
+    """A tool that knows one collection hears of no path in another, readable or not."""
+    (folder / "secret.docx").write_bytes(b"no archive")
+    (folder / "handbook" / "broken.docx").write_bytes(b"no archive")
+    async with searching(folder, valkey_server, namespace) as bus:
+        await put(valkey_server, namespace, "handbook-search", "knowledge_search", operation="knowledge_search", collection="handbook")
+        await bus.wait_for_tool("handbook-search", 10)
+        result = await bus.call("handbook-search", {"query": "glacier"})
+        assert [each["path"] for each in result.data["skipped"]] == ["handbook/broken.docx"]
+        assert result.data["notes"] == ["1 documents could not be read"]
+        assert len((await search(bus, "glacier")).data["skipped"]) == 2
+
+
+def test_markup_that_takes_too_long_is_given_up(monkeypatch):
+    """A document is read for a bounded time only."""
+    monkeypatch.setattr(documents, "MAX_SECONDS", -1.0)
+    with pytest.raises(Unreadable, match="to read"):
+        read(b"<p>honey" * 20_000, "a.html", 1_000_000)
+
+
 @pytest.mark.anyio
 async def test_zipped_formats_give_their_text(folder):
     """Word, OpenDocument and EPUB files are searched with the standard library alone."""
@@ -302,6 +387,9 @@ def test_no_document_makes_reading_slow(content, path):
 @given(st.binary(max_size=300), st.sampled_from(["a.txt", "a.md", "a.html", "a.docx", "a.odt", "a.epub", "a"]))
 @example(b"\xff\xfe\x00\xd8", "a.txt")
 @example(b"PK\x05\x06" + b"\0" * 18, "a.docx")
+@example(smashed(zipfile.ZIP_LZMA), "a.docx")
+@example(b"&#" + b"9" * 5_000, "a.html")
+@example(b"<meta charset=iso-8859-99>\xff", "a.html")
 def test_any_bytes_are_text_or_unreadable(content, path):
     """Reading never fails in another way than by saying why."""
     try:

@@ -1,4 +1,4 @@
-"""The shipped presets over a real server: their tools are the shelf's, and an agent walks them from the first action to a report."""
+"""The shipped presets over a real server: an agent walks them from the first action to a report, with the ready-made tools."""
 
 import asyncio
 import base64
@@ -8,6 +8,9 @@ import sys
 
 import msgspec
 import pytest
+from toolbus_workers import charts
+from toolbus_workers.graph_store import GraphStore, tools
+from toolbus_workers.graph_store.embedded import EmbeddedGraph, Limits
 
 from tests.agent.endpoint import calls, endpoint, says
 from tests.servers import eventually
@@ -17,9 +20,6 @@ from toolbus.client.observers import ToolEvent
 from toolbus.results import ToolkitError
 from toolbus.toolkit import Walk, load_preset, toolkit_of
 from toolbus.toolkit.shipped import find_preset, shipped_presets
-from workers import charts
-from workers.graph_store import GraphStore, tools
-from workers.graph_store.embedded import EmbeddedGraph, Limits
 
 pytestmark = pytest.mark.anyio
 
@@ -202,4 +202,4 @@ async def test_shipped_presets_are_listed():
     """The command says each one's name, its actions and how its tools are served."""
     said = await run("memory://", "n", "toolkit", "presets")
     assert "data-analysis: connect → inspect → query → chart → report" in said
-    assert "toolbus worker workers.graph_store" in said
+    assert "toolbus worker graph_store" in said

@@ -5,12 +5,12 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toolbus_workers import json_process as json_module
+from toolbus_workers import text_process as text_module
+from toolbus_workers.json_process import json_process
+from toolbus_workers.text_process import MAX_RESULT, text_process
 
 from toolbus import ToolBus, ToolError, ToolResult, Worker
-from workers import json_process as json_module
-from workers import text_process as text_module
-from workers.json_process import json_process
-from workers.text_process import MAX_RESULT, text_process
 
 LETTER = "  Dear Ann,\n\n\nthe  bees cost 1,200.50 at https://bees.example/a?b=1. Write to ann@bees.example!\nZoë\nZoë"
 

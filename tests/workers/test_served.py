@@ -1,13 +1,12 @@
 """The example workers over the bus: found, called and streamed, in process and over a server."""
 
-import importlib
 import json
 
 import pytest
+from toolbus_workers.joke import joke
 
-import workers
 from toolbus import ToolBus, ToolError, Worker
-from workers.joke import joke
+from toolbus.worker.installed import examples
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +22,7 @@ DOCUMENT = "# A heading\n\nBees make honey in a hive. Honey keeps for years.\n\n
 async def bus(request, namespace):
     """A bus with every example worker behind it."""
     address = "memory://" if request.param == "memory" else request.getfixturevalue("valkey_server")
-    modules = [importlib.import_module(name) for name in workers.EXAMPLES]
+    modules = examples()
     async with Worker(modules, url=address, namespace=namespace), ToolBus(address, namespace=namespace) as opened:
         for name in sorted(TOOLS):
             await opened.wait_for_tool(name, 10)

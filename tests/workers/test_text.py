@@ -6,11 +6,8 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from toolbus import Progress, ToolError, ToolResult
-from toolbus.schema import derive
-from workers import text as module
-from workers.text import (
+from toolbus_workers import text as module
+from toolbus_workers.text import (
     Heading,
     headings,
     paragraphs,
@@ -22,6 +19,9 @@ from workers.text import (
     text_stream,
     text_summary,
 )
+
+from toolbus import Progress, ToolError, ToolResult
+from toolbus.schema import derive
 
 DOCUMENT = """---
 title: A guide

@@ -6,11 +6,11 @@ import threading
 import time
 
 import pytest
+from toolbus_workers.web.search import DdgsBackend, Hit, Search, SearchService
+from toolbus_workers.web_search import WebSearch
 
 from tests.servers import eventually
 from toolbus import ToolBus, ToolError, Worker
-from workers.web.search import DdgsBackend, Hit, Search, SearchService
-from workers.web_search import WebSearch
 
 pytestmark = pytest.mark.anyio
 
@@ -144,7 +144,7 @@ async def test_searching_does_not_hold_up_the_event_loop(monkeypatch):
             running.remove(query)
             return [{"title": query, "href": f"http://{query}.test/", "body": None}, {}]
 
-    monkeypatch.setattr("workers.web.search.DDGS", Engines)
+    monkeypatch.setattr("toolbus_workers.web.search.DDGS", Engines)
     backend = DdgsBackend()
     searches = [asyncio.create_task(searched(backend, query=f"q{n}")) for n in range(10)]
     await eventually(lambda: most == 4, 10.0)

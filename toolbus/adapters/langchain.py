@@ -8,11 +8,14 @@ from typing import Any
 from langchain_core.tools import StructuredTool, ToolException
 from pydantic import PrivateAttr
 
+from toolbus import telemetry
 from toolbus.adapters.outcomes import outcome
 from toolbus.client.events import Text
 from toolbus.client.executor import ToolExecutor
 from toolbus.client.observers import ToolEvent
 from toolbus.results import Progress, ToolResult
+from toolbus.schema.bounds import references
+from toolbus.schema.work import unfolded
 
 try:
     from langgraph.prebuilt import ToolRuntime
@@ -21,6 +24,9 @@ except ImportError:
 else:
     # Its writer is the running call's own, wherever this object comes from; without a reader of deltas it does nothing.
     _emit = ToolRuntime(state=None, context=None, config={}, stream_writer=lambda _: None, tool_call_id=None, store=None).emit_output_delta
+
+_MOST_REPLACED = 20_000
+_MOST_RECURSIVE = 12
 
 
 class BusTool(StructuredTool):
@@ -52,8 +58,22 @@ class BusTool(StructuredTool):
 
 
 def structured_tools(executor: ToolExecutor) -> list[BusTool]:
-    """The tools that an executor may call now, for ``model.bind_tools`` and LangGraph's ``ToolNode``; they are to be awaited."""
-    return [BusTool(executor, definition["function"]) for definition in executor.tools.definitions("openai")]
+    """The tools that an executor may call now, for ``model.bind_tools`` and LangGraph's ``ToolNode``; they are to be awaited.
+
+    LangChain replaces each reference in a schema by what it refers to; a tool whose schema would grow too large is left out.
+    """
+    definitions = [definition["function"] for definition in executor.tools.definitions("openai")]
+    return [BusTool(executor, definition) for definition in definitions if _can_be_replaced(definition)]
+
+
+def _can_be_replaced(definition: dict[str, Any]) -> bool:
+    schema = definition["parameters"]
+    size = unfolded(schema)
+    # A recursive schema is replaced until it comes back to itself, which takes long where many parts refer to many others.
+    if size <= _MOST_REPLACED if size is not None else sum(1 for _ in references(schema)) <= _MOST_RECURSIVE:
+        return True
+    telemetry.log.warning("definition.set_aside", tool=definition["name"], format="langchain", error="its references make it too large")
+    return False
 
 
 def _delta(told: ToolEvent) -> None:

@@ -20,7 +20,7 @@ def agent_broker(settings: Settings) -> AgentBroker:
         from toolbus.broker.memory import MemoryAgentBroker
 
         return MemoryAgentBroker(settings)
-    from toolbus.broker.redis_agent import RedisAgentBroker
+    from toolbus.broker.agent import RedisAgentBroker
 
     return RedisAgentBroker(settings)
 
@@ -34,6 +34,6 @@ def worker_broker(settings: Settings) -> WorkerBroker:
         from toolbus.broker.memory import MemoryWorkerBroker
 
         return MemoryWorkerBroker(settings)
-    from toolbus.broker.redis_worker import RedisWorkerBroker
+    from toolbus.broker.worker import RedisWorkerBroker
 
     return RedisWorkerBroker(settings)

@@ -8,17 +8,21 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from toolbus.broker import scripts
-from toolbus.broker.command import ReplyError
-from toolbus.broker.connection import Connector, ServerInfo
-from toolbus.broker.dead_letters import DeadLetters
+from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
-from toolbus.broker.link import ShortLink
-from toolbus.broker.registry import TTL, Registry, read_record
-from toolbus.broker.replies import fields_of, info_fields, scan_hash
-from toolbus.broker.tallies import Tallies
+from toolbus.broker.limits.tallies import Tallies
+from toolbus.broker.protocols import RefusedTool, ServiceRecord
+from toolbus.broker.reading import integer
+from toolbus.broker.registry.publications import read_record
+from toolbus.broker.registry.registry import TTL, Registry, read_items
+from toolbus.broker.transport.command import ReplyError
+from toolbus.broker.transport.connection import Connector, ServerInfo
+from toolbus.broker.transport.link import ShortLink
+from toolbus.broker.transport.replication import Replication
+from toolbus.broker.transport.replies import fields_of, info_fields, scan_hash
 from toolbus.descriptors import Publication, ServiceDescriptor
-from toolbus.envelope import Frame, address, encode, join_frames, new_run
-from toolbus.results import BrokerError, ErrorInfo
+from toolbus.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
+from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ErrorInfo
 from toolbus.settings import Settings
 
 _PAGE = 256
@@ -37,7 +41,10 @@ class ServiceOverview(NamedTuple):
 
 
 class ServerHealth(NamedTuple):
-    """What ``toolbus doctor`` looks at. Latency in milliseconds, skew in seconds (server minus local)."""
+    """What ``toolbus doctor`` looks at. Latency in milliseconds, skew in seconds (server minus local).
+
+    ``needs_replicas`` when the server takes no writes while it has lost its replicas.
+    """
 
     server: ServerInfo
     policy: str
@@ -45,6 +52,8 @@ class ServerHealth(NamedTuple):
     append_only: bool
     latency_ms: float
     skew: float
+    replicas: int
+    needs_replicas: bool
 
 
 class Admin:
@@ -61,7 +70,9 @@ class Admin:
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
         await self._link.connect()
-        self._registry = Registry(self._link, self._keys, self._settings)
+        # Nobody else waits for this link, so it can wait for replicas itself.
+        replication = Replication(self._link, self._settings.wait_replicas, self._settings.wait_timeout)
+        self._registry = Registry(self._link, self._keys, self._settings, replication)
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
         self.tallies = Tallies(self._link, self._keys)
         return self
@@ -72,9 +83,14 @@ class Admin:
 
     async def services(self) -> list[ServiceOverview]:
         """Every service in the registry, by id."""
-        records = {name: read_record(value) async for name, value in scan_hash(self._link, self._keys.services)}
-        found = [await self._overview(record.publication, live=record.live) for record in records.values() if record is not None]
+        records, _ = await self._records()
+        found = [await self._overview(record.publication, live=record.live) for record in records]
         return sorted(found, key=lambda overview: overview.publication.service.id)
+
+    async def refused(self) -> list[RefusedTool]:
+        """Every service and tool in the registry that can't be used, with the reason; a service stands for all of its tools."""
+        records, unreadable = await self._records()
+        return sorted([*unreadable, *(tool for record in records for tool in record.refused)])
 
     async def pause(self, service: str) -> None:
         """Make every worker of a service stop taking requests; what runs goes on, what comes waits."""
@@ -102,8 +118,8 @@ class Admin:
 
     async def items(self, prefix: str = "") -> dict[str, bytes]:
         """Static descriptors by key, sorted, of keys that start with ``prefix``."""
-        scanned = scan_hash(self._link, self._keys.items)
-        return dict(sorted([(key.decode(), value) async for key, value in scanned if key.startswith(prefix.encode())]))
+        items = await read_items(self._link, self._keys)
+        return {key: items[key] for key in sorted(items) if key.startswith(prefix)}
 
     async def item(self, key: str) -> bytes | None:
         """One static descriptor, or None."""
@@ -126,25 +142,42 @@ class Admin:
         """Look at the server: its memory policy, persistence, latency and clock."""
         memory = await self._info("memory")
         persistence = await self._info("persistence")
+        replication = await self._info("replication")
         times: list[float] = []
         for _ in range(50):
             asked = time.perf_counter()
             await self._link.execute("PING")
             times.append((time.perf_counter() - asked) * 1000)
         seconds, micros = await self._link.execute("TIME")
-        skew = int(seconds) + int(micros) / 1e6 - time.time()
+        skew = integer(seconds) + integer(micros) / 1e6 - time.time()
         if self._link.server is None:
             raise BrokerError("the connection was lost")
         return ServerHealth(
             server=self._link.server,
             policy=memory.get("maxmemory_policy", "unknown"),
-            max_memory=int(memory.get("maxmemory", "0")),
+            max_memory=integer(memory.get("maxmemory", "0")),
             append_only=persistence.get("aof_enabled") == "1",
             latency_ms=sorted(times)[len(times) // 2],
             skew=skew,
+            replicas=int(replication.get("connected_slaves", "0")),
+            # The server says it only when `min-replicas-to-write` is set.
+            needs_replicas="min_slaves_good_slaves" in replication,
         )
 
     # -- inside -----------------------------------------------------------------------------------
+
+    async def _records(self) -> tuple[list[ServiceRecord], list[RefusedTool]]:
+        """The services that can be read, and those that can't."""
+        # By name: a table that changes during the scan may give an entry twice.
+        values = {name: value async for name, value in scan_hash(self._link, self._keys.services)}
+        records: list[ServiceRecord] = []
+        unreadable: list[RefusedTool] = []
+        for name, value in values.items():
+            try:
+                records.append(read_record(value))
+            except DescriptorError as error:
+                unreadable.append(RefusedTool("all tools", name.decode("utf-8", "replace"), str(error)))
+        return records, unreadable
 
     async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
         service = publication.service.id
@@ -164,21 +197,38 @@ class Admin:
 
     async def _descriptor(self, service: str) -> ServiceDescriptor | None:
         value = await self._link.execute("HGET", self._keys.services, service)
-        record = read_record(value) if value is not None else None
-        return None if record is None else record.publication.service
+        if value is None:
+            return None
+        try:
+            return read_record(value).publication.service
+        except DescriptorError:
+            return None
 
     async def _wake(self, service: str, word: str) -> None:
         await self._link.execute("PUBLISH", self._keys.wake(await self.queue(service)), f"{word} {service}")
 
     async def _purge(self, stream: str, entry: bytes, document: bytes) -> int:
-        replies, frames = "", b""
+        replies, frames, call = "", b"", ""
         found = address(document)
         if found is not None:
             call, agent = found
             error = ErrorInfo("cancelled", "purged", "an operator purged the queue before the call ran")
-            replies = self._keys.call(call) if b'"shared":true' in document else self._keys.replies(agent)
+            replies = self._keys.replies(agent)
             frames = join_frames([encode(Frame(call, new_run(), kind="end", end_of_stream=True, error=error))])
-        return int(await self._link.execute_script(scripts.PURGE, (stream,), (entry, replies, frames)))
+        keys: tuple[str, ...] = (stream,)
+        request = self._shared(document)
+        if request is not None:
+            replies = self._keys.call(request.id)
+            keys = (stream, self._keys.shared(share_digest(request)), self._keys.started(request.id))
+        return int(await self._link.execute_script(scripts.PURGE, keys, (entry, replies, frames, call)))
+
+    def _shared(self, document: bytes) -> Request | None:
+        """The request of a call that carries an idempotency key."""
+        try:
+            request = decode_request(document, limit=self._settings.max_request + 1024)
+        except EnvelopeError:
+            return None
+        return request if request.shared else None
 
     async def _info(self, section: str) -> dict[str, str]:
         try:

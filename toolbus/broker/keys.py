@@ -21,6 +21,21 @@ class Keys:
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
+    def shared_by_all(self) -> dict[str, str]:
+        """The keys of the whole namespace, and the type of each."""
+        hashes = dict.fromkeys((self.services, self.names, self.meta, self.items), "hash")
+        others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
+        return hashes | others
+
+    def of_service(self, service: str, queue: str) -> dict[str, str]:
+        """The keys of one service, and the type of each."""
+        streams = dict.fromkeys((self.queue(queue), self.dead_letters(queue)), "stream")
+        return streams | {self.fence(queue): "hash", self.cancelled(queue): "zset", self.instances(service): "hash"}
+
+    def of_agent(self, agent: str) -> dict[str, str]:
+        """The keys of one agent process, and the type of each."""
+        return {self.replies(agent): "stream", self.flushes(agent): "hash"}
+
     def queue(self, name: str) -> str:
         """A service's request stream."""
         return f"{self.prefix}q:{name}"

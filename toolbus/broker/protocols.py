@@ -14,7 +14,7 @@ import msgspec
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, Request
-from toolbus.results import ErrorInfo
+from toolbus.results import ErrorInfo, ToolbusError
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -35,11 +35,24 @@ class Verdict(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class RefusedTool(NamedTuple):
+    """A tool whose descriptor can't be used, and why; ``name`` is its place where it has none."""
+
+    name: str
+    service: str
+    reason: str
+
+
 class ServiceRecord(msgspec.Struct, frozen=True):
-    """A service in the registry: its current publication, and whether an instance is live."""
+    """A service in the registry: its current publication, and whether an instance is live.
+
+    Attributes:
+        refused: tools of it that can't be used; the others are in the publication.
+    """
 
     publication: Publication
     live: bool
+    refused: tuple[RefusedTool, ...] = ()
 
 
 class Sender(Protocol):
@@ -97,12 +110,14 @@ class Confirmations(Protocol):
     async def ask(self, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
         """Open a request and wait for its answer; None when nobody answers within ``seconds``. Cancelling it withdraws the request.
 
+        A permission that names another digest than the request's is a refusal.
+
         :raises ToolError: ``overloaded``, because too many requests wait.
         :raises BrokerError: the server refuses.
         """
 
     async def pending(self) -> list[ConfirmationRequest]:
-        """The open requests, the oldest first.
+        """The open requests, the oldest first, without the ``whole`` of their arguments.
 
         :raises BrokerError: the server could not be asked.
         """
@@ -140,6 +155,9 @@ class AgentListener(Protocol):
 
     def on_replies_lost(self) -> None:
         """The reply stream had to be made anew: frames of running calls may be missing."""
+
+    def on_failed(self, error: ToolbusError) -> None:
+        """The broker can't go on: nothing arrives any more."""
 
 
 class AgentBroker(Protocol):
@@ -213,9 +231,9 @@ class AgentBroker(Protocol):
         """Counts for people and metrics."""
 
 
-Beginning = Literal["started", "began", "unsure", "lost"]
+Beginning = Literal["started", "began", "unsure", "unconfirmed", "lost"]
 """Whether a ``once`` handler may begin: ``started``; ``began`` (an earlier attempt did); ``unsure`` (the server may have forgotten that
-one did); ``lost`` (another worker has it)."""
+one did); ``unconfirmed`` (too few replicas know that it begins, and no attempt will run); ``lost`` (another worker has it)."""
 
 
 class Delivery(msgspec.Struct, eq=False):
@@ -310,6 +328,9 @@ class WorkerListener(Protocol):
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """Nobody reads these replies any more: their calls end."""
 
+    def on_failed(self, error: ToolbusError) -> None:
+        """The broker can't go on: nothing more is to be taken."""
+
     def free_slots(self) -> int:
         """How many more deliveries can run now."""
 
@@ -392,8 +413,12 @@ class WorkerBroker(Protocol):
     async def room(self) -> None:
         """Wait until frames leave again."""
 
-    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
-        """Send the last frame and remove the request, if it is still ours. A failure is not kept for later callers with the same key."""
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
+        """Send the last frame and remove the request, if it is still ours.
+
+        ``frees`` when the call failed and this run did nothing that must not happen twice: then the answer is not kept for later callers
+        with the same idempotency key, unless an earlier attempt began ``once`` work.
+        """
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame.

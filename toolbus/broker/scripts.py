@@ -6,7 +6,7 @@ import hashlib
 import re
 from importlib import resources
 
-_INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
+_INCLUDE = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)
 
 
 class Script:
@@ -15,7 +15,7 @@ class Script:
     __slots__ = ("name", "sha", "source")
 
     def __init__(self, name: str) -> None:
-        folder = resources.files("toolbus.broker").joinpath("lua")
+        folder = resources.files("toolbus.broker")
         text = folder.joinpath(f"{name}.lua").read_text("utf-8")
         self.name = name
         self.source = _INCLUDE.sub(lambda found: folder.joinpath(f"{found[1]}.lua").read_text("utf-8"), text)
@@ -25,45 +25,60 @@ class Script:
         return f"Script({self.name!r})"
 
 
-PUBLISH = Script("publish")
-CANCEL = Script("cancel")
-SHARE = Script("share")
-LEAVE = Script("leave")
-SEND = Script("send")
-FINISH = Script("finish")
-FINISH_EACH = Script("finish_each")
-RENEW = Script("renew")
-REAP = Script("reap")
-START = Script("start")
-BURY = Script("bury")
-REDRIVE = Script("redrive")
-COUNT = Script("count")
-HAND_BACK = Script("hand_back")
-RETIRE = Script("retire")
-OWN = Script("own")
-DISOWN = Script("disown")
-PASS_ON = Script("pass_on")
-REGISTER = Script("register")
-UNREGISTER = Script("unregister")
-SWEEP = Script("sweep")
-BEAT = Script("beat")
-ITEM = Script("item")
-TRANSFER = Script("transfer")
-OVERVIEW = Script("overview")
-PURGE = Script("purge")
-SPEND = Script("spend")
-QUOTA = Script("quota")
-USAGE = Script("usage")
-ASK = Script("ask")
-ANSWER = Script("answer")
-WITHDRAW = Script("withdraw")
-EXTEND = Script("extend")
-LISTEN = Script("listen")
-PAUSE = Script("pause")
+PUBLISH = Script("publish/publish")
+CANCEL = Script("publish/cancel")
+SHARE = Script("publish/share")
+LEAVE = Script("publish/leave")
+SEND = Script("finish/send")
+FINISH = Script("finish/finish")
+FINISH_EACH = Script("finish/finish_each")
+RENEW = Script("lease/renew")
+REAP = Script("recover/reap")
+START = Script("take/start")
+BURY = Script("dead_letters/bury")
+REDRIVE = Script("dead_letters/redrive")
+COUNT = Script("take/count")
+HAND_BACK = Script("recover/hand_back")
+RETIRE = Script("recover/retire")
+OWN = Script("sessions/own")
+DISOWN = Script("sessions/disown")
+PASS_ON = Script("sessions/pass_on")
+REGISTER = Script("registry/register")
+UNREGISTER = Script("registry/unregister")
+SWEEP = Script("registry/sweep")
+BEAT = Script("lease/beat")
+ITEM = Script("registry/item")
+TRANSFER = Script("registry/transfer")
+OVERVIEW = Script("registry/overview")
+PURGE = Script("dead_letters/purge")
+SPEND = Script("limits/spend")
+QUOTA = Script("limits/quota")
+USAGE = Script("limits/usage")
+ASK = Script("confirmations/ask")
+ANSWER = Script("confirmations/answer")
+WITHDRAW = Script("confirmations/withdraw")
+EXTEND = Script("confirmations/extend")
+LISTEN = Script("publish/listen")
+PAUSE = Script("confirmations/pause")
+TAKE = Script("take/take")
+MEND = Script("recover/mend")
 
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
-    OWN, DISOWN, PASS_ON, LISTEN, PAUSE,
+    OWN, DISOWN, PASS_ON, LISTEN, PAUSE, TAKE, MEND,
 )  # fmt: skip
+
+_EVALSHA = b"\r\n$7\r\nEVALSHA\r\n$40\r\n"
+_SOURCES = {script.sha.encode(): script.source.encode() for script in ALL}
+
+
+def with_source(packed: bytes) -> bytes | None:
+    """A packed ``EVALSHA`` as an ``EVAL``, which no server can answer with ``NOSCRIPT``; None when it is no script of ours."""
+    head, found, rest = packed.partition(_EVALSHA)
+    source = _SOURCES.get(rest[:40])
+    # The number of words stands before the first one; a value further on that looks like a command is none.
+    if not found or source is None or not head[1:].isdigit():
+        return None
+    return b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b%b" % (head, len(source), source, rest[40:])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
+import sys
 from typing import Any
 
 import click
@@ -17,7 +19,7 @@ _COMMANDS = {
     "confirm": "confirm",
     "dead": "dead",
     "demo": "demo",
-    "describe": "look",
+    "describe": "inspection",
     "dev": "dev",
     "doctor": "doctor",
     "get": "items",
@@ -28,12 +30,13 @@ _COMMANDS = {
     "put": "items",
     "resume": "operate",
     "rm": "items",
-    "services": "look",
-    "settings": "look",
+    "services": "inspection",
+    "settings": "inspection",
     "toolkit": "toolkit",
-    "tools": "look",
+    "tools": "inspection",
     "usage": "usage",
     "worker": "worker",
+    "workers": "workers",
 }
 
 
@@ -50,6 +53,7 @@ class _Commands(click.Group):
         except ToolbusError as error:
             raise Failure(str(error)) from None
         except OSError as error:
+            _drop_unwritable_output()
             raise Failure(reason(error)) from None
         except KeyboardInterrupt:
             ctx.exit(130)
@@ -63,6 +67,14 @@ class _Commands(click.Group):
         module = importlib.import_module(f"toolbus.cli.{_COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+
+def _drop_unwritable_output() -> None:
+    """Send what can't be written nowhere: Python would try it again when it ends, and complain about it (exit code 120)."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

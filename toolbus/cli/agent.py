@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, settings_of
-from toolbus.cli.person import Person
+from toolbus.cli.prompt import Person
+from toolbus.display import visible
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
@@ -206,7 +207,9 @@ class _Screen:
             total = f"/{event.total:g}" if event.total else ""
             self._line(f"  {told.tool} [{event.done:g}{total}] {event.message}")
         elif isinstance(event, Asked):
-            self._line(f"  {told.tool} asks: {event.question}; it waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}")
+            self._line(
+                f"  {told.tool} asks: {visible(event.question)}; it waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}"
+            )
         elif isinstance(event, Reset):
             self._line(f"  {told.tool}: attempt {event.attempt} starts anew")
         elif isinstance(event, Finished) and event.result.error is not None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.cli.common import Seconds, fail, output_option, print_json, with_bus
-from toolbus.confirmations import visible
+from toolbus.display import visible
 
 if TYPE_CHECKING:
-    from toolbus import ErrorInfo, Tool, ToolBus, ToolResult
+    from toolbus import Tool, ToolBus, ToolResult
     from toolbus.client.call import Call
 
 
@@ -58,7 +58,8 @@ def call_command(
       toolbus call text_stats text=@README.md --output json
       toolbus call tell-pun topic=cats --user alice
     """
-    from toolbus import ToolResult
+    from toolbus import ToolError, ToolResult
+    from toolbus.client.grant import Grant
 
     options: dict[str, Any] = {"user": user, "session": session}
     options |= {} if timeout is None else {"timeout": timeout}
@@ -70,11 +71,18 @@ def call_command(
             with contextlib.suppress(TimeoutError):
                 known = await bus.wait_for_tool(tool, wait)
         arguments = _arguments(pairs, document, known)
-        if known is not None and known.available and known.descriptor.confirm and not yes:
-            refused = await _refused(bus, known, arguments, user, session, confirm_timeout)
-            if refused is not None:
-                return ToolResult.fail(refused)
-        async with bus.stream(tool, arguments, **options) as call:
+        if known is None or yes:
+            async with bus.stream(tool, arguments, **options) as call:
+                return await _print(call, quiet=not streaming)
+        grant = Grant(known)
+        if known.available and known.descriptor.confirm:
+            try:
+                arguments, grant.digest = await _allowed(bus, known, arguments, user, session, confirm_timeout)
+            except ToolError as error:
+                return ToolResult.fail(error.error)
+        made = bus.stream(tool, arguments, **options)
+        made.grant = grant
+        async with made as call:
             return await _print(call, quiet=not streaming)
 
     result = with_bus(ctx, main)
@@ -88,17 +96,19 @@ def call_command(
         fail(f"{result.error.type}: {result.error.message or result.error.code}")
 
 
-async def _refused(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float) -> ErrorInfo | None:
-    """Ask for a person's permission, here and everywhere: None when the call may run."""
+async def _allowed(
+    bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float
+) -> tuple[dict[str, Any], str]:
+    """Ask for a person's permission, here and everywhere; returns what it is for and the digest of that.
+
+    :raises ToolError: it is not given, or the arguments are wrong.
+    """
     from toolbus import Confirmation, ToolError
-    from toolbus.cli.person import Person
+    from toolbus.cli.prompt import Person
     from toolbus.envelope import new_run
 
-    try:
-        tool.check(arguments)
-    except ToolError as error:
-        return error.error
-    confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds)
+    tool.check(arguments)
+    confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds, limit=bus.settings.max_request)
     here = sys.stdin.isatty()
 
     def show(text: str) -> None:
@@ -107,7 +117,10 @@ async def _refused(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: st
 
     if not here:
         show(str(confirmation))
-    return await bus.confirmations.settled(confirmation, Person(show).ask if here else None, shared=True)
+    refused = await bus.confirmations.settled(confirmation, Person(show).ask if here else None, shared=True)
+    if refused is not None:
+        raise ToolError(refused)
+    return confirmation.arguments, confirmation.digest
 
 
 async def _print(call: Call, *, quiet: bool) -> ToolResult:

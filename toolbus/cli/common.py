@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 import msgspec
 
-from toolbus.confirmations import cut
+from toolbus.display import visible, visible_lines
 from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
 
@@ -109,22 +109,25 @@ def output_option(function: F) -> F:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+    # What would command a terminal or hide on it is written as an escape, which JSON reads as the same.
+    click.echo(visible_lines(msgspec.json.format(msgspec.json.encode(value)).decode()))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
     """A table on a terminal, aligned text otherwise; ``empty`` says what it means that there is nothing."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
     if not cells:
         click.echo(empty, err=True)
         return
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(*columns, box=None, header_style="bold", pad_edge=False)
         for row in cells:
-            table.add_row(*row)
+            # As text: in a plain string brackets would be markup.
+            table.add_row(*map(Text, row))
         Console().print(table)
         return
     widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
@@ -134,7 +137,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 def one_line(text: str, most: int) -> str:
     """The text in one line of at most so many characters."""
-    return cut(" ".join(text.split()), most)
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def reason(error: OSError) -> str:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from toolbus.cli.common import fail, one_line, output_option, print_json, print_table, with_bus
-from toolbus.confirmations import ConfirmationAnswer, visible
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.display import visible
 
 if TYPE_CHECKING:
-    from toolbus import ConfirmationRequest, ToolBus
+    from toolbus import ToolBus
 
 _by_option = click.option("--by", help="Who answers, for the log and the caller; the login name if left out.")
 
@@ -53,10 +54,11 @@ def list_command(ctx: click.Context, user: str | None, output: str) -> None:
 
 @confirm_command.command("show")
 @click.argument("id")
+@click.option("--full", is_flag=True, help="All of the arguments, also where they are long.")
 @output_option
 @click.pass_context
-def show_command(ctx: click.Context, /, id: str, output: str) -> None:
-    """Print one request as a person reads it, with its arguments."""
+def show_command(ctx: click.Context, /, id: str, full: bool, output: str) -> None:
+    """Print one request as a person reads it, with its arguments; what is long is shortened, value by value."""
 
     async def main(bus: ToolBus) -> ConfirmationRequest:
         return await bus.confirmations.get(await _whole(bus, id))
@@ -65,17 +67,18 @@ def show_command(ctx: click.Context, /, id: str, output: str) -> None:
     if output == "json":
         print_json(found)
     else:
-        click.echo(_text(found))
+        click.echo(_text(found, full=full))
 
 
 @confirm_command.command("allow")
 @click.argument("id")
 @click.option("--note", default="", help="A remark for whoever asked.")
+@click.option("--digest", default="", help="Allow nothing but what has this digest, or one that starts so; `show` prints it.")
 @_by_option
 @click.pass_context
-def allow_command(ctx: click.Context, /, id: str, note: str, by: str | None) -> None:
+def allow_command(ctx: click.Context, /, id: str, note: str, digest: str, by: str | None) -> None:
     """Let a call go on. Of several answers the first one wins; the exit code is 1 for the others."""
-    _answer(ctx, id, ConfirmationAnswer(True, note, _name(by)))
+    _answer(ctx, id, ConfirmationAnswer(True, note, _name(by)), digest)
 
 
 @confirm_command.command("deny")
@@ -99,15 +102,22 @@ def watch_command(ctx: click.Context, user: str | None, output: str) -> None:
     async def main(bus: ToolBus) -> None:
         async for request in bus.confirmations.watch():
             if user is None or request.user == user:
-                click.echo(msgspec.json.encode(request).decode() if output == "json" else f"{_text(request)}\n")
+                click.echo(visible(msgspec.json.encode(request).decode()) if output == "json" else f"{_text(request)}\n")
 
     with_bus(ctx, main)
 
 
-def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer) -> None:
+def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer, digest: str = "") -> None:
     async def main(bus: ToolBus) -> str:
-        whole = await _whole(bus, start)
-        await bus.confirmations.answer(whole, answer)
+        import msgspec
+
+        whole, given = await _whole(bus, start), answer
+        if digest:
+            found = await bus.confirmations.get(whole)
+            if not found.digest.startswith(digest):
+                fail(f"{whole} has the digest {visible(found.digest)}, not {digest}")
+            given = msgspec.structs.replace(answer, digest=found.digest)
+        await bus.confirmations.answer(whole, given)
         return whole
 
     click.echo(f"{with_bus(ctx, main)} {'allowed' if answer.allowed else 'denied'}")
@@ -133,16 +143,23 @@ def _name(by: str | None) -> str:
 
 def _row(request: ConfirmationRequest) -> tuple[object, ...]:
     now = time.time()
-    names = (visible(request.tool or request.service), visible(request.user))
-    return (request.id, *names, _ago(now - request.asked_at), _ago(request.expires_at - now), visible(one_line(request.question, 60)))
+    question = one_line(f"{visible(request.question)} {visible(request.description)}", 60)
+    return (
+        request.id,
+        request.tool or request.service,
+        request.user,
+        _ago(now - request.asked_at),
+        _ago(request.expires_at - now),
+        question,
+    )
 
 
-def _text(request: ConfirmationRequest) -> str:
+def _text(request: ConfirmationRequest, *, full: bool = False) -> str:
+    """The request, each of its fields in a line of its own that no field can end."""
     until = datetime.datetime.fromtimestamp(request.expires_at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    about = [
-        f"{name} {value}" for name, value in (("service", request.service), ("session", request.session), ("call", request.call)) if value
-    ]
-    return f"{request.id}  until {until}\n{request}\n  {visible(', '.join(about))}"
+    fields = {"Service": request.service, "Session": request.session, "Call": request.call, "Digest": request.digest}
+    about = [f"  {name}: {visible(value)}" for name, value in fields.items() if value]
+    return "\n".join([f"{visible(request.id)}  until {until}", request.text(full=full), *about])
 
 
 def _ago(seconds: float) -> str:

@@ -13,7 +13,7 @@ from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
-    from toolbus.broker.dead_letters import DeadLetter
+    from toolbus.broker.dead_letters.dead_letters import DeadLetter
 
 
 @click.group("dead", no_args_is_help=True)
@@ -34,8 +34,9 @@ def list_command(ctx: click.Context, service: str | None, limit: int, output: st
     """List dead letters, the newest first: of one service, or of all."""
 
     async def main(admin: Admin) -> list[DeadLetter]:
-        queues = [await admin.queue(service)] if service else await admin.dead_letters.queues()
-        return [letter for queue in queues for letter in await admin.dead_letters.newest(queue, limit)]
+        if service:
+            return await admin.dead_letters.newest(await admin.queue(service), limit)
+        return await _newest_of_all(admin, limit)
 
     found = with_admin(ctx, main)
     if output == "json":
@@ -108,6 +109,19 @@ def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], eve
 
     _confirm(letters, everything, yes, f"Delete every dead letter of {service!r}?")
     _finish(with_admin(ctx, main))
+
+
+async def _newest_of_all(admin: Admin, limit: int) -> list[DeadLetter]:
+    """The newest letters of each queue; one whose key is of a wrong type is told, and hides no other."""
+    from toolbus.broker.transport.command import WrongTypeError
+
+    found: list[DeadLetter] = []
+    for queue in await admin.dead_letters.queues():
+        try:
+            found += await admin.dead_letters.newest(queue, limit)
+        except WrongTypeError as error:
+            Failure(str(error)).show()
+    return found
 
 
 async def _each(admin: Admin, queue: str, letters: tuple[str, ...], everything: bool, one: Callable[[str], Awaitable[None]]) -> int:

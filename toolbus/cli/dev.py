@@ -32,13 +32,11 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
     Example:
       toolbus dev jokes.py
     """
-    import workers
-
     settings = settings_with_server(ctx)
     with contextlib.ExitStack() as stack:
         _find_server(settings, stack)
         environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in (ctx.find_root().obj or {}).items()}}
-        command = [sys.executable, "-m", "toolbus", "worker", *workers.EXAMPLES, *targets]
+        command = [sys.executable, "-m", "toolbus", "worker", "--examples", *targets]
         child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our own command
         stack.callback(_stop, child)
         with _signals():
@@ -108,7 +106,7 @@ def _introduce(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
 
 def _find_server(settings: Settings, stack: contextlib.ExitStack) -> None:
     """Use the server that the URL names, or start one there."""
-    from toolbus.broker.connection import redact
+    from toolbus.broker.transport.connection import redact
 
     if not settings.url.startswith(("redis://", "rediss://")):
         click.echo(f"using the server of {redact(settings.url)}")

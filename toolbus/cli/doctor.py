@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, settings_of
+from toolbus.cli.common import fail, one_line, output_option, print_json, print_table, settings_of
 from toolbus.results import BrokerError, ToolbusError
 from toolbus.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus.broker.admin import ServerHealth, ServiceOverview
+    from toolbus.broker.protocols import RefusedTool
 
 _SLOW_MS = 5.0
 _SKEWED = 5.0
@@ -39,14 +43,15 @@ def doctor_command(ctx: click.Context, output: str) -> None:
 
 
 async def _examine(settings: Settings) -> list[Finding]:
-    from toolbus.broker.admin import Admin, ServerHealth
-    from toolbus.broker.connection import redact
+    from toolbus.broker.admin import Admin
+    from toolbus.broker.transport.connection import redact
 
     findings = [Finding("url", "ok", redact(settings.url))]
     try:
         async with Admin(settings) as admin:
-            health: ServerHealth = await admin.health()
+            health = await admin.health()
             services = await admin.services()
+            unusable = [*await admin.refused(), *_impossible(services), *_invalid(services, await admin.items("tool"))]
     except BrokerError as error:
         return [*findings, Finding("server", "fail", str(error))]
     except ToolbusError as error:
@@ -64,6 +69,7 @@ async def _examine(settings: Settings) -> list[Finding]:
         Finding("scripts", "ok", "all load"),
         Finding("memory policy", "warn" if evicts else "ok", policy),
         Finding("persistence", "ok" if health.append_only else "warn", kept),
+        _replicas(health, settings.wait_replicas),
         Finding("latency", "warn" if slow else "ok", f"{health.latency_ms:.2f} ms (median of 50)"),
         Finding(
             "clock",
@@ -71,5 +77,44 @@ async def _examine(settings: Settings) -> list[Finding]:
             f"server is {health.skew:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
         ),
         Finding("registry", "ok", f"{len(services)} services in namespace {settings.namespace!r}"),
+        *(Finding("tool", "fail", f"{tool.name} of {tool.service} can't be used: {one_line(tool.reason, 300)}") for tool in unusable),
         Finding("owner", "ok" if settings.owner else "warn", owner),
     ]
+
+
+def _impossible(services: list[ServiceOverview]) -> list[RefusedTool]:
+    """Tools whose schemas say nothing that can be checked."""
+    from toolbus.broker.protocols import RefusedTool
+    from toolbus.results import DescriptorError
+    from toolbus.schema import check_possible
+
+    found: list[RefusedTool] = []
+    for service in services:
+        for tool in service.publication.tools:
+            try:
+                check_possible(tool.schema or {})
+            except DescriptorError as error:
+                found.append(RefusedTool(tool.name, service.publication.service.id, str(error)))
+    return found
+
+
+def _invalid(services: list[ServiceOverview], items: dict[str, bytes]) -> list[RefusedTool]:
+    """Operators' descriptors that agents leave out."""
+    from toolbus.broker.protocols import ServiceRecord
+    from toolbus.client.catalogue import Catalogue
+
+    catalogue = Catalogue()
+    catalogue.on_registry({each.publication.service.id: ServiceRecord(each.publication, each.live) for each in services}, items)
+    return catalogue.refused()
+
+
+def _replicas(health: ServerHealth, waited_for: int) -> Finding:
+    if waited_for > health.replicas:
+        found = f"{health.replicas} connected, and TOOLBUS_WAIT_REPLICAS is {waited_for}: no `once` call runs until there are as many"
+        return Finding("replicas", "fail", found)
+    if not health.replicas:
+        return Finding("replicas", "ok", "none connected")
+    if not health.needs_replicas:
+        advice = "a master that was cut off or replaced takes writes that will be lost; set `min-replicas-to-write 1`"
+        return Finding("replicas", "warn", f"{health.replicas} connected: {advice}")
+    return Finding("replicas", "ok", f"{health.replicas} connected, and writes need some of them")

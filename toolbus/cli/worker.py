@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from toolbus.settings import PREFIX, Settings
 
 
 @click.command("worker")
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.argument("targets", nargs=-1, metavar="TARGET...")
 @click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Worker processes.")
 @click.option("--concurrency", type=click.IntRange(1), help="Calls that run at once in each process (TOOLBUS_CONCURRENCY; 100).")
 @click.option("--reload", is_flag=True, help="Restart when a Python file beside the targets changes.")
@@ -27,6 +27,7 @@ from toolbus.settings import PREFIX, Settings
 @click.option("--middleware", "around", multiple=True, metavar="MODULE:NAME", help="Middleware, or a list of it (may be repeated).")
 @click.option("--health-file", type=click.Path(path_type=Path), help="Keep this file fresh while the worker can serve.")
 @click.option("--health-port", type=click.IntRange(1, 65535), help="Answer HTTP on this loopback port: 200 or 503.")
+@click.option("--examples", is_flag=True, hidden=True, help="Serve the examples of toolbus, too.")
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
 def worker_command(
@@ -40,45 +41,39 @@ def worker_command(
     around: tuple[str, ...],
     health_file: Path | None,
     health_port: int | None,
+    examples: bool,
     lifeline: int | None,
 ) -> None:
-    """Serve the tools of each TARGET: a path (jokes.py, mytools/), a module, a package with all that is in it, or module:name.
+    """Serve the tools of each TARGET: a path (jokes.py, mytools/), a module, a package with all that is in it, module:name,
+    or the short name of an installed service (toolbus workers lists them).
 
     SIGTERM and Ctrl-C leave the registry at once, let running calls finish, and exit with 0.
 
     \b
     Examples:
       toolbus worker jokes.py
-      toolbus worker workers.calculator workers.text --processes 4
+      toolbus worker calculator text --processes 4
       toolbus worker mytools
       toolbus worker jokes.py --middleware limits.py:middleware
     """
     from toolbus import telemetry
+    from toolbus.worker.loops import run_loop
 
     probes = {"--health-file": health_file, "--health-port": health_port}
     extra = [word for option, value in probes.items() if value is not None for word in (option, str(value))]
     if extra and processes > 1:
         raise click.UsageError("--health-file and --health-port are for one process; leave --processes out")
+    if not targets and not examples:
+        raise click.UsageError("name what to serve: a file (jokes.py), a module, or an installed service (toolbus workers lists them)")
+    extra += ["--examples"] if examples else []
     extra += [word for each in around for word in ("--middleware", each)]
     settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
     telemetry.configure_logging(settings.log_level, settings.log_format)
     if processes > 1 or reload:
         code = run_loop(lambda: _supervise(settings, targets, processes, reload=reload, extra=extra, ctx=ctx))
     else:
-        code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline))
+        code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline, examples=examples))
     sys.exit(code)
-
-
-def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a program on uvloop when it is installed, else on asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        factory = None
-    else:
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main())
 
 
 async def _work(
@@ -88,13 +83,18 @@ async def _work(
     health_file: Path | None,
     health_port: int | None,
     lifeline: int | None,
+    *,
+    examples: bool,
 ) -> int:
+    from toolbus import telemetry
+    from toolbus.worker import installed
     from toolbus.worker.health import keep_file, serve_port
     from toolbus.worker.loading import load
     from toolbus.worker.supervisor import watch_lifeline
     from toolbus.worker.worker import Worker
 
-    worker = Worker([load(target) for target in targets], settings=settings, middleware=_middleware(around))
+    served = [*(installed.examples() if examples else ()), *(load(target) for target in targets)]
+    worker = Worker(served, settings=settings, middleware=_middleware(around))
     if lifeline is not None:
         watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
@@ -111,6 +111,7 @@ async def _work(
         raise group.exceptions[0] from None
     if worker.stuck:
         # A thread can't be stopped; its call was given up, and it must not hold the process.
+        telemetry.flush_logging()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -15,7 +15,13 @@ from toolbus.results import Blob, ErrorInfo, ResultMeta, ToolResult
 HOLD_BACK = 1_048_576
 """Most characters of a new run's text that are held back for comparison."""
 
+GAP_SECONDS = 2.0
+"""How long frames are waited for that later ones have overtaken."""
+
 _MOST_BANNED = 64
+# What is held back at most of the frames that came too early.
+_MOST_EARLY = 256
+_MOST_EARLY_BYTES = 1_048_576
 
 
 def only(frame: Frame, call: str, ms: float) -> ToolResult:
@@ -39,8 +45,8 @@ class Assembly:
     """
 
     __slots__ = (
-        "_banned", "_blobs", "_blobs_seen", "_data", "_epoch", "_held", "_held_length", "_length", "_next", "_output", "_partial",
-        "_run", "_run_text", "attempt", "finished", "text", "worker",
+        "_banned", "_blobs", "_blobs_seen", "_data", "_early", "_early_bytes", "_epoch", "_held", "_held_length", "_length", "_next",
+        "_output", "_partial", "_run", "_run_text", "attempt", "finished", "text", "worker",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -51,6 +57,8 @@ class Assembly:
         self._length = 0
         self._run = ""
         self._next = 0
+        self._early: dict[int, Frame] = {}
+        self._early_bytes = 0
         self._banned: list[str] = []
         self._held: list[str] | None = None
         self._held_length = 0
@@ -70,19 +78,25 @@ class Assembly:
             if (frame.epoch, frame.attempt) < (self._epoch, self.attempt):
                 return []
             self._begin(frame, events)
-        if frame.seq < self._next:
-            return []
+        if frame.seq < self._next or frame.seq in self._early:
+            return events
         if frame.seq > self._next:
-            return [*events, self._lost(frame)]
-        self._next += 1
-        if frame.seq == 0:
-            if not self.worker:
-                events.append(Started(frame.worker, frame.attempt, frame.queued_ms))
-            self.worker = frame.worker
-        self._take(frame, events)
-        if frame.end_of_stream:
-            self._end(frame, events)
+            return [*events, *self._hold_early(frame)]
+        self._advance(frame, events)
+        while self._early and not self.finished and self._next in self._early:
+            self._advance(self._early.pop(self._next), events)
         return events
+
+    @property
+    def missing(self) -> tuple[str, int] | None:
+        """The run and position of a frame that is missing while later ones are held back; None when there is none."""
+        return (self._run, self._next) if self._early else None
+
+    def lose(self) -> Finished:
+        """End the call since frames are missing; only while there are such."""
+        upto = min(self._early) - 1
+        message = f"frames {self._next} to {upto} of attempt {self.attempt} are missing"
+        return Finished(self.fail(ErrorInfo("outcome_unknown", "frames_missing", message)))
 
     def fail(self, error: ErrorInfo) -> ToolResult:
         """The result of a call that ends here for ``error``: what was delivered is kept as its partial output."""
@@ -105,6 +119,7 @@ class Assembly:
         self._run = frame.run
         self._epoch, self.attempt = frame.epoch, frame.attempt
         self._next = 0
+        self._early = {}
         self._run_text = False
         self._blobs_seen = 0
         self._partial = []
@@ -116,9 +131,22 @@ class Assembly:
         elif self._length or self._blobs:
             self._held = []
 
-    def _lost(self, frame: Frame) -> Event:
-        message = f"frames {self._next} to {frame.seq - 1} of attempt {frame.attempt} are missing"
-        return Finished(self.fail(ErrorInfo("outcome_unknown", "frames_missing", message)))
+    def _hold_early(self, frame: Frame) -> list[Event]:
+        self._early[frame.seq] = frame
+        self._early_bytes = len(msgspec.json.encode(frame)) + (self._early_bytes if len(self._early) > 1 else 0)
+        if len(self._early) > _MOST_EARLY or self._early_bytes > _MOST_EARLY_BYTES:
+            return [self.lose()]
+        return []
+
+    def _advance(self, frame: Frame, events: list[Event]) -> None:
+        self._next += 1
+        if frame.seq == 0:
+            if not self.worker:
+                events.append(Started(frame.worker, frame.attempt, frame.queued_ms))
+            self.worker = frame.worker
+        self._take(frame, events)
+        if frame.end_of_stream:
+            self._end(frame, events)
 
     def _reset(self, events: list[Event]) -> None:
         events.append(Reset(self.attempt))

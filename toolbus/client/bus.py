@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -14,7 +14,8 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import AgentBroker, agent_broker
-from toolbus.broker.protocols import Confirmations, Fate, ServiceRecord, Tallies
+from toolbus.broker.protocols import Confirmations, Fate, RefusedTool, ServiceRecord, Tallies
+from toolbus.client.assembly import GAP_SECONDS
 from toolbus.client.call import Call, Target
 from toolbus.client.catalogue import Catalogue
 from toolbus.client.guarded import Guard
@@ -27,7 +28,7 @@ from toolbus.descriptors import ServiceDescriptor
 from toolbus.envelope import Frame, Request, new_id
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, merged, seconds
-from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolError, ToolResult
+from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolbusError, ToolError, ToolResult
 from toolbus.settings import Settings
 
 # How many forks lie above this process: asking for the pid at each call cost 6 % of a caller's time.
@@ -40,6 +41,17 @@ _INQUIRY = 1.0
 _NOTHING: Mapping[str, Any] = {}
 # What a worker that registers may mend.
 _MAY_APPEAR = frozenset({"not_found", "unavailable"})
+
+
+class Arrival(msgspec.Struct, eq=False):
+    """Somebody who waits for a tool before there is a call of it."""
+
+    options: Mapping[str, Any]
+    error: ErrorInfo | None = None
+
+    def complete_with(self, error: ErrorInfo) -> None:
+        """End the wait."""
+        self.error = error
 
 
 class ToolBus(BusView):
@@ -69,11 +81,12 @@ class ToolBus(BusView):
         self._broker: AgentBroker | None = None
         self._catalogue: Catalogue | None = None
         self._calls: dict[str, Call] = {}
-        self._waiting: set[Call] = set()
+        self._waiting: set[Call | Arrival] = set()
         self._used = UsedSessions()
         self._forks = _forks[0]
         self._lock = asyncio.Lock()
         self._guard: Guard | None = None
+        self._failure: ErrorInfo | None = None
         if middleware:
             # It stands before the method, so that a bus without middleware does not even ask.
             self._guard = Guard(self, self.make_call, self._check, checked(middleware))
@@ -103,6 +116,7 @@ class ToolBus(BusView):
             self._tools = ToolView(self._catalogue)
             broker = agent_broker(self.settings)
             self._agent = broker.agent
+            self._failure = None
             await broker.open(self)
             self._forks = _forks[0]
             self._broker = broker
@@ -159,6 +173,11 @@ class ToolBus(BusView):
     def services(self) -> Mapping[str, ServiceRecord]:
         """The services in the registry, by id."""
         return self._known().services
+
+    @property
+    def refused(self) -> list[RefusedTool]:
+        """The tools whose descriptors can't be used, with the reason; their siblings can."""
+        return self._known().refused()
 
     def near(self, name: str) -> list[str]:
         """Names of tools that look like a wrong one."""
@@ -234,6 +253,7 @@ class ToolBus(BusView):
         for call in [*self._calls.values(), *self._waiting]:
             if call.options.get("session") == session and call.options.get("user", "") == user:
                 call.complete_with(ErrorInfo("cancelled", "session_closed", "the session was closed"))
+        self._known().wake()
         self._executors.memories.forget(user, session)
         await self._used.close(self._opened(), user, session)
 
@@ -245,10 +265,38 @@ class ToolBus(BusView):
         if problem is None:
             return None
         wait = call.options.get("wait")
-        if not wait or problem.type not in _MAY_APPEAR:
+        if not wait or not _may_appear(call, problem):
             call.complete_with(problem)
             return None
-        return self._wait(call, self._timeout(call.options, 0.0) if wait is True else seconds(wait, "wait"))
+        return self._wait(call, self.patience(call.options))
+
+    def patience(self, options: Mapping[str, Any]) -> float:
+        """Seconds that a call with these options waits for a worker to appear.
+
+        :raises ConfigurationError: the option is wrong.
+        """
+        wait = options.get("wait")
+        if not wait:
+            return 0.0
+        return self._timeout(options, 0.0) if wait is True else seconds(wait, "wait")
+
+    async def until_callable(self, find: Callable[[], Tool | None], options: Mapping[str, Any], limit: float) -> ErrorInfo | None:
+        """Wait until a tool can be called, at most so many seconds; an error when the bus or the session of ``options`` is closed first."""
+        arrival = Arrival(options)
+        self._waiting.add(arrival)
+
+        def ready() -> bool:
+            found = None if arrival.error is not None else find()
+            return arrival.error is not None or (found is not None and found.available)
+
+        try:
+            async with asyncio.timeout(limit):
+                await self._known().wait(ready)
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(arrival)
+        return arrival.error
 
     def withdraw(self, call: Call) -> None:
         """Tell the broker that nobody waits for the call any more."""
@@ -284,6 +332,12 @@ class ToolBus(BusView):
             self._deadlines.remove(call.slot, call.id)
             if call.idle_slot:
                 self._deadlines.remove(call.idle_slot, (call.id, "idle"))
+            if call.gap_slot:
+                self._deadlines.remove(call.gap_slot, (call.id, "gap"))
+
+    def watch_gap(self, call: Call, missing: tuple[str, int]) -> None:
+        """Have the call look in a moment whether a frame is still missing."""
+        call.gap_slot = self._deadlines.add(time.monotonic() + GAP_SECONDS, (call.id, "gap"), lambda: call.look_for(missing))
 
     def rearm(self, call: Call, now: float) -> None:
         """Take in that the call's deadline has changed, or its time stands still, or goes on."""
@@ -297,6 +351,8 @@ class ToolBus(BusView):
 
     def _try(self, call: Call) -> ErrorInfo | None:
         """Publish the call, or say why it can't be."""
+        if self._failure is not None:
+            return self._failure
         found = self._resolve(call)
         if isinstance(found, ErrorInfo):
             return found
@@ -323,6 +379,8 @@ class ToolBus(BusView):
         )
         if key:
             request = msgspec.structs.replace(request, shared=True)
+        if call.grant is not None and call.grant.digest:
+            request = msgspec.structs.replace(request, confirmed=call.grant.digest)
         if telemetry.active():
             call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=self._agent)
             if call.span is not None:
@@ -341,9 +399,11 @@ class ToolBus(BusView):
             return Resolution(descriptor.id, descriptor, config) if available else _unavailable(f"service {service!r}", service)
         tool = catalogue.tools.get(name)
         if tool is None or (tool.descriptor.tenants and not tool.is_for(call.options.get("user", ""))):
-            return _unknown_tool(name, catalogue.near(name))
+            return _unknown_tool(name, catalogue)
         if not tool.available:
             return _unavailable(f"tool {name!r}", tool.service)
+        if call.grant is not None and (problem := call.grant.problem(tool, call.arguments or _NOTHING, call.options)) is not None:
+            return problem
         try:
             tool.check(call.arguments or _NOTHING)
         except ToolError as error:
@@ -360,6 +420,8 @@ class ToolBus(BusView):
         except EnvelopeError as error:
             return ErrorInfo("invalid_arguments", message=str(error))
         self._calls[call.id] = call
+        if call.grant is not None:
+            call.grant.published = True
         if request.session:
             self._used.add(request.user, request.session, call.queue)
         call.deadline = now + request.timeout
@@ -376,7 +438,7 @@ class ToolBus(BusView):
         def ready() -> bool:
             nonlocal problem
             problem = None if call.done else self._try(call)
-            return problem is None or problem.type not in _MAY_APPEAR
+            return problem is None or not _may_appear(call, problem)
 
         self._waiting.add(call)
         try:
@@ -431,6 +493,14 @@ class ToolBus(BusView):
         """The reply stream was made anew; calls that miss frames of it notice by their seq."""
         telemetry.log.warning("replies.recreated", calls=len(self._calls))
 
+    def on_failed(self, error: ToolbusError) -> None:
+        """Nothing arrives any more: what runs ends, and new calls are refused until the bus is closed and another one opened."""
+        self._failure = ErrorInfo("unavailable", "bus_failed", f"this bus can't go on; close it and open another one: {error}")
+        for call in list(self._calls.values()):
+            call.give_up(self._failure)
+        for waiting in list(self._waiting):
+            waiting.complete_with(self._failure)
+
     # -- inside -----------------------------------------------------------------------------------
 
     def _opened(self) -> AgentBroker:
@@ -452,7 +522,16 @@ class ToolBus(BusView):
             raise ConfigurationError("this bus was opened in another event loop; use it there, or toolbus.sync from threads")
 
 
-def _unknown_tool(name: str, near: list[str]) -> ErrorInfo:
+def _may_appear(call: Call, problem: ErrorInfo) -> bool:
+    """Whether a worker that registers may mend what keeps a call from being published."""
+    return problem.type in _MAY_APPEAR and not (call.grant is not None and call.grant.superseded)
+
+
+def _unknown_tool(name: str, catalogue: Catalogue) -> ErrorInfo:
+    for refused in catalogue.refused():
+        if refused.name == name:
+            return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
+    near = catalogue.near(name)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
     return ErrorInfo("not_found", message=f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
 

@@ -15,6 +15,7 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
 from toolbus.client.assembly import Assembly, only
 from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Text, size_of
+from toolbus.client.grant import Grant
 from toolbus.envelope import Frame, Request
 from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
 
@@ -55,6 +56,9 @@ class Desk(Protocol):
 
     def rearm(self, call: Call, now: float) -> None:
         """Take in that the call's deadline has changed, or its time stands still, or goes on."""
+
+    def watch_gap(self, call: Call, missing: tuple[str, int]) -> None:
+        """Have the call look in a moment whether a frame is still missing."""
 
 
 class Pause(msgspec.Struct):
@@ -103,6 +107,7 @@ class Call(msgspec.Struct, eq=False):
     entry: str = ""
     slot: int = 0
     idle_slot: int = 0
+    gap_slot: int = 0
     idle_timeout: float = 0.0
     last_heard: float = 0.0
     # Monotonic seconds, without the pause that lasts; ``waited`` are the seconds of those that are over.
@@ -111,6 +116,8 @@ class Call(msgspec.Struct, eq=False):
     pause: Pause | None = None
     span: telemetry.CallSpan | None = None
     withdrawn: bool = False
+    # What a model's call may be published as; a program's own has none.
+    grant: Grant | None = None
 
     # -- for callers ------------------------------------------------------------------------------
 
@@ -191,13 +198,16 @@ class Call(msgspec.Struct, eq=False):
             self._end(only(frame, self.id, self._elapsed_ms()))
             return
         self.last_heard = now
-        events = self._assembled().feed(frame)
-        if self.pause is not None and self.pause.run != self._assembled().run:
+        assembly = self._assembled()
+        events = assembly.feed(frame)
+        if assembly.missing is not None and not self.gap_slot:
+            self._desk.watch_gap(self, assembly.missing)
+        if self.pause is not None and self.pause.run != assembly.run:
             # The worker that asked is gone; the run that replaces it asks anew.
             self._go_on(now)
         for event in events:
             if type(event) is Finished:
-                if not frame.end_of_stream:
+                if not frame.end_of_stream and assembly.missing is not None:
                     # Ended here for a gap: the worker still runs.
                     self._desk.withdraw(self)
                 self._complete(event.result)
@@ -214,6 +224,19 @@ class Call(msgspec.Struct, eq=False):
             self.complete_with(ErrorInfo("slow_consumer", message=f"more than {self._buffer} bytes wait to be read from this call"))
         elif self._events:
             self._wake()
+
+    def look_for(self, missing: tuple[str, int]) -> None:
+        """End the call if that frame is still missing; another one has its own time."""
+        self.gap_slot = 0
+        assembly = self._assembled()
+        if self._result is not None or assembly.missing is None:
+            return
+        if assembly.missing != missing:
+            self._desk.watch_gap(self, assembly.missing)
+            return
+        event = assembly.lose()
+        self._desk.withdraw(self)
+        self._complete(event.result)
 
     @property
     def ends(self) -> float:
@@ -278,7 +301,11 @@ class Call(msgspec.Struct, eq=False):
             self.entry = verdict.entry
             if self.withdrawn:
                 self._desk.withdraw(self)
-        elif self._result is None:
+            return
+        if self.grant is not None and verdict.status != "unknown":
+            # Nothing was published, so the permission is not used up.
+            self.grant.published = False
+        if self._result is None:
             self._complete(self._assembled().fail(_refusal(verdict, self)))
 
     def _elapsed_ms(self) -> float:
@@ -363,7 +390,7 @@ def _refusal(verdict: Verdict, call: Call) -> ErrorInfo:
     if verdict.status == "absent":
         return ErrorInfo("unavailable", message=f"service {service!r} has no queue: none of its workers is registered", retryable=True)
     if verdict.status == "conflict":
-        message = "the idempotency key stands for a call with other arguments; use another key for other work"
+        message = "the idempotency key stands for a call with other arguments or of another session; use another key for other work"
         return ErrorInfo("invalid_arguments", "idempotency_conflict", message)
     if verdict.status == "unknown":
         return ErrorInfo("outcome_unknown", message=f"the call may or may not have been published: {verdict.message}")

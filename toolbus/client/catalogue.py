@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import ServiceRecord
+from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.client.queues import Queues
 from toolbus.client.tool import ChangeKind, Tool, ToolChange
 from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
@@ -62,6 +62,7 @@ class Catalogue:
         self.services: dict[str, ServiceRecord] = {}
         self.static_services: dict[str, ServiceDescriptor] = {}
         self._static_tools: dict[str, Any] = {}
+        self._refused_items: dict[str, RefusedTool] = {}
         self._tools_of: dict[str, dict[str, Tool]] = {}
         # Counts changes of tools, so that what was made of them can be kept until the next one.
         self.version = 0
@@ -87,6 +88,11 @@ class Catalogue:
         if self._restricted[0] != self.version:
             self._restricted = (self.version, any(tool.descriptor.tenants for tool in self.tools.values()))
         return self._restricted[1]
+
+    def refused(self) -> list[RefusedTool]:
+        """Tools whose descriptors can't be used, with the reason, sorted; their siblings can."""
+        published = (tool for record in self.services.values() for tool in record.refused)
+        return sorted([*published, *self._refused_items.values()])
 
     def near(self, name: str) -> list[str]:
         """Names that look like a wrong one."""
@@ -136,6 +142,7 @@ class Catalogue:
         self._queues = Queues(services)
         self.static_services = {}
         self._static_tools = {}
+        self._refused_items = {}
         self.presets = {}
         self.presets_version += 1
         for key, document in items.items():
@@ -178,9 +185,12 @@ class Catalogue:
             else:
                 self.presets[name] = document
             return
+        # What is replaced by an invalid document is gone, as it is for agents that start later.
+        (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
+        self._refused_items.pop(key, None)
         if document is None:
-            (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
             return
+        decoded: Any = None
         try:
             decoded = msgspec.json.decode(document)
             if kind == "tool-service":
@@ -193,6 +203,13 @@ class Catalogue:
                     telemetry.log.warning("descriptor.mended", tool=name, service=proper.get("service"), changes=changes)
         except (DescriptorError, msgspec.DecodeError, RecursionError, UnicodeDecodeError, AttributeError, TypeError) as error:
             telemetry.log.warning("descriptor.invalid", key=key, error=str(error))
+            self._refuse_item(key, decoded, error)
+
+    def _refuse_item(self, key: str, document: object, error: Exception) -> None:
+        kind, _, name = key.partition("/")
+        service = document.get("service") if isinstance(document, dict) else None
+        found = RefusedTool(name, str(service or "?")[:128], str(error)) if kind == "tool" else RefusedTool("all tools", name, str(error))
+        self._refused_items[key] = found
 
     def _settle(self, service: str) -> None:
         """Make one service's tools what the registry says now, and announce the differences."""
@@ -213,7 +230,8 @@ class Catalogue:
                 telemetry.log.warning("tool.name_taken", tool=name, service=service, holder=known.service)
                 continue
             elif known == tool:
-                kept[name] = known
+                # Another tool of its service may have changed, and with it the digest that calls name.
+                self.tools[name] = kept[name] = known if known.digest == tool.digest else tool
                 continue
             self.tools[name] = kept[name] = tool
             self._announce("added" if known is None else "updated", tool)
@@ -237,7 +255,9 @@ class Catalogue:
                     check_config(tool, declared)
             except DescriptorError as error:
                 telemetry.log.warning("descriptor.invalid", key=f"tool/{name}", error=str(error))
+                self._refuse_item(f"tool/{name}", document, error)
                 continue
+            self._refused_items.pop(f"tool/{name}", None)
             tools[name] = Tool(tool, descriptor, available=available, owner="operator", digest="")
         if record is not None:
             publication = record.publication

@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from toolbus import telemetry
 from toolbus.broker import protocols
 from toolbus.client.tool import Tool
-from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, denied, readable
-from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, ErrorInfo, ToolError
-from toolbus.schema.refusal import shorten
+from toolbus.confirmations import MOST_NAME, ConfirmationAnswer, ConfirmationRequest, denied, digest_of, plain, shown
+from toolbus.display import shortened
+from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, EnvelopeError, ErrorInfo, ToolError
 
 # Seconds that an answer of this process waits for the server to say that it is the first one.
 _TELLING = 1.0
 _NOT_ASKED = frozenset({"overloaded", "unavailable"})
-_EFFECTS = {"read": "only reads", "idempotent": "may be repeated without harm", "once": "takes effect each time it runs"}
 
 
 class Confirmation:
     """One call that waits for a person; ``str()`` is what the person reads.
 
+    What is shown and what may run are both made of the arguments as they were when it was made; changing those changes neither.
+
     Attributes:
         id: what an answer names, in this process or another.
         call: the model's id of the call.
         tool, description, effect, external: the tool, as its publisher describes it.
-        arguments: what it would be called with.
         user, session: on whose behalf.
         timeout: seconds after which it is over.
         question: what the running handler asks; empty when the tool wants permission before it runs.
+        request: the same for other processes; when the running handler asks, its own.
         shared: whether other processes are asked, too.
         reason: why it was denied here.
+
+    :param limit: most bytes of the arguments.
+    :raises ToolError: ``invalid_arguments``: JSON can't express the arguments, or they can't be shown to a person.
     """
 
     def __init__(
@@ -46,23 +53,37 @@ class Confirmation:
         session: str,
         timeout: float,
         question: str = "",
+        limit: int = 262_144,
     ) -> None:
+        try:
+            sent, self._document = plain(arguments)
+        except EnvelopeError as error:
+            raise ToolError(str(error), type="invalid_arguments") from None
         self.id = id
         self.call = call
         self.tool = tool.name
         self.description = tool.description
         self.effect = tool.descriptor.effect
         self.external = tool.descriptor.external
-        self.arguments = arguments
         self.user = user
         self.session = session
         self.timeout = timeout
         self.question = question
         self.shared = False
         self.reason = ""
-        self._service = tool.service
-        self._owner = tool.owner
         self._answer: asyncio.Future[ErrorInfo | None] = asyncio.get_running_loop().create_future()
+        self.request = self._request(tool, sent, limit)
+
+    @property
+    def digest(self) -> str:
+        """Of what a permission is for; empty when a running handler asks."""
+        return self.request.digest
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it would be called with; a new object each time, so that no reader changes what another one sees."""
+        made: dict[str, Any] = msgspec.json.decode(self._document)
+        return made
 
     @property
     def answered(self) -> bool:
@@ -83,28 +104,26 @@ class Confirmation:
         """Wait for the answer: None when the call may run."""
         return await self._answer
 
-    @property
-    def request(self) -> ConfirmationRequest:
-        """The same for other processes."""
-        behalf = f" for {self.user}" if self.user else ""
-        effect = _EFFECTS.get(self.effect, "does not say what it does to the world")
-        lines = [
-            f"Allow {self.tool}{behalf}?",
-            f"  {shorten(' '.join(self.description.split()), 500)}",
-            f"  This tool {effect}{'; it is external' if self.external else ''}.",
-        ]
+    def _request(self, tool: Tool, sent: Any, limit: int) -> ConfirmationRequest:
+        service = tool.resolution.service
+        digest = "" if self.question else digest_of("agent", service, self.tool, self.user, self.session, "", sent)
+        behalf = f" for {shortened(self.user, MOST_NAME)}" if self.user else ""
         return ConfirmationRequest(
             self.id,
             self.call,
             self.tool,
-            self.question or "\n".join(lines),
+            self.question or f"Allow {self.tool}{behalf}?",
             asker="worker" if self.question else "agent",
-            service=self._service,
-            owner=self._owner,
+            service=service,
+            owner=tool.owner,
             user=self.user,
             session=self.session,
-            arguments=readable(self.arguments),
-        )
+            digest=digest,
+            description=self.description,
+            effect=self.effect,
+            external=self.external,
+            **({} if self.question else shown(sent, self._document, limit)),
+        ).bounded()
 
     def __str__(self) -> str:
         return str(self.request)
@@ -146,7 +165,7 @@ class Confirmations(Mapping[str, Confirmation]):
     # -- answering --------------------------------------------------------------------------------
 
     async def pending(self, *, user: str | None = None) -> list[ConfirmationRequest]:
-        """The open requests of all processes, the oldest first, perhaps of one user only.
+        """The open requests of all processes, the oldest first, perhaps of one user only, without the ``whole`` of their arguments.
 
         :raises BrokerError: the server can't be reached.
         """
@@ -160,13 +179,14 @@ class Confirmations(Mapping[str, Confirmation]):
         """
         return await self._store().get(id)
 
-    async def allow(self, id: str, note: str = "", *, by: str = "") -> None:
+    async def allow(self, id: str, note: str = "", *, by: str = "", digest: str = "") -> None:
         """Let a call of any process go on.
 
+        :param digest: of the request that was shown to whoever allows it; left out, of the one that is open now.
         :raises ConfirmationClosed: it is not open, or another answer won.
         :raises BrokerError: the server can't be reached.
         """
-        await self.answer(id, ConfirmationAnswer(True, note, by))
+        await self.answer(id, ConfirmationAnswer(True, note, by, digest))
 
     async def deny(self, id: str, reason: str = "", *, by: str = "") -> None:
         """End a call of any process as ``forbidden``; raises as ``allow`` does."""
@@ -182,11 +202,13 @@ class Confirmations(Mapping[str, Confirmation]):
     async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
         """Answer a request of any process; raises as ``allow`` does."""
         try:
+            if answer.allowed and not answer.digest:
+                answer = msgspec.structs.replace(answer, digest=(await self._store().get(id)).digest)
             await self._store().answer(id, answer)
         except ConfirmationClosed as error:
             # One of our own that others are not asked about, or not yet.
             own = self._waiting.get(id)
-            if error.answered or own is None or not (own.allow() if answer.allowed else own.deny(answer.reason)):
+            if error.answered or own is None or not _settles(own, answer):
                 raise
 
     # -- asking -----------------------------------------------------------------------------------
@@ -207,9 +229,12 @@ class Confirmations(Mapping[str, Confirmation]):
 
     async def relay(self, confirmation: Confirmation, confirmer: Confirmer) -> None:
         """Let a confirmer answer what a running handler asks, unless somebody else is first."""
-        answer = await _here(confirmation, confirmer, confirmation.timeout)
-        if answer is None or answer.type == "forbidden":
-            await self._won(confirmation, answer)
+        with contextlib.suppress(ConfirmationClosed, BrokerError):
+            # The handler's own request has what it shows, beside its question.
+            confirmation.request = await self._store().get(confirmation.id)
+            answer = await _here(confirmation, confirmer, confirmation.timeout)
+            if answer is None or answer.type == "forbidden":
+                await self._won(confirmation, answer)
 
     async def _first(self, confirmation: Confirmation, confirmer: Confirmer | None) -> ErrorInfo | None:
         """The first answer, of this process or of another."""
@@ -238,7 +263,7 @@ class Confirmations(Mapping[str, Confirmation]):
 
     async def _won(self, confirmation: Confirmation, own: ErrorInfo | None) -> bool:
         """Whether our own answer is the first one; other processes are told of it."""
-        answer = ConfirmationAnswer(own is None, confirmation.reason)
+        answer = ConfirmationAnswer(own is None, confirmation.reason, digest=confirmation.digest)
         try:
             async with asyncio.timeout(_TELLING):
                 await self._store().answer(confirmation.id, answer)
@@ -259,6 +284,12 @@ class Confirmations(Mapping[str, Confirmation]):
         if answer is None:
             return _unanswered(confirmation)
         return None if answer.allowed else denied(f"this call of {confirmation.tool!r}", answer.reason, answer.by)
+
+
+def _settles(own: Confirmation, answer: ConfirmationAnswer) -> bool:
+    if answer.digest:
+        answer = answer.to(own.request)
+    return own.allow() if answer.allowed else own.deny(answer.reason)
 
 
 def _unanswered(confirmation: Confirmation) -> ErrorInfo:

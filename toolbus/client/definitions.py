@@ -9,8 +9,8 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.client.catalogue import Catalogue
 from toolbus.client.formats import FORMATS, Format
+from toolbus.client.names import replaced_names, wire_name
 from toolbus.client.tool import Tool
-from toolbus.client.wire import replaced_names, wire_name
 from toolbus.collecting import without_collection
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object

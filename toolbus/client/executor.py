@@ -18,11 +18,12 @@ from toolbus.client.turn import Turn
 from toolbus.confirmations import PATIENCE
 from toolbus.envelope import new_id
 from toolbus.options import seconds
-from toolbus.results import ConfigurationError, ToolResult
+from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 
 if TYPE_CHECKING:
+    from toolbus.client.bus import ToolBus
     from toolbus.client.call import Call
-    from toolbus.client.views import BusView
+    from toolbus.client.grant import Grant
 
 
 class ExecutorState:
@@ -51,7 +52,7 @@ class ToolExecutor:
 
     def __init__(
         self,
-        bus: BusView,
+        bus: ToolBus,
         state: ExecutorState,
         *,
         tools: ToolView | None = None,
@@ -154,9 +155,32 @@ class ToolExecutor:
         """Whether a tool's calls wait for those before them, and those after them for it."""
         return tool is not None and (tool.name in self._sequential or tool.descriptor.extensions.get("sequential") is True)
 
-    def stream(self, name: str, arguments: Mapping[str, Any], call: str) -> Call:
-        """One call on the bus; an idempotency key of the turn becomes one of the call."""
+    def stream(self, grant: Grant, arguments: Mapping[str, Any], call: str, patience: float) -> Call:
+        """One call on the bus, of what was granted alone; an idempotency key of the turn becomes one of the call.
+
+        :param patience: seconds that it waits for a worker, or 0.
+        """
         options: dict[str, Any] = {**self._options}
+        if "wait" in options:
+            options["wait"] = patience or False
         if key := options.get("idempotency_key"):
             options["idempotency_key"] = f"{key}/{call}"
-        return self._bus.stream(name, arguments, **options)
+        made = self._bus.stream(grant.tool.name, arguments, **options)
+        made.grant = grant
+        return made
+
+    def patience(self) -> float:
+        """Seconds that a call waits for a worker to appear.
+
+        :raises ConfigurationError: the option is wrong.
+        """
+        return self._bus.patience(self._options)
+
+    async def until_callable(self, name: str, patience: float) -> ErrorInfo | None:
+        """Wait until the tool that a model means can be called, at most so many seconds; an error when it will not be."""
+        return await self._bus.until_callable(lambda: self.find(name), self._options, patience)
+
+    @property
+    def most_arguments(self) -> int:
+        """Most bytes of a call's arguments."""
+        return self._bus.settings.max_request

@@ -134,6 +134,7 @@ class Guard:
             inner = self._plain(outer.target, call.arguments, outer.options, streaming=outer.streaming)
             # The first one is the call that the caller holds; further ones are calls of their own.
             inner.id = next(ids, inner.id)
+            inner.grant = outer.grant
             if not outer.streaming:
                 return await inner.result()
             async with inner:
@@ -166,7 +167,11 @@ class Guard:
             session=options.get("session", ""),
             arguments=outer.arguments if outer.arguments is not None else {},
             config=target.config if found is None else found.descriptor.config,
+            metadata=options.get("metadata", {}),
+            idempotency_key=options.get("idempotency_key", ""),
+            digest="" if found is None else found.digest,
             effect="" if found is None else found.descriptor.effect,
+            cache=found is not None and found.descriptor.cacheable,
             side="call",
             attempt=0,
             tallies=self._bus.tallies,

@@ -47,20 +47,27 @@ class Memory:
 
 
 class Memories:
-    """The results of every session of a bus, within bounds."""
+    """The results of every session of a bus, within bounds.
+
+    Calls without a session have nothing in common but the bus, which may serve many conversations: nothing is kept of them.
+    """
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[tuple[str, str], Memory] = OrderedDict()
         self._size = 0
 
     def of(self, user: str, session: str) -> Memory:
-        """The memory of a session."""
+        """The memory of a session; without one, an empty memory that nobody else has."""
+        if not session:
+            return Memory()
         memory = self._sessions.setdefault((user, session), Memory())
         self._sessions.move_to_end((user, session))
         return memory
 
     def keep(self, user: str, session: str, call: str, tool: str, result: ToolResult) -> None:
-        """Remember a result; what is too large is remembered as that."""
+        """Remember a result, in a session; what is too large is remembered as that."""
+        if not session:
+            return
         memory = self.of(user, session)
         kept = kept_of(tool, result)
         before = memory.results.pop(call, None)
@@ -107,8 +114,8 @@ def references(value: Any, level: int = 0) -> Iterator[str]:
             yield from references(part, level + 1)
 
 
-def resolved(value: Any, find: Callable[[str], Kept | None], path: str = "$", level: int = 0) -> Any:
-    """The arguments with what they refer to in its place.
+def resolved(value: Any, find: Callable[[str], Kept | None], path: str = "$", level: int = 0, *, where: str = "in this session") -> Any:
+    """The arguments with what they refer to in its place; ``where`` says to the model which results can be referred to.
 
     :raises ToolError: ``invalid_arguments``: there is no such result, or nothing at that path of it.
     """
@@ -116,10 +123,10 @@ def resolved(value: Any, find: Callable[[str], Kept | None], path: str = "$", le
         return value
     if isinstance(value, dict):
         if _is_reference(value):
-            return _taken(value[FROM], value.get("path"), find, path)
-        return {name: resolved(part, find, f"{path}.{name}", level + 1) for name, part in value.items()}
+            return _taken(value[FROM], value.get("path"), find, path, where)
+        return {name: resolved(part, find, f"{path}.{name}", level + 1, where=where) for name, part in value.items()}
     if isinstance(value, list):
-        return [resolved(part, find, f"{path}[{index}]", level + 1) for index, part in enumerate(value)]
+        return [resolved(part, find, f"{path}[{index}]", level + 1, where=where) for index, part in enumerate(value)]
     return value
 
 
@@ -127,10 +134,10 @@ def _is_reference(value: Mapping[str, Any]) -> bool:
     return FROM in value and isinstance(value[FROM], str) and value.keys() in _FORMS
 
 
-def _taken(reference: str, inner: object, find: Callable[[str], Kept | None], path: str) -> Any:
+def _taken(reference: str, inner: object, find: Callable[[str], Kept | None], path: str, where: str) -> Any:
     kept = find(reference)
     if kept is None:
-        raise _wrong(f"there is no earlier result of {reference[:100]!r} in this session", path)
+        raise _wrong(f"there is no earlier result of {reference[:100]!r} {where}", path)
     if kept.problem:
         raise _wrong(f"the call {reference[:100]!r} {kept.problem}", path)
     value = kept.value

@@ -10,8 +10,8 @@ import msgspec
 from toolbus.client.catalogue import Catalogue, Subscription
 from toolbus.client.definitions import Definitions
 from toolbus.client.formats import Format
+from toolbus.client.names import is_replaced
 from toolbus.client.tool import Tool, ToolChange
-from toolbus.client.wire import is_replaced
 from toolbus.results import ConfigurationError
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from toolbus import telemetry
 from toolbus.client.arguments import said
 from toolbus.client.confirmation import Confirmation
 from toolbus.client.events import Asked, Finished, size_of
+from toolbus.client.grant import Grant
 from toolbus.client.observations import observe
 from toolbus.client.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.references import Kept, kept_of, references, resolved
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 _MOST_EVENTS = 1000
 _MOST_BYTES = 1_048_576
 _MOST_CANDIDATES = 1000
+# How often a call is prepared anew because its tool has changed.
+_MOST_REVISIONS = 5
 
 
 class _Running:
     """One call of the turn."""
 
-    __slots__ = ("after", "call", "done", "index", "result", "same", "started", "tool")
+    __slots__ = ("after", "call", "done", "index", "requested", "result", "same", "started", "tool")
 
     def __init__(self, call: ToolCall, index: int, tool: Tool | None) -> None:
         self.call = call
@@ -46,6 +49,7 @@ class _Running:
         self.after: list[_Running] = []
         self.same: _Running | None = None
         self.done = asyncio.Event()
+        self.requested: Requested | None = None
         self.result: ToolResult | None = None
         self.started = time.monotonic()
 
@@ -173,7 +177,7 @@ class Turn:
         self._arrived.set()
 
     async def _result(self, running: _Running) -> ToolResult:
-        call, tool, executor = running.call, running.tool, self._executor
+        call, executor = running.call, self._executor
         if running.same is not None:
             await running.same.done.wait()
             if running.same.result is not None:
@@ -183,22 +187,62 @@ class Turn:
         arguments, changes = said(call.arguments)
         if any(True for _ in references(arguments)):
             arguments = await self._resolved(running, arguments)
+        patience = executor.patience()
+        for _ in range(_MOST_REVISIONS):
+            tool, patience = await self._present(running, patience)
+            result = await self._attempt(running, tool, arguments, tuple(changes), patience)
+            if result is not None:
+                return result
+        message = f"the tool {running.name!r} changed again and again while the call was prepared"
+        raise ToolError(message, type="unavailable", code="revised", retryable=True)
+
+    async def _present(self, running: _Running, patience: float) -> tuple[Tool, float]:
+        """The tool as it is now, waited for if it may come, and the seconds that are left to wait for it.
+
+        :raises ToolError: there is no such tool.
+        """
+        executor, name = self._executor, running.call.name
+        tool = running.tool = executor.find(name)
+        may_come = executor.waits if tool is None else not tool.available
+        if patience and name and may_come:
+            started = time.monotonic()
+            problem = await executor.until_callable(name, patience)
+            if problem is not None:
+                raise ToolError(problem)
+            patience = max(0.0, patience - (time.monotonic() - started))
+            tool = running.tool = executor.find(name)
         if tool is None:
-            if not executor.waits:
-                raise ToolError(_unknown(call.name, executor), type="not_found")
-            return await self._call(running, call.name, arguments)
-        arguments, cast = executor.preparers.prepare(tool, arguments)
+            raise ToolError(_unknown(name, executor), type="not_found")
+        return tool, patience
+
+    async def _attempt(
+        self, running: _Running, tool: Tool, arguments: dict[str, Any], changes: tuple[str, ...], patience: float
+    ) -> ToolResult | None:
+        """Prepare, confirm and make the call of one revision of the tool: the one way to a publication.
+
+        None when there is another revision by now, and nothing was published.
+        """
+        arguments, cast = self._executor.preparers.prepare(tool, arguments)
         noted = (*changes, *cast)
-        self._emit(running, Requested(arguments, noted))
-        if tool.descriptor.confirm and (tool.available or executor.waits):
-            await self._confirmed(running, tool, arguments)
-        result = await self._call(running, tool.name, arguments)
+        requested = Requested(arguments, noted)
+        if requested != running.requested:
+            running.requested = requested
+            if self._streaming or self._executor.events:
+                # Observers may change what they are given, and must not change the call.
+                self._emit(running, Requested(_copied(arguments), noted))
+        grant = Grant(tool)
+        # A tool that nobody serves is asked for in vain, and a grant without a permission publishes nothing if it comes now.
+        if tool.descriptor.confirm and tool.available:
+            arguments, grant.digest = await self._confirmed(running, tool, arguments)
+        result = await self._call(running, grant, arguments, patience)
+        if grant.superseded and not grant.published and not result.success:
+            return None
         if not noted:
             return result
         return msgspec.structs.replace(result, meta=msgspec.structs.replace(result.meta, changes=noted))
 
-    async def _call(self, running: _Running, name: str, arguments: dict[str, Any]) -> ToolResult:
-        call = self._executor.stream(name, arguments, running.call.id or str(running.index))
+    async def _call(self, running: _Running, grant: Grant, arguments: dict[str, Any], patience: float) -> ToolResult:
+        call = self._executor.stream(grant, arguments, running.call.id or str(running.index), patience)
         confirmer = self._executor.confirmer
         if not self._streaming and not self._executor.events and confirmer is None:
             return await call.result()
@@ -208,8 +252,8 @@ class Turn:
                 async for event in call.events():
                     if type(event) is Finished:
                         return event.result
-                    if type(event) is Asked and confirmer is not None and running.tool is not None:
-                        asked = self._confirmation(running, running.tool, arguments, event)
+                    if type(event) is Asked and confirmer is not None:
+                        asked = self._confirmation(running, grant.tool, arguments, event)
                         relays.append(asyncio.create_task(self._executor.confirmations.relay(asked, confirmer)))
                     self._emit(running, event)
                     await self._room.wait()
@@ -241,13 +285,14 @@ class Turn:
             memory = self._executor.memories.of(self._executor.user, self._executor.session)
             return memory.get(reference) or (None if tool is None else memory.get(tool.name))
 
-        made: dict[str, Any] = resolved(arguments, find)
+        where = "in this session" if self._executor.session else "in this turn (without a session no other turn's results are kept)"
+        made: dict[str, Any] = resolved(arguments, find, where=where)
         return made
 
-    async def _confirmed(self, running: _Running, tool: Tool, arguments: dict[str, Any]) -> None:
-        """Wait for a person's word.
+    async def _confirmed(self, running: _Running, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Wait for a person's word; returns the arguments that it is for, and their digest.
 
-        :raises ToolError: ``forbidden`` or ``deadline_exceeded``.
+        :raises ToolError: ``forbidden`` or ``deadline_exceeded``, or ``invalid_arguments`` that nobody can be shown.
         """
         executor = self._executor
         if executor.confirmer is None and not executor.confirm_anywhere and not executor.events and not self._streaming:
@@ -258,6 +303,7 @@ class Turn:
         refused = await executor.confirmations.settled(confirmation, executor.confirmer, shared=executor.confirm_anywhere)
         if refused is not None:
             raise ToolError(refused)
+        return confirmation.arguments, confirmation.digest
 
     def _confirmation(self, running: _Running, tool: Tool, arguments: dict[str, Any], asked: Asked | None = None) -> Confirmation:
         """The request for a call before it runs, or for what its running handler asks."""
@@ -271,6 +317,7 @@ class Turn:
             session=executor.session,
             timeout=executor.confirm_timeout if asked is None else asked.timeout,
             question="" if asked is None else asked.question,
+            limit=executor.most_arguments,
         )
 
     # -- telling ----------------------------------------------------------------------------------
@@ -306,3 +353,12 @@ def _unknown(name: str, executor: ToolExecutor) -> str:
     near = difflib.get_close_matches(name[:128], candidates, n=3, cutoff=0.5)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
     return f"there is no tool {name[:128]!r}{hint}"
+
+
+def _copied(value: Any) -> Any:
+    """Return JSON-like data whose objects and lists are new ones."""
+    if isinstance(value, dict):
+        return {name: _copied(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_copied(part) for part in value]
+    return value

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-import workers
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.demo.agent import PLUGGED, STREAMS, UNARY_CALLS
 from toolbus.results import ToolbusError
@@ -101,7 +100,7 @@ class Demo:
             self._say(f"server      {server.url} (pid {server.pid})")
             environment = {**os.environ, "TOOLBUS_URL": server.url, "TOOLBUS_LEASE": str(LEASE), "TOOLBUS_LOG_LEVEL": "error"}
             for _ in range(WORKERS):
-                worker = await self._start(environment, "-m", "toolbus", "worker", *workers.EXAMPLES)
+                worker = await self._start(environment, "-m", "toolbus", "worker", "--examples")
                 self._say(f"worker      pid {worker.pid}")
             agent = await self._start(environment, "-m", "toolbus.demo.agent", str(document), output=True)
             self._say(f"agent       pid {agent.pid}")

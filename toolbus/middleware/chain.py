@@ -20,7 +20,11 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
         service: the service's id; empty at the caller when it does not know the tool.
         user, session: on whose behalf.
         arguments, config: what the handler will be given.
+        metadata: the caller's own strings.
+        idempotency_key: the caller's own key, or empty.
+        digest: of the publication that runs it in a worker, or that the caller knows.
         effect: the declared effect, or empty.
+        cache: whether an earlier answer may stand for a later one; None when nothing but the effect is known of the tool.
         side: ``call`` around a call at its caller, ``handler`` around a handler in its worker.
         attempt: the delivery's number in a worker, from 1; 0 at the caller.
         tallies: what all processes of the namespace count together.
@@ -37,11 +41,20 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     side: Literal["call", "handler"]
     attempt: int
     tallies: Tallies
+    metadata: Mapping[str, str] = {}
+    idempotency_key: str = ""
+    digest: str = ""
+    cache: bool | None = None
 
     @property
     def name(self) -> str:
         """The tool's name, or the service's when it is called itself."""
         return self.tool or self.service
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether an earlier answer may stand for this one's."""
+        return self.effect == "read" if self.cache is None else self.cache
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> ToolCall:
         """The same call with other arguments, for ``next``; they are checked like any others."""

@@ -1,4 +1,4 @@
-"""How large and deep arguments are, and how much work a schema makes of them."""
+"""How large and deep arguments are, and where a schema refers to others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from toolbus.schema.work import REFERENCES
+
 _CONTAINERS = (dict, list, tuple)
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# Keywords whose parts may all apply to one and the same value.
-_TOGETHER = ("anyOf", "oneOf", "allOf", "dependentSchemas", "patternProperties")
-# Keywords that apply to nothing by themselves.
-_ASIDE = ("$defs", "definitions", "default", "examples", "const", "enum")
 
 
 def deeper_than(value: Any, levels: int) -> bool:
@@ -21,6 +18,11 @@ def deeper_than(value: Any, levels: int) -> bool:
         if isinstance(child, _CONTAINERS) and (levels <= 0 or deeper_than(child, levels - 1)):
             return True
     return False
+
+
+def levels_of(value: Any, most: int) -> int:
+    """How many containers stand within each other below the value, counted no further than ``most``."""
+    return next((levels for levels in range(most) if not deeper_than(value, levels)), most)
 
 
 def heavier_than(value: object, limit: int) -> bool:
@@ -45,33 +47,10 @@ def references(schema: object, path: tuple[str | int, ...] = ()) -> Iterator[tup
     """Every reference in a schema, with its place."""
     if isinstance(schema, Mapping):
         for key, value in schema.items():
-            if key in _REFERENCES and isinstance(value, str):
+            if key in REFERENCES and isinstance(value, str):
                 yield (*path, key), value
             else:
                 yield from references(value, (*path, key))
     elif isinstance(schema, (list, tuple)):
         for index, value in enumerate(schema):
             yield from references(value, (*path, index))
-
-
-def refers(schema: object) -> bool:
-    """Whether a schema holds a reference, and so may be recursive."""
-    return any(True for _ in references(schema))
-
-
-def forks(schema: object) -> bool:
-    """Whether one value may follow references in several ways, so that the work can double with each level of nesting.
-
-    It may say so of a schema that is harmless.
-    """
-    if isinstance(schema, Mapping):
-        ways = sum(_ways(key, value) for key, value in schema.items() if key not in _ASIDE)
-        return ways > 1 or any(forks(value) for value in schema.values())
-    return isinstance(schema, (list, tuple)) and any(forks(part) for part in schema)
-
-
-def _ways(key: object, value: object) -> int:
-    if key in _TOGETHER and isinstance(value, (Mapping, list)):
-        parts = value.values() if isinstance(value, Mapping) else value
-        return sum(refers(part) for part in parts)
-    return key in _REFERENCES or refers(value)

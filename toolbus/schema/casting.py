@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from toolbus.schema import refusal
+from toolbus.schema.repair import decoded
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.0{1,16})?\Z")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?\Z")
+_WHOLE = re.compile(r"-?[0-9]+\Z")
+# From here on floats skip whole numbers.
+_EXACT = 2**53
+_KINDS = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_CONTAINERS = {"{": "object", "[": "array"}
 _WORDS = {"true": True, "false": False}
 _MOST_TEXT = 262_144
 _MOST_LEVELS = 32
-_MOST_VALUES = 20_000
+_MOST_STEPS = 40_000
 _MOST_HOPS = 8
 _MOST_CHANGES = 20
 _UNCHANGED = object()
@@ -26,7 +34,7 @@ def cast(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[dict[
 
     A text becomes the number, boolean, array or object that it is the JSON of, where the schema takes no text. A null is
     left out where the schema takes none and asks for no value. Meant for arguments that were refused: what is valid comes
-    out as it is, and what can't be put right does, too.
+    out as it is, and what can't be put right does, too, such as texts whose numbers would lose digits or that say a key twice.
     """
     caster = _Caster(schema)
     value = caster.value(dict(arguments), schema, (), 0)
@@ -36,11 +44,13 @@ def cast(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[dict[
 class _Caster:
     """Walks arguments and their schema together."""
 
-    __slots__ = ("_left", "_root", "changes")
+    __slots__ = ("_clear", "_left", "_root", "changes")
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._left = _MOST_VALUES
+        self._left = _MOST_STEPS
+        # Whether texts can be read as containers: a schema may ask for each many times.
+        self._clear: dict[str, bool] = {}
         self.changes: list[str] = []
 
     def value(self, value: Any, schema: Any, path: tuple[str | int, ...], level: int) -> Any:
@@ -66,7 +76,7 @@ class _Caster:
         return value
 
     def _read(self, text: str, kinds: tuple[str, ...], path: tuple[str | int, ...]) -> Any:
-        read = _said(text.strip(), kinds)
+        read = _said(text.strip(), kinds, self._clear)
         if read is _UNCHANGED:
             return text
         self._note(f"string → {refusal.type_word(read)}", path)
@@ -75,13 +85,15 @@ class _Caster:
     def _object(self, value: dict[str, Any], schema: Mapping[str, Any], path: tuple[str | int, ...], level: int) -> dict[str, Any]:
         properties, required = schema.get("properties"), schema.get("required")
         known = properties if isinstance(properties, Mapping) else {}
-        needed = required if isinstance(required, (list, tuple)) else ()
-        others = schema.get("additionalProperties")
+        needed = frozenset(each for each in required if isinstance(each, str)) if isinstance(required, (list, tuple)) else frozenset()
+        self._left -= len(value)
+        # Which names the patterns take is the validator's to say, so what is not listed stays as it is beside them.
+        others = None if schema.get("patternProperties") else schema.get("additionalProperties")
         made: dict[str, Any] = {}
         for name, part in value.items():
             if name not in known:
                 made[name] = self.value(part, others, (*path, name), level + 1) if isinstance(others, Mapping) else part
-            elif part is None and name not in needed and not self._takes_null(known[name], 0):
+            elif part is None and name not in needed and not self._takes_null(known[name]):
                 self._note("null left out", (*path, name))
             else:
                 made[name] = self.value(part, known[name], (*path, name), level + 1)
@@ -91,25 +103,31 @@ class _Caster:
         first = schema.get("prefixItems")
         heads = first if isinstance(first, list) else []
         rest = schema.get("items")
+        self._left -= len(value)
         return [
             self.value(part, heads[index] if index < len(heads) else rest, (*path, index), level + 1) for index, part in enumerate(value)
         ]
 
     def _chosen(self, value: Any, branches: list[Any], path: tuple[str | int, ...], level: int) -> Any:
         """The value by the one branch that it can belong to; when there are several, as it is."""
+        self._left -= len(branches)
         followed = [branch for branch in map(self._followed, branches) if branch is not None]
         if len(followed) != len(branches):
             return value
         fitting = [branch for branch in followed if _fits(value, _kinds(branch))]
         if not fitting and isinstance(value, str):
-            fitting = [branch for branch in followed if _said(value.strip(), _kinds(branch)) is not _UNCHANGED]
+            text = value.strip()
+            says = {kinds: _said(text, kinds, self._clear) is not _UNCHANGED for kinds in set(map(_kinds, followed))}
+            fitting = [branch for branch in followed if says[_kinds(branch)]]
         return self.value(value, fitting[0], path, level + 1) if len(fitting) == 1 else value
 
-    def _takes_null(self, schema: Any, hops: int) -> bool:
+    def _takes_null(self, schema: Any, hops: int = 0) -> bool:
+        """Whether a schema may take a null; what would take too long to find out may."""
+        self._left -= 1
         if isinstance(schema, bool):
             return schema
         followed = self._followed(schema)
-        if followed is None or hops > _MOST_HOPS:
+        if followed is None or hops > _MOST_HOPS or self._left < 0:
             return True
         for keyword in ("anyOf", "oneOf"):
             branches = followed.get(keyword)
@@ -154,7 +172,8 @@ def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return (kinds,)
-    return tuple(kind for kind in kinds if isinstance(kind, str)) if isinstance(kinds, (list, tuple)) else ()
+    # Of the words that there are, so that there are few sets of them.
+    return tuple(sorted({kind for kind in kinds if isinstance(kind, str)} & _KINDS)) if isinstance(kinds, (list, tuple)) else ()
 
 
 def _fits(value: Any, kinds: tuple[str, ...]) -> bool:
@@ -162,12 +181,12 @@ def _fits(value: Any, kinds: tuple[str, ...]) -> bool:
     return not kinds or word in kinds or (word == "integer" and "number" in kinds) or (word == "number" and "integer" in kinds)
 
 
-def _said(text: str, kinds: tuple[str, ...]) -> Any:
+def _said(text: str, kinds: tuple[str, ...], clear: dict[str, bool]) -> Any:
     """The value of one of these kinds that a text says, if it says one."""
     if not kinds or "string" in kinds or len(text) > _MOST_TEXT:
         return _UNCHANGED
-    if text[:1] in {"{", "["}:
-        return _container(text, kinds)
+    if text[:1] in _CONTAINERS:
+        return _container(text, clear) if _CONTAINERS[text[:1]] in kinds else _UNCHANGED
     if "integer" in kinds and _INTEGER.match(text):
         number = int(text.partition(".")[0])
         return number if -(2**63) <= number < 2**63 else _UNCHANGED
@@ -179,15 +198,27 @@ def _said(text: str, kinds: tuple[str, ...]) -> Any:
 
 
 def _number(text: str) -> Any:
-    if _INTEGER.match(text) and "." not in text and -(2**63) <= int(text) < 2**63:
+    """The number as JSON reads it, unless it loses its size: its digits before the point, or all of it."""
+    if _WHOLE.match(text):
         return int(text)
-    number = float(text)
-    return _UNCHANGED if number in (float("inf"), -float("inf")) else number
+    number, exact = float(text), Decimal(text)
+    if not math.isfinite(number) or (number == 0) != (exact == 0):
+        return _UNCHANGED
+    return number if abs(number) < _EXACT or Decimal(repr(number)) == exact else _UNCHANGED
 
 
-def _container(text: str, kinds: tuple[str, ...]) -> Any:
+def _container(text: str, clear: dict[str, bool]) -> Any:
     try:
-        value = msgspec.json.decode(text)
+        if text not in clear:
+            clear[text] = False
+            decoded(text, _check_number)
+            clear[text] = True
+        return msgspec.json.decode(text) if clear[text] else _UNCHANGED
     except (msgspec.DecodeError, ValueError, RecursionError):
         return _UNCHANGED
-    return value if refusal.type_word(value) in kinds else _UNCHANGED
+
+
+def _check_number(text: str) -> None:
+    """Refuse a number within a container that would not be read by itself."""
+    if not _NUMBER.match(text) or _number(text) is _UNCHANGED:
+        raise ValueError("a number loses digits")

@@ -14,6 +14,8 @@ _CHOICES = ("anyOf", "oneOf")
 _NOT_AT_TOP = ("anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const", "$ref", "$schema")
 _MOST_BRANCHES = 64
 _MOST_HOPS = 8
+# References can make a few parts many.
+_MOST_PARTS = 1_000
 
 
 def check_possible(schema: object) -> None:
@@ -37,7 +39,7 @@ def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
     """
     if "properties" in schema and schema.get("type") == "object" and schema.keys().isdisjoint(_NOT_AT_TOP):
         return schema
-    properties, required = _gathered(schema, schema, 0)
+    properties, required = _Gatherer(schema).gathered(schema, 0)
     written = {key: value for key, value in schema.items() if key not in _NOT_AT_TOP}
     written["type"] = "object"
     written["properties"] = properties
@@ -50,33 +52,41 @@ def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
     return written
 
 
-def _gathered(schema: object, root: Mapping[str, Any], hops: int) -> tuple[dict[str, Any], list[str]]:
-    """All properties that an object may have by this schema, and those it must have."""
-    if schema is True:
-        return {}, []
-    if not isinstance(schema, Mapping) or hops > _MOST_HOPS:
-        raise _misfit()
-    if schema.get("type", "object") != "object" and "object" not in schema["type"]:
-        raise _misfit()
-    own, needed = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(own, Mapping) or not isinstance(needed, (list, tuple)):
-        raise _misfit()
-    properties, required = dict(own), list(needed)
-    together: list[object] = []
-    if "$ref" in schema:
-        together.append(_referred(schema["$ref"], root))
-    together += _branches(schema.get("allOf", []))
-    for part in together:
-        more, also = _gathered(part, root, hops + 1)
-        _merge(properties, more)
-        required += also
-    for keyword in _CHOICES:
-        if keyword in schema:
-            choices = [_gathered(part, root, hops + 1) for part in _branches(schema[keyword])]
-            for more, _ in choices:
-                _merge(properties, more)
-            required += [name for name in choices[0][1] if all(name in also for _, also in choices)] if choices else []
-    return properties, [name for name in dict.fromkeys(required) if isinstance(name, str)]
+class _Gatherer:
+    """Gathers what objects may have by a schema, in a bounded number of steps."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._left = _MOST_PARTS
+
+    def gathered(self, schema: object, hops: int) -> tuple[dict[str, Any], list[str]]:
+        """All properties that an object may have by this schema, and those it must have."""
+        self._left -= 1
+        if schema is True:
+            return {}, []
+        if not isinstance(schema, Mapping) or hops > _MOST_HOPS or self._left < 0:
+            raise _misfit()
+        if schema.get("type", "object") != "object" and "object" not in schema["type"]:
+            raise _misfit()
+        own, needed = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(own, Mapping) or not isinstance(needed, (list, tuple)):
+            raise _misfit()
+        properties, required = dict(own), list(needed)
+        together: list[object] = []
+        if "$ref" in schema:
+            together.append(_referred(schema["$ref"], self._root))
+        together += _branches(schema.get("allOf", []))
+        for part in together:
+            more, also = self.gathered(part, hops + 1)
+            _merge(properties, more)
+            required += also
+        for keyword in _CHOICES:
+            if keyword in schema:
+                choices = [self.gathered(part, hops + 1) for part in _branches(schema[keyword])]
+                for more, _ in choices:
+                    _merge(properties, more)
+                required += [name for name in choices[0][1] if all(name in also for _, also in choices)] if choices else []
+        return properties, [name for name in dict.fromkeys(required) if isinstance(name, str)]
 
 
 def _merge(properties: dict[str, Any], more: Mapping[str, Any]) -> None:

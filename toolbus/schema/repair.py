@@ -1,30 +1,26 @@
 """Arguments as a model wrote them: JSON, or what can only have been meant as this JSON.
 
-Nothing is guessed. What was cut off in the middle, or could mean two things, is refused, since a tool would act on it.
+Nothing is guessed. What was cut off in the middle, or could mean two things, is refused with what to write instead, since a
+tool would act on it. What is JSON is never touched.
 """
 
 from __future__ import annotations
 
-import ast
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from toolbus.results import ToolError
 from toolbus.schema import refusal
+from toolbus.schema.scanner import REST, UnclearError, scan
 
-# A Python literal is parsed by a compiler that is not made for large or deep input.
-_MOST_LITERAL = 20_000
 _MOST_REPAIRED = 1_048_576
-_MOST_NESTED = 60
-
-_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, SyntaxError, TypeError, OverflowError)
-_FENCE = re.compile(r"```[A-Za-z0-9_-]*\s*\n?(.*?)\s*```\Z", re.DOTALL)
-# A comma before a closing bracket, or a string, which is passed over whole.
-_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(\s*[}\]])', re.DOTALL)
+_FENCE = "```"
+_INFO = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, OverflowError)
+_ADVICE = "send one JSON object, with texts and keys in double quotes"
 
 
 def parse(text: str | bytes) -> tuple[dict[str, Any], list[str]]:
@@ -50,7 +46,9 @@ def _within(text: str) -> tuple[dict[str, Any], list[str]]:
     if not text.strip():
         return {}, []
     try:
-        value = msgspec.json.decode(text)
+        value = decoded(text)
+    except UnclearError as unclear:
+        raise _unreadable(unclear, _ADVICE) from None
     except _UNREADABLE:
         value = text
     if not isinstance(value, dict):
@@ -62,92 +60,72 @@ def _repaired(text: str | bytes, error: Exception) -> tuple[dict[str, Any], list
     try:
         written = (text if isinstance(text, str) else text.decode()).strip().removeprefix("\ufeff").strip()
     except UnicodeDecodeError:
-        raise _unreadable(error) from None
+        raise _unreadable(error, _ADVICE) from None
     if not written:
         return {}, []
-    if len(written) <= _MOST_REPAIRED:
-        for repair, what in _attempts(written):
-            try:
-                value = msgspec.json.decode(msgspec.json.encode(repair()))
-            except _UNREADABLE:
-                continue
-            if isinstance(value, dict):
-                return value, [what]
-    raise _unreadable(error)
+    if len(written) > _MOST_REPAIRED:
+        raise _unreadable(error, _ADVICE)
+    inner, changes = _without_fence(written)
+    try:
+        objects, mended = scan(inner)
+        value = _the_one([decoded(each) for each in objects])
+    except UnclearError as unclear:
+        raise _unreadable(error, str(unclear)) from None
+    except _UNREADABLE:
+        raise _unreadable(error, _ADVICE) from None
+    if len(objects) > 1 and REST not in mended:
+        mended.append(REST)
+    return value, changes + mended
 
 
-def _attempts(text: str) -> Iterator[tuple[Callable[[], Any], str]]:
-    fenced = _FENCE.match(text) if text.startswith("```") else None
-    if fenced:
-        text = fenced[1].strip()
-        yield lambda: msgspec.json.decode(text), "a code fence was taken off"
-    yield lambda: _lenient(text), "line breaks within strings were escaped"
-    yield lambda: _first(text), "what stood after the object was left out"
-    without = _TRAILING_COMMA.sub(lambda found: found[1] or found[2], text)
-    yield lambda: _lenient(without), "commas before closing brackets were taken out"
-    if len(text) <= _MOST_LITERAL and text.startswith("{") and text.endswith("}") and _nested(text) <= _MOST_NESTED:
-        yield lambda: _literal(text), "a Python literal was read as JSON"
+def _without_fence(text: str) -> tuple[str, list[str]]:
+    if not (text.startswith(_FENCE) and text.endswith(_FENCE) and len(text) >= 2 * len(_FENCE)):
+        return text, []
+    return text[len(_FENCE) : -len(_FENCE)].lstrip(_INFO).strip(), ["a code fence was taken off"]
 
 
-def _lenient(text: str) -> Any:
-    """JSON with control characters in strings, and no numbers that JSON does not have."""
-    return json.loads(text, strict=False, parse_constant=_no_number)
+def _no_value(_: str) -> None:
+    return None
 
 
-def _first(text: str) -> Any:
-    """The object at the start, when what follows is the same again or no JSON; an empty one before it does not count."""
-    decoder = json.JSONDecoder(strict=False, parse_constant=_no_number)
-    value: Any = None
-    position = 0
-    while text.startswith("{", position):
-        found, position = decoder.raw_decode(text, position)
-        if value and found and found != value:
-            raise ValueError("two objects, and no telling which was meant")
-        value = value or found
-        position += len(text[position:]) - len(text[position:].lstrip())
-    rest = text[position:]
-    if "{" in rest or "[" in rest:
-        raise ValueError("more follows that may belong to it")
-    if rest[:1] in {",", ":", '"'}:
-        raise ValueError("the object was closed too early")
+def decoded(text: str, check_number: Callable[[str], object] = _no_value) -> Any:
+    """The value of a JSON text that somebody is taken to have meant.
+
+    Args:
+        text: one value.
+        check_number: raises for a number, as it is written, that is not to be read; it is given those that are not whole.
+
+    :raises UnclearError: a key stands in an object twice.
+    """
+    value = msgspec.json.decode(text)
+    # The decoder keeps the last of equal keys, and somebody who slips may have meant the first.
+    json.loads(text, object_pairs_hook=_checked_keys, parse_int=_no_value, parse_float=check_number)
     return value
 
 
-def _literal(text: str) -> Any:
-    value = ast.literal_eval(text)
-    _check_literal(value)
-    return value
+def _checked_keys(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise UnclearError("a key stands twice in one object; say each once")
 
 
-def _check_literal(value: object) -> None:
-    """Refuse what a Python literal may be and JSON may not: sets, bytes, keys that are no strings."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            if not isinstance(key, str):
-                raise TypeError("a key that is no string")
-            _check_literal(part)
-    elif isinstance(value, list):
-        for part in value:
-            _check_literal(part)
-    elif not (value is None or isinstance(value, (str, int, float))) or value in (float("inf"), -float("inf")):
-        raise TypeError("a value that JSON does not have")
+def _the_one(objects: list[Any]) -> dict[str, Any]:
+    """The object that was meant: all are the same, or those before the last are empty.
+
+    :raises UnclearError: there is none, or more than one.
+    """
+    if not objects:
+        raise UnclearError(_ADVICE)
+    meant: dict[str, Any] = next(filter(None, objects), objects[-1])
+    # Compared as JSON: for Python 1, 1.0 and true are equal.
+    said = msgspec.json.encode(meant)
+    started = False
+    for each in objects:
+        started = started or bool(each)
+        if started and msgspec.json.encode(each) != said:
+            raise UnclearError("there are several objects, and no telling which was meant; send one")
+    return meant
 
 
-def _nested(text: str) -> int:
-    depth = most = 0
-    for character in text:
-        if character in "{[(":
-            depth += 1
-            most = max(most, depth)
-        elif character in "}])":
-            depth -= 1
-    return most
-
-
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
-
-
-def _unreadable(error: Exception) -> ToolError:
+def _unreadable(error: Exception, advice: str) -> ToolError:
     what = refusal.shorten(str(error).replace("\n", " "), 200)
-    return ToolError(f"The arguments are not valid JSON: {what}", type="invalid_arguments", code="bad_json")
+    return ToolError(f"The arguments are not valid JSON: {what}; {advice}", type="invalid_arguments", code="bad_json")

@@ -98,6 +98,9 @@ def flat(schema: dict[str, Any]) -> dict[str, Any] | None:
     for name in required:
         if type(name) is not str or name not in made:
             return None
+    if len(set(required)) < len(required):
+        # A schema that requires a name twice is impossible.
+        return None
     return {"type": "object", "properties": made, "required": list(made), "additionalProperties": False}
 
 

@@ -12,18 +12,18 @@ from jsonschema_rs import ValidationError, ValidationErrorKind
 from toolbus.descriptors import ToolDescriptor
 from toolbus.results import DescriptorError
 from toolbus.schema import bounds, refusal
+from toolbus.schema.work import work_of
 
 # A pattern with look-around or back-references may backtrack; 100,000 steps take about 3 ms.
 _PATTERNS = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000)
 # Stands for the offending value in messages: values can be large or private.
 _MASK = "the value"
-# A recursive schema follows the arguments on the native stack: 500 levels overflow a thread of 256 KB.
-_MOST_LEVELS = 64
-# Where a schema forks, each level of nesting can double the time, and the memory that a description of the failure takes.
-_MOST_FORKED_LEVELS = 16
-_MOST_DESCRIBED_LEVELS = 4
-# Every violation is built before the first is seen, so large arguments are only asked for one.
+# Every violation is built before the first is seen, and takes 40 µs and 5 KB.
+_MOST_VIOLATIONS = 20_000
 _MOST_WEIGHT = 1000
+# Even one violation comes with those of all the choices that did not fit.
+_MOST_DESCRIBED = 2_000
+_MOST_LEVELS_COUNTED = 64
 
 
 class Checker(Protocol):
@@ -44,7 +44,7 @@ class Validator:
     :raises DescriptorError: the schema is impossible; its ``path`` starts with ``path``.
     """
 
-    __slots__ = ("_compiled", "_forks", "_levels", "_schema")
+    __slots__ = ("_compiled", "_levels", "_schema", "_work")
 
     def __init__(self, schema: Mapping[str, Any], *, path: str = "$") -> None:
         if not isinstance(schema, Mapping):
@@ -52,13 +52,13 @@ class Validator:
         self._schema = dict(schema)
         try:
             self._compiled = _compiled(self._schema)
-            self._forks = bounds.forks(self._schema)
-            self._levels = (_MOST_FORKED_LEVELS if self._forks else _MOST_LEVELS) if bounds.refers(self._schema) else 0
+            self._work = work_of(self._schema)
         except ValidationError as error:
             where = refusal.place(error.instance_path or _broken_reference(self._schema, error.message))
             raise DescriptorError(f"impossible JSON Schema: {refusal.shorten(error.message, 300)}", path=path + where[1:]) from None
         except (ValueError, RecursionError) as error:
             raise DescriptorError(f"impossible JSON Schema: {refusal.shorten(str(error), 300)}", path=path) from None
+        self._levels = self._work.levels
 
     def check(self, arguments: Mapping[str, Any], /) -> None:
         """Accept the arguments or refuse them.
@@ -67,7 +67,7 @@ class Validator:
         """
         if type(arguments) is not dict:
             arguments = _as_dict(arguments)
-        if self._levels and bounds.deeper_than(arguments, self._levels):
+        if self._levels is not None and bounds.deeper_than(arguments, self._levels):
             raise refusal.of([refusal.violation(f"Expected at most {self._levels} nested levels")])
         try:
             if self._compiled.is_valid(arguments):
@@ -79,9 +79,10 @@ class Validator:
         raise refusal.of(violations)
 
     def _violations(self, arguments: dict[str, Any]) -> list[str]:
-        if self._forks and bounds.deeper_than(arguments, _MOST_DESCRIBED_LEVELS):
+        steps = self._work.steps(bounds.levels_of(arguments, _MOST_LEVELS_COUNTED))
+        if steps > _MOST_DESCRIBED:
             return [refusal.violation("The arguments do not match the schema")]
-        if not bounds.heavier_than(arguments, _MOST_WEIGHT):
+        if not bounds.heavier_than(arguments, min(_MOST_WEIGHT, _MOST_VIOLATIONS // steps)):
             errors = islice(self._compiled.iter_errors(arguments), refusal.MOST_VIOLATIONS + 1)
             return [self._describe(error, arguments) for error in errors]
         try:
@@ -113,6 +114,7 @@ def flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
     """Where a schema is impossible, as far as the compiler says, and why; None when it is possible."""
     try:
         _compiled(schema)
+        work_of(schema)
     except ValidationError as error:
         return tuple(error.instance_path) or _broken_reference(schema, error.message), refusal.shorten(error.message, 100)
     except (ValueError, RecursionError) as error:

@@ -5,9 +5,10 @@ Nothing here costs anything worth measuring until an application asks for it:
 Names follow OpenTelemetry's conventions for tools (``gen_ai.*``) and messaging.
 """
 
-from toolbus.telemetry.events import EVENTS, NAME, log, logs
-from toolbus.telemetry.lines import LogFormat, configure_logging
+from toolbus.telemetry.events import EVENTS, NAME
+from toolbus.telemetry.lines import LogFormat, configure_logging, flush_logging
 from toolbus.telemetry.listening import active, metering, providers
+from toolbus.telemetry.logger import log, logs
 from toolbus.telemetry.metrics import METRICS, count, record_call, record_run
 from toolbus.telemetry.spans import CallSpan, HandlerSpan, handler_span, start_call_span
 
@@ -21,6 +22,7 @@ __all__ = [
     "active",
     "configure_logging",
     "count",
+    "flush_logging",
     "handler_span",
     "log",
     "logs",

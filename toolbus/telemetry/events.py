@@ -1,14 +1,8 @@
-"""Log events: every name of them, and the logger that passes them on to the application's own logging."""
+"""The name of every log event, and what it means."""
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Mapping
-from typing import Any
-
-import structlog
-from opentelemetry import trace
 
 NAME = "toolbus"
 
@@ -29,7 +23,7 @@ EVENTS: Mapping[str, str] = {
     "definition.name_refused": "two tools have one name for models; the first keeps it, the other is left out of definitions",
     "definition.set_aside": "a tool's schema can't be carried by a format; the tool is left out of its definitions",
     "descriptor.mended": "the parameters of a tool were no JSON Schema; what was meant is published, as the changes say",
-    "descriptor.invalid": "a descriptor in the registry is invalid and is left out; the error names its field",
+    "descriptor.invalid": "a tool in the registry is invalid and is left out alone; the error names its field",
     "confirmation.asked": "a call waits for a person's permission",
     "confirmation.not_shared": "other processes could not be asked about a call; the confirmer here is",
     "confirmation.settled": "a person's answer came, or nobody answered in time; `outcome` is `allowed` or why not",
@@ -45,8 +39,12 @@ EVENTS: Mapping[str, str] = {
     "finish.refused": "the server refused the answers of a batch of calls",
     "frame.malformed": "a response frame can't be read and is left out",
     "frames.refused": "the server refused frames for one agent",
+    "isolation.child_deviated": "the process of an isolated tool said what is not of its call; it was ended, and the next call has another",
     "isolation.nursery_lost": "the process that starts isolated tools' processes has ended, and they with it; the next call starts another",
+    "key.group_moved": "a queue's group stood beyond its newest entry, where nothing is delivered; it was set back, and what waited is run",
+    "key.wrong_type": "a key on the server was of another type than the protocol's and was deleted; what belongs there is made anew",
     "lease.beat_failed": "leases could not be renewed; it is tried again at once",
+    "listener.failed": "a bug: taking in what arrived raised, so it is left out; the traceback follows",
     "link.callback_failed": "a bug: a reply's callback raised",
     "link.lost": "the connection to the server ended; it is being restored",
     "link.protocol_error": "the server sent something that is not RESP",
@@ -61,6 +59,7 @@ EVENTS: Mapping[str, str] = {
     "nanoclaw.left_out": "ready-made tools of the nanoClaw facade are not installed and are left out",
     "nested.unavailable": "the server could not be reached for a handler's nested call; it is tried again",
     "observer.failed": "an observer of executions raised; the traceback follows",
+    "project.unreadable": "a pyproject.toml can't be read, so the owner of the modules below it is not taken from it",
     "registry.unreadable": "a service's entry in the registry can't be read and is left out",
     "replies.read_failed": "the reply stream could not be read; it is tried again",
     "request.buried": "a request was set aside as a dead letter",
@@ -69,8 +68,12 @@ EVENTS: Mapping[str, str] = {
     "requests.group_missing": "a request stream or its group is gone; the service registers again",
     "requests.recovered": "requests of a worker that died were taken over",
     "requests.taken_back": "requests that a draining worker handed back were taken",
+    "requests.hand_back_failed": "requests beyond the free slots could not be handed back; they are taken over when their leases end",
     "requests.take_failed": "requests could not be taken; it is tried again",
+    "sentinel.lost": "the connection to a Sentinel was lost; it is opened again",
+    "server.doubtful": "nobody confirms that the server is still the master; work that must not happen twice waits",
     "server.evicts": "the server may evict keys when its memory is full; an evicted key is a lost call",
+    "server.moved": "another server is the master now; the connections were dropped and are opened there",
     "service.cleanup_failed": "a service's cleanup() raised; the traceback follows",
     "session.cleanup_failed": "a service's cleanup(session) raised or was not done in time",
     "session.ended": "a session ended at this worker; `reason` says why",
@@ -95,13 +98,18 @@ EVENTS: Mapping[str, str] = {
     "tool.left_out": "a tool has a parameter for a service that nobody provides, and is not served; see `toolbus.provide`",
     "tools.refused": "some tools' names belong to another owner; the rest are registered",
     "tools.undeclared_effect": "tools that don't say what a second execution would do may be re-run after a crash",
+    "task.failed": "a background task raised; the traceback follows, and it begins again after `retry_in` seconds if it is a lasting one",
+    "task.given_up": "a background task failed again and again; the process hands back what it has and ends",
     "supervisor.killing": "a worker process did not drain within its grace period and is killed",
     "supervisor.reloading": "a file changed; the worker processes are restarted",
     "supervisor.restarting": "a worker process ended and is started again",
     "upkeep.failed": "reaping or sweeping failed; it is tried again in the next turn",
     "usage.uncounted": "the server refused to count what calls cost",
+    "value.unreadable": "a value on the server can't be read and is skipped; `key` says where it stands",
     "worker.close_incomplete": "the worker could not sign off; its leases will run out",
     "worker.draining": "the worker takes nothing more and finishes what runs",
+    "worker.exit_refused": "a task or callback that a handler started tried to exit the worker; the traceback follows",
+    "worker.failed": "the worker can't go on: it takes nothing more, hands back what it has, and ends",
     "worker.grace_ended": "the grace period is over; what still runs is handed to other workers",
     "worker.hand_back_failed": "unanswered calls could not be handed back; they are taken over when their leases end",
     "worker.handed_back": "unanswered calls were given to other workers",
@@ -111,51 +119,3 @@ EVENTS: Mapping[str, str] = {
     "worker.stuck": "half of the slots are held by handlers that can't be stopped; the worker drains so that it can be replaced",
     "worker.unregister_failed": "the worker could not take its services out of the registry; their leases will run out",
 }
-
-
-logger = logging.getLogger(NAME)
-"""Where events go; what is below it is the application's choice."""
-
-logger.addHandler(logging.NullHandler())
-
-logs = logger.isEnabledFor
-"""Whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
-
-_PASSED_ON = ("exc_info", "stack_info", "stacklevel")
-FIELDS = "toolbus"
-"""The attribute of a LogRecord that carries an event's fields."""
-
-
-def _add_trace(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    context = trace.get_current_span().get_span_context()
-    if context.is_valid:
-        event["trace_id"] = trace.format_trace_id(context.trace_id)
-        event["span_id"] = trace.format_span_id(context.span_id)
-    return event
-
-
-def _to_logging(_logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """The last processor: a line for whatever handlers the application has, and the fields for those that know them."""
-    passed = {key: event.pop(key) for key in _PASSED_ON if key in event}
-    if method == "exception":
-        passed.setdefault("exc_info", True)
-    name = event.pop("event")
-    line = " ".join([str(name), *(f"{key}={word(value)}" for key, value in event.items())])
-    return {"msg": line, "extra": {FIELDS: {"event": name, **event}}, "stacklevel": 4, **passed}
-
-
-def word(value: object) -> str:
-    """A value as one word of a log line: quoted when it is not one, so that it can't forge fields or lines."""
-    text = value if isinstance(value, str) else str(value)
-    plain = text != "" and text.isprintable() and not any(character in text for character in ' "=')
-    return text if plain else json.dumps(text)
-
-
-log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-    logger,
-    processors=[structlog.stdlib.filter_by_level, _add_trace, _to_logging],
-    wrapper_class=structlog.stdlib.BoundLogger,
-    context_class=dict,
-    cache_logger_on_first_use=True,
-).bind()
-"""``log.info("call.finished", tool=…, id=…, ms=…)``; where it goes is the application's choice."""

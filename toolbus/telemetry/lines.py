@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
+import math
 import os
 import sys
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Mapping
+from json.encoder import encode_basestring_ascii as quoted
+from types import TracebackType
 from typing import Any, Literal, TextIO
 
-from toolbus.telemetry.events import FIELDS, logger, word
+from toolbus.telemetry.events import NAME
 
 LogFormat = Literal["auto", "text", "json"]
+FIELDS = "toolbus"
+"""The attribute of a LogRecord that carries an event's fields."""
+
+MAX_VALUE = 8_000
+"""Characters of one field's value in a line."""
+MAX_TRACEBACK = 64_000
+MAX_WAITING = 64
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+_Render = Callable[[float, str, Mapping[str, Any], str, str], str]
 
 
 def configure_logging(level: str = "info", format: LogFormat = "auto", stream: TextIO | None = None) -> None:
@@ -21,11 +37,9 @@ def configure_logging(level: str = "info", format: LogFormat = "auto", stream: T
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty()
-    handler = logging.StreamHandler(stream)
-    if format == "json" or (format == "auto" and not terminal):
-        handler.setFormatter(_JsonLines())
-    else:
-        handler.setFormatter(_TextLines(colours=terminal and not os.environ.get("NO_COLOR")))
+    json_lines = format == "json" or (format == "auto" and not terminal)
+    handler = LineHandler(stream, _JsonLine() if json_lines else _TextLine(colours=terminal and not os.environ.get("NO_COLOR")))
+    logger = logging.getLogger(NAME)
     for old in logger.handlers[:]:
         logger.removeHandler(old)
     logger.addHandler(handler)
@@ -33,48 +47,223 @@ def configure_logging(level: str = "info", format: LogFormat = "auto", stream: T
     logger.propagate = False
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """An event's name and fields, or the message of a record that is not ours."""
-    return dict(getattr(record, FIELDS, None) or {"event": record.getMessage(), "logger": record.name})
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes events, and the records of other loggers, as lines.
 
+    Lines of one turn of the event loop below a warning are written together at its end: a write for each wakes whoever
+    reads a pipe, which costs twice as much as the rest. Everything else is written at once, after what waits.
 
-class _JsonLines(logging.Formatter):
-    """One JSON object per line."""
+    Args:
+        render: makes a line of the time, the level's name, the fields, a traceback and a stack.
+    """
+
+    def __init__(self, stream: TextIO, render: _Render) -> None:
+        super().__init__(stream)
+        self._render = render
+        self._waiting: list[str] = []
+        self._turn: asyncio.AbstractEventLoop | None = None
+
+    def write_event(self, level: int, fields: Mapping[str, Any], raised: ExcInfo | None) -> None:
+        """Write an event without a LogRecord, which takes three times as long to make as the line.
+
+        Never raises: a stream that can't be written to is no reason to end a call.
+        """
+        line = self._render(time.time(), _LEVELS[level], fields, _traceback(raised) if raised else "", "") + "\n"
+        loop = asyncio._get_running_loop() if level < logging.WARNING else None
+        self.acquire()
+        try:
+            self._waiting.append(line)
+            if loop is None or len(self._waiting) >= MAX_WAITING:
+                self._write_waiting()
+            elif loop is not self._turn:
+                self._turn = loop
+                loop.call_soon(self._end_turn)
+        finally:
+            self.release()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, after what waits."""
+        self._write_waiting()
+        super().emit(record)
+
+    def flush(self) -> None:
+        """Write what waits; the logging module calls it when the program ends."""
+        self.acquire()
+        try:
+            self._write_waiting()
+        finally:
+            self.release()
+        super().flush()
+
+    def forget_waiting(self) -> None:
+        """Forget what waits, in a child that was forked in the middle of a turn: its parent writes that."""
+        self._waiting.clear()
+        self._turn = None
 
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        ours = {"time": when, "level": record.levelname.lower()}
-        fields = {**ours, **_fields(record), **ours}
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        if record.stack_info:
-            fields["stack"] = record.stack_info
-        return json.dumps(fields, default=str)
+        """Make the line of a record."""
+        fields = getattr(record, FIELDS, None) or {"event": record.getMessage(), "logger": record.name}
+        raised = record.exc_info if record.exc_info and record.exc_info[0] is not None else None
+        return self._render(
+            record.created, record.levelname.lower(), fields, _traceback(raised) if raised else "", shortened(record.stack_info or "")
+        )
+
+    def _end_turn(self) -> None:
+        self.acquire()
+        try:
+            self._turn = None
+            self._write_waiting()
+        finally:
+            self.release()
+
+    def _write_waiting(self) -> None:
+        if not self._waiting:
+            return
+        lines = "".join(self._waiting)
+        self._waiting.clear()
+        # When the reader is gone or the stream was closed, there is nobody to tell.
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                self.stream.write(lines)
+            except UnicodeEncodeError:
+                self.stream.write(lines.encode("ascii", "backslashreplace").decode("ascii"))
+            self.stream.flush()
 
 
-_BOLD, _CYAN = "\x1b[1m", "\x1b[36m"
-_COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
+def flush_logging() -> None:
+    """Write what waits for the end of a turn of the event loop; for programs that end without Python's own clean-up."""
+    for handler in _handlers():
+        handler.flush()
 
 
-class _TextLines(logging.Formatter):
-    """Time, level, event and fields for people."""
+def _handlers() -> list[LineHandler]:
+    return [handler for handler in logging.getLogger(NAME).handlers if isinstance(handler, LineHandler)]
+
+
+def _forked() -> None:
+    for handler in _handlers():
+        handler.forget_waiting()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+_LEVELS = {level: logging.getLevelName(level).lower() for level in (10, 20, 30, 40, 50)}
+
+
+def _traceback(raised: ExcInfo) -> str:
+    return shortened(_FORMATTER.formatException(raised), MAX_TRACEBACK)
+
+
+_FORMATTER = logging.Formatter()
+
+
+def told(value: object) -> str:
+    """What a value says of itself, at a bounded length; values that raise at that are named by their type."""
+    try:
+        text = value if type(value) is str else str(value)
+    except Exception:  # noqa: BLE001 - a value that can't be told must not end the call that is logged
+        text = f"<{type(value).__name__} that can't be shown>"
+    return shortened(text)
+
+
+def shortened(text: str, most: int = MAX_VALUE) -> str:
+    """A text whose middle is left out when it is too long."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}… {len(text) - 2 * half:,} characters left out …{text[-half:]}"
+
+
+def word(value: object) -> str:
+    """A value as one word of a log line: quoted when it is not one, so that it can't forge fields or lines."""
+    text = told(value)
+    if text.isprintable() and text and " " not in text and '"' not in text and "=" not in text:
+        return text
+    return quoted(text)
+
+
+class _Seconds:
+    """Times as text, of which the part up to the second is made once a second."""
+
+    __slots__ = ("_last", "_text")
+
+    def __init__(self, text: Callable[[int], str]) -> None:
+        self._text = text
+        self._last = (-1, "")
+
+    def __call__(self, when: float) -> str:
+        second, milliseconds = divmod(int(when * 1000), 1000)
+        last = self._last
+        if last[0] != second:
+            # One assignment: other threads see the old pair or the new one.
+            last = self._last = (second, self._text(second))
+        return f"{last[1]}.{milliseconds:03}"
+
+
+class _JsonLine:
+    """One JSON object."""
+
+    def __init__(self) -> None:
+        self._time = _Seconds(lambda second: time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)))
+
+    def __call__(self, when: float, level: str, fields: Mapping[str, Any], raised: str, stack: str) -> str:
+        """Make the line."""
+        parts = [f'{{"time": "{self._time(when)}Z", "level": "{level}"']
+        parts += [f"{quoted(name)}: {_json(value)}" for name, value in fields.items() if name not in _OURS]
+        if raised:
+            parts.append(f'"exception": {quoted(raised)}')
+        if stack:
+            parts.append(f'"stack": {quoted(stack)}')
+        return ", ".join(parts) + "}"
+
+
+_OURS = frozenset({"time", "level"})
+
+
+def _json(value: object) -> str:
+    kind = type(value)
+    if kind is str:
+        return quoted(value if len(value) <= MAX_VALUE else shortened(value))  # type: ignore[arg-type]
+    if kind is int:
+        # A number of thousands of digits is refused by str.
+        return str(value) if -_WIDE < value < _WIDE else quoted(told(value))  # type: ignore[operator]
+    if kind is float:
+        return repr(value) if math.isfinite(value) else quoted(str(value))  # type: ignore[arg-type]
+    try:
+        text = json.dumps(value, default=told, allow_nan=False)
+    except Exception:  # noqa: BLE001 - as in told
+        text = ""
+    return text if 0 < len(text) <= MAX_VALUE else quoted(told(value))
+
+
+_WIDE = 1 << 1_000
+_BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
+_COLOURS = {"debug": "\x1b[2m", "info": "\x1b[32m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
+
+
+class _TextLine:
+    """Time, level, event and fields for people; the lines of a traceback are indented, so that none can pass for an event."""
 
     def __init__(self, *, colours: bool) -> None:
-        super().__init__()
+        self._time = _Seconds(lambda second: time.strftime("%H:%M:%S", time.localtime(second)))
         self._colours_on = colours
 
-    def format(self, record: logging.LogRecord) -> str:
-        fields = _fields(record)
-        when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        event = str(fields.pop("event"))
-        level = f"{record.levelname.lower():<8}"
-        pairs = (f"{self._painted(key, _CYAN)}={word(value)}" for key, value in fields.items())
-        line = " ".join([when, self._painted(level, _COLOURS.get(record.levelname, "")), self._painted(event, _BOLD), *pairs])
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        if record.stack_info:
-            line += "\n" + self.formatStack(record.stack_info)
+    def __call__(self, when: float, level: str, fields: Mapping[str, Any], raised: str, stack: str) -> str:
+        """Make the line."""
+        parts = [self._time(when), self._painted(f"{level:<8}", _COLOURS.get(level, ""))]
+        for name, value in fields.items():
+            if name == "event":
+                parts.append(self._painted(_visible(told(value)), _BOLD))
+            else:
+                parts.append(f"{self._painted(name, _CYAN)}={word(value)}")
+        line = " ".join(parts)
+        for block in filter(None, (raised, stack)):
+            line += "".join(f"\n    {_visible(each)}" for each in block.split("\n"))
         return line
 
     def _painted(self, text: str, colour: str) -> str:
-        return f"{colour}{text}\x1b[0m" if self._colours_on and colour else text
+        return f"{colour}{text}{_PLAIN}" if self._colours_on and colour else text
+
+
+def _visible(text: str) -> str:
+    return text if text.isprintable() else quoted(text)[1:-1]

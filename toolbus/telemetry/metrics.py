@@ -22,6 +22,7 @@ METRICS: Mapping[str, tuple[Literal["counter", "histogram"], str, str]] = {
     "toolbus.resets": ("counter", "{reset}", "Streams whose new attempt diverged from what was delivered"),
     "toolbus.reclaimed": ("counter", "{request}", "Requests taken over from workers that died"),
     "toolbus.dead_letters": ("counter", "{request}", "Requests that were set aside"),
+    "toolbus.task_failures": ("counter", "{failure}", "Failures of background tasks"),
     "toolbus.reconnects": ("counter", "{connection}", "Connections restored after a loss"),
 }
 

@@ -141,7 +141,7 @@ class Recorder:
         for each in frames:
             self._events += self._assembly.feed(each)
 
-    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
         """Take in the last frame."""
         self.send(delivery, frame)
 

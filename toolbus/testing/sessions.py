@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from toolbus.broker.protocols import session_of
 from toolbus.envelope import Request
-from toolbus.worker.sessions import Session
-
-if TYPE_CHECKING:
-    from toolbus.worker.run import Run
+from toolbus.worker.session import Session, SessionRun
 
 
 class TriedSessions:
@@ -19,7 +15,7 @@ class TriedSessions:
     def __init__(self) -> None:
         self._first: dict[Session, str] = {}
 
-    def start(self, run: Run) -> asyncio.Task[None]:
+    def start(self, run: SessionRun) -> asyncio.Task[None]:
         """Start a call in its session."""
         request = run.delivery.request
         pair = session_of(request)

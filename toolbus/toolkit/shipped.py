@@ -1,18 +1,18 @@
-"""The presets that come with toolbus, beside the tools of the shelf that they use."""
+"""The presets that come with toolbus, beside the tools that they use."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from toolbus.results import ToolkitError
-
-# In the same distribution; a package of that name elsewhere on the path is somebody else's.
-_FOLDER = Path(__file__).parents[2] / "workers" / "presets"
+from toolbus.worker.installed import find_installed
 
 
 def shipped_presets() -> dict[str, Path]:
-    """Their files by name."""
-    return {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
+    """Return their files by name."""
+    package = find_installed("toolbus_workers")
+    places = package.submodule_search_locations if package is not None else None
+    return {path.stem: path for place in places or () for path in sorted(Path(place, "presets").glob("*.yaml"))}
 
 
 def find_preset(place: str | Path) -> Path:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 from toolbus import telemetry
-from toolbus.descriptors import Effect, Publication, ServiceDescriptor, ToolDescriptor, check_tool, parse_service, parse_tool
+from toolbus.descriptors import (
+    Effect,
+    Publication,
+    ServiceDescriptor,
+    ToolDescriptor,
+    check_tool,
+    check_types,
+    effect_flaw,
+    parse_service,
+    parse_tool,
+)
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
-from toolbus.worker.function import FunctionTool, service_name, tool_of, tools_of_service
+from toolbus.worker.function import FunctionTool, tool_of, tools_of_service
 from toolbus.worker.handlers import Handler, Served
 from toolbus.worker.isolation.targets import target_of
 from toolbus.worker.modules import defined_in
+from toolbus.worker.owner import owner_of
 from toolbus.worker.provide import Services, injected
 from toolbus.worker.retry import Retry
 
@@ -93,10 +102,11 @@ class _Tools:
         """Add a tool.
 
         :raises ConfigurationError: there is one of its name.
+        :raises DescriptorError: readers would refuse it; names the field.
         """
         if tool.name in self._descriptors:
             raise ConfigurationError(f"service {tool.service!r} defines the tool {tool.name!r} twice")
-        self._descriptors[tool.name] = tool
+        self._descriptors[tool.name] = check_types(tool)
         self.handlers[tool.name] = handler
 
     def published(self, service: ServiceDescriptor, owner: str) -> Publication:
@@ -121,6 +131,9 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             "sticky_sessions": service.sticky_sessions,
         }
     )
+    flaw = effect_flaw(service.effect)
+    if flaw:
+        raise ConfigurationError(f"the service {name!r} ({cls.__name__}): {flaw}")
     invoke = None if cls.invoke is ToolService.invoke else service.invoke
     tools = _Tools()
     for index, document in enumerate(service.tools):
@@ -157,7 +170,13 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, ser
         return invoke(request.user, request.config, request.arguments)
 
     return Handler(
-        invoke, start, service.effect if tool is None else tool.effect, service.retry, tenants=() if tool is None else tool.tenants
+        invoke,
+        start,
+        service.effect if tool is None else tool.effect,
+        service.retry,
+        check=check,
+        tenants=() if tool is None else tool.tenants,
+        cache=None if tool is None else tool.cacheable,
     )
 
 
@@ -185,7 +204,7 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
             tools.add(*found)
     if not tools.handlers:
         return None
-    owner = settings.owner or owner_of(functions[0].module, "")
+    owner = settings.owner or owner_of(functions[0].module)
     return Served(tools.published(descriptor, owner), tools.handlers, None, None)
 
 
@@ -223,6 +242,7 @@ def _function_handler(
             output_limit=made.output_limit,
             confirm=made.confirm,
             tenants=made.tenants,
+            extensions={} if made.cache is None else {"cache": made.cache},
         )
     )
     bind = derived.bind
@@ -244,7 +264,7 @@ def _function_handler(
     else:
         services.want(given.values())
     begin = start_with_services if derived.injected else start
-    return tool, Handler(bound, begin, tool.effect, made.retry or retry, isolated, bind, made.tenants)
+    return tool, Handler(bound, begin, tool.effect, made.retry or retry, isolated, bind, made.tenants, tool.cacheable)
 
 
 def _tell(tool: object, service: str, changes: list[str]) -> None:
@@ -254,22 +274,3 @@ def _tell(tool: object, service: str, changes: list[str]) -> None:
 
 def _first_line(document: str | None) -> str:
     return inspect.cleandoc(document or "").partition("\n")[0]
-
-
-def owner_of(module: str, qualname: str) -> str:
-    """Who may change what a module publishes: the distribution that holds it, else module and class.
-
-    Never host, path or process: replicas on other machines must count as the same owner.
-    """
-    top = module.partition(".")[0]
-    distributions = _distributions().get(top, [])
-    if distributions:
-        return min(distributions)
-    name = service_name(module)
-    return f"{name}:{qualname}" if qualname else name
-
-
-@functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    # Reads every installed distribution: tens of milliseconds, so once per process.
-    return importlib.metadata.packages_distributions()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from toolbus.descriptors import Effect
+from toolbus.descriptors import Effect, effect_flaw
 from toolbus.results import ConfigurationError
 from toolbus.worker.retry import Retry
 
@@ -29,8 +29,8 @@ class FunctionTool:
     """
 
     __slots__ = (
-        "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "module", "name", "origin",
-        "output_limit", "parameters", "qualname", "retry", "service", "tenants", "timeout",
+        "cache", "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "module", "name",
+        "origin", "output_limit", "parameters", "qualname", "retry", "service", "tenants", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -49,14 +49,20 @@ class FunctionTool:
         confirm: bool,
         tenants: Iterable[str],
         retry: Retry | None,
+        cache: bool | None,
         isolation: Isolation,
         memory_limit: int,
     ) -> None:
         defined = _defined(function)
         self.module: str = defined.__module__
         self.qualname: str = defined.__qualname__
+        flaw = effect_flaw(effect)
+        if flaw:
+            raise ConfigurationError(f"the tool {self.qualname!r} of {self.module}: {flaw}")
         if retry is not None and effect == "once":
             raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out retry=...")
+        if cache and effect == "once":
+            raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out cache=True")
         self.function = function
         self.name: str = name or str(getattr(function, "__name__", ""))
         if self.name in {"", "<lambda>"}:
@@ -71,6 +77,7 @@ class FunctionTool:
         self.confirm = confirm
         self.tenants = (tenants,) if isinstance(tenants, str) else tuple(tenants)
         self.retry = retry
+        self.cache = cache
         self.origin = f"{self.module}.{self.qualname}"
         self.isolation = isolation
         self.memory_limit = memory_limit
@@ -114,6 +121,7 @@ def tool(
     confirm: bool = False,
     tenants: Iterable[str] = (),
     retry: Retry | None = None,
+    cache: bool | None = None,
     isolation: Isolation = "",
     memory_limit: int = 0,
     replace: bool = False,
@@ -132,6 +140,7 @@ def tool(
     confirm: bool = False,
     tenants: Iterable[str] = (),
     retry: Retry | None = None,
+    cache: bool | None = None,
     isolation: Isolation = "",
     memory_limit: int = 0,
     replace: bool = False,
@@ -154,6 +163,7 @@ def tool(
         confirm: a person approves each call before it runs.
         tenants: the only users who may see and call it; everybody when left out.
         retry: run failed calls again, see ``Retry``; not for ``once``.
+        cache: whether the cache middleware may answer it; left out, only where ``effect`` is ``read``. Not for ``once``.
         isolation: ``process`` runs each call in a child process, which is killed when the call is cancelled or its time is up.
         memory_limit: bytes that an isolated call may take beyond what its process has at the start; 0 for no limit. Linux only.
         replace: take the place of another function's tool of that name in this process.
@@ -178,6 +188,7 @@ def tool(
             confirm=confirm,
             tenants=tenants,
             retry=retry,
+            cache=cache,
             isolation=isolation,
             memory_limit=memory_limit,
         )

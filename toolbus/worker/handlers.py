@@ -7,17 +7,16 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from toolbus.confirmations import digest_of
 from toolbus.descriptors import Effect, Publication
 from toolbus.envelope import Request
-from toolbus.results import ConfigurationError, ToolError
+from toolbus.results import ConfigurationError, ErrorInfo, ToolError
 from toolbus.worker.base import ToolService
 from toolbus.worker.function import FunctionTool
 from toolbus.worker.retry import Retry
-
-if TYPE_CHECKING:
-    from toolbus.worker.sessions import Session, SessionBook
+from toolbus.worker.session import Session, SessionBook
 
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
@@ -35,9 +34,10 @@ class Handler:
         isolated: the tool, when it runs in a child process; ``start`` is not called then.
         check: refuses arguments that do not fit; raises ToolError.
         tenants: the only users whose calls run; empty for everybody's.
+        cache: whether an earlier answer may stand for a later one; None when only the caller has the tool's descriptor.
     """
 
-    __slots__ = ("check", "coroutine", "effect", "isolated", "retry", "start", "tenants", "threaded")
+    __slots__ = ("cache", "check", "coroutine", "effect", "isolated", "retry", "start", "tenants", "threaded")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Handler:
         isolated: FunctionTool | None = None,
         check: Callable[[Mapping[str, Any]], object] | None = None,
         tenants: Iterable[str] = (),
+        cache: bool | None = None,
     ) -> None:
         self.start = start
         self.isolated = isolated
@@ -58,6 +59,7 @@ class Handler:
         self.effect = effect
         self.retry = None if effect == "once" else retry
         self.tenants = frozenset(tenants)
+        self.cache = cache
 
 
 class Served:
@@ -88,7 +90,7 @@ class Served:
     def handler(self, request: Request) -> Handler:
         """The handler of a request.
 
-        :raises ToolError: there is none.
+        :raises ToolError: there is none for it, or it is not what a person allowed.
         """
         found = self._handlers.get(request.tool) or self._untyped
         if found is not None and found.tenants and request.user not in found.tenants:
@@ -96,7 +98,24 @@ class Served:
         if found is None:
             known = ", ".join(sorted(self._handlers)) or "none"
             raise ToolError(f"service {self.id!r} has no tool {request.tool!r} (it has: {known})", type="not_found")
+        if request.confirmed:
+            self._check_confirmed(request)
         return found
+
+    def _check_confirmed(self, request: Request) -> None:
+        """Compare a call with what a person allowed.
+
+        :raises ToolError: it is another call, or the tool was described otherwise.
+        """
+        if request.digest and request.digest != self.publication.digest:
+            message = (
+                f"a person allowed {request.tool!r} as descriptor {request.digest} describes it, and this worker serves"
+                f" {self.publication.digest}; it did not run"
+            )
+            raise ToolError(ErrorInfo("unavailable", "other_revision", message, retryable=True))
+        allowed = digest_of("agent", request.service, request.tool, request.user, request.session, "", request.arguments)
+        if allowed != request.confirmed:
+            raise ToolError(f"a person allowed another call of {request.tool!r} than this one", type="forbidden", code="unconfirmed")
 
     def undeclared(self) -> list[str]:
         """Tools that do not say what a second execution would do."""

@@ -1,29 +1,37 @@
-"""From a command line's targets to what a worker serves: ``jokes.py``, ``package.module``, ``module:name``."""
+"""Load a command line's targets: ``jokes.py``, ``package.module``, ``module:name``, or the short name of an installed service."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from toolbus.results import ConfigurationError
+from toolbus.worker.installed import InstalledService, find_installed, import_installed, installed_service
 from toolbus.worker.modules import import_module
 
 
 def load(target: str) -> object:
     """Import a target.
 
-    A path, of a file or of a package's folder, is imported as a module under its name, with the folder around it on ``sys.path``;
+    A path, of a file or of a package's folder, is imported as a module under its name, with the folder around it on ``sys.path``.
+    A name without dots is a module of the current folder, else an installed service (``toolbus.worker.installed``), else any module.
     ``:name`` picks one object of a module or path.
 
     :raises ConfigurationError: it can't be found or imported; names the line that failed.
     """
     place, colon, name = target.partition(":")
     if not place or (colon and not name):
-        raise ConfigurationError(f"{target!r} is no target: give a path (jokes.py, mytools/), a module, or module:name")
-    module = _from_path(Path(place)) if _is_path(place) else _from_name(place)
+        raise ConfigurationError(f"{target!r} is no target: give a path (jokes.py, mytools/), a module, module:name, or an installed name")
+    service = None if colon or _is_path(place) else _installed(place)
+    if service is not None:
+        place, _, name = service.target.partition(":")
+        module = import_installed(service)
+    else:
+        module = _from_path(Path(place)) if _is_path(place) else _from_name(place)
     if not name:
         return module
     found: object = module
@@ -44,7 +52,8 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
             found.add(path.resolve() if path.is_dir() else path.resolve().parent)
             continue
         with contextlib.suppress(ImportError, ValueError):  # what isn't there is told when it is loaded
-            spec = importlib.util.find_spec(place)
+            service = _installed(place)
+            spec = importlib.util.find_spec(place) if service is None else find_installed(service.target.partition(":")[0])
             if spec is not None and spec.origin:
                 found.add(Path(spec.origin).parent)
     return sorted(found)
@@ -52,6 +61,19 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
 
 def _is_path(place: str) -> bool:
     return place.endswith(".py") or "/" in place or place in {".", ".."}
+
+
+def _installed(place: str) -> InstalledService | None:
+    """Return the installed service of a short name, unless the current folder has a module of that name."""
+    return None if "." in place or _is_here(place) else installed_service(place)
+
+
+def _is_here(name: str) -> bool:
+    spec = PathFinder.find_spec(name, [str(Path.cwd())])
+    if spec is None:
+        return False
+    # A folder without any Python file is data that happens to have that name.
+    return spec.origin is not None or any(next(Path(place).glob("*.py"), None) for place in spec.submodule_search_locations or ())
 
 
 def _from_path(path: Path) -> ModuleType:

@@ -20,7 +20,7 @@ def init_tools(*places: str | ModuleType) -> list[object]:
 
     That registers the tools in this process; give what is returned to a ``Worker`` to serve them::
 
-        Worker(init_tools("mytools", "workers.calculator"))
+        Worker(init_tools("mytools", "toolbus_workers.calculator"))
 
     Returns:
         Functions decorated with ``@tool`` and ``ToolService`` classes and instances, module by module.

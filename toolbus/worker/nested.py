@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import contextvars
+import importlib
+from typing import Protocol, cast
 
 from toolbus import telemetry
 from toolbus.results import BrokerUnavailable
 from toolbus.settings import Settings
+from toolbus.worker.invocation import Caller
 
 _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
 
-if TYPE_CHECKING:
-    from toolbus import ToolBus
+
+class Bus(Caller, Protocol):
+    """What a worker needs of the bus that its handlers call; a ``ToolBus`` is one."""
+
+    async def open(self) -> None:
+        """Connect."""
+
+    async def aclose(self) -> None:
+        """Disconnect."""
+
+    async def end_session(self, user: str, session: str) -> None:
+        """End a session for everybody."""
 
 
 class NestedBus:
@@ -20,10 +33,12 @@ class NestedBus:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        # The bus outlives the call that opens it: what it starts is not to see that call's context variables.
+        self._context = contextvars.copy_context()
         self._lock = asyncio.Lock()
-        self._bus: ToolBus | None = None
+        self._bus: Bus | None = None
 
-    async def get(self) -> ToolBus:
+    async def get(self) -> Bus:
         """The open bus. While the server can't be reached it is tried again, for as long as the call that asks may run.
 
         :raises BrokerError: the server refuses us.
@@ -32,9 +47,9 @@ class NestedBus:
             delay = _RETRY_FIRST
             while self._bus is None:
                 # Importing it takes tenths of a second, in which the worker's calls go on.
-                bus = (await asyncio.to_thread(_door))(settings=self._settings)
+                bus = await asyncio.to_thread(_new_bus, self._settings)
                 try:
-                    await bus.open()
+                    await asyncio.create_task(bus.open(), context=self._context.copy())
                 except BrokerUnavailable as error:
                     telemetry.log.warning("nested.unavailable", error=str(error), retry_in=delay)
                     await asyncio.sleep(delay)
@@ -55,8 +70,9 @@ class NestedBus:
             self._bus = None
 
 
-def _door() -> type[ToolBus]:
-    """Through the public door, and only when it is needed: worker and client know nothing of each other."""
-    from toolbus import ToolBus  # noqa: PLC0415
+def _new_bus(settings: Settings) -> Bus:
+    """Return a bus that is not open yet.
 
-    return ToolBus
+    The client is found by name when the first nested call needs it, since the worker package does not depend on it.
+    """
+    return cast("Bus", importlib.import_module("toolbus.client.bus").ToolBus(settings=settings))

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
 from toolbus.broker.protocols import Delivery
 from toolbus.descriptors import Publication
 from toolbus.envelope import Frame, Request, encode
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, ToolError, ToolResult
+
+T = TypeVar("T")
+
+
+class HandlerExit(Exception):
+    """A user's code raised what would end the program or its task; ``raised`` is that."""
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__(f"the code raised {type(raised).__name__}, which ends neither the worker nor other calls")
+        self.raised = raised
+
+
+async def without_exits(work: Awaitable[T]) -> T:
+    """Await a user's code. An event loop ends when a task of it raises SystemExit, and with it every call of the worker.
+
+    :raises HandlerExit: for SystemExit, KeyboardInterrupt and their like, and for a cancellation that nobody asked for.
+    """
+    try:
+        return await work
+    except Exception:
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise HandlerExit(error) from error
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, or its name: a class of a user's may raise at that."""
+    try:
+        return str(error) or type(error).__name__
+    except BaseException:  # noqa: BLE001 - as above, and whatever it is
+        return type(error).__name__
 
 
 def result_of(value: object) -> ToolResult:
@@ -25,15 +63,19 @@ def result_of(value: object) -> ToolResult:
 
 def error_of(error: BaseException) -> ErrorInfo:
     """What a handler raised, as a value."""
+    if isinstance(error, HandlerExit):
+        error = error.raised
     if isinstance(error, ToolError):
         return error.error
     if isinstance(error, CallCancelled):
-        return ErrorInfo("cancelled", message=str(error))
+        return ErrorInfo("cancelled", message=said(error))
     if isinstance(error, SystemExit):
         return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
     if isinstance(error, EnvelopeError):
         return ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")
-    return ErrorInfo("tool_error", type(error).__name__, str(error) or type(error).__name__)
+    if isinstance(error, asyncio.CancelledError):
+        return ErrorInfo("tool_error", "CancelledError", "the handler was cancelled from within")
+    return ErrorInfo("tool_error", type(error).__name__, said(error))
 
 
 def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import threading
@@ -15,24 +16,24 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.confirmations import ConfirmationAnswer
-from toolbus.envelope import Confirm, Frame, Request, encode, pieces
+from toolbus.envelope import NOT_BEGUN, Confirm, Frame, Request, encode, pieces
 from toolbus.middleware.chain import Middleware
 from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.settings import Settings
-from toolbus.worker.asking import Questions
+from toolbus.worker.around import Passing
 from toolbus.worker.function import FunctionTool
 from toolbus.worker.handlers import Handler, Served
 from toolbus.worker.invocation import Caller, Invocation, enter
 from toolbus.worker.isolation.pool import HandlerCrashed, Isolation
 from toolbus.worker.outcome import encodable, error_of, mismatch, result_of
-from toolbus.worker.passing import Passing
+from toolbus.worker.questions import Questions
 from toolbus.worker.threads import ThreadIteration, Threads
 
 _UNKNOWN = {
     "began": "an earlier attempt began and its worker is gone; it may or may not have taken effect",
     "unsure": "the server was replaced or restored after it took the call and may have forgotten that it ran",
 }
-
+_UNCONFIRMED = "too few replicas of the server have confirmed the call in time, so it did not run"
 
 # A handler may ask for its invocation in several threads at once.
 _making = threading.Lock()
@@ -74,6 +75,9 @@ class Run(msgspec.Struct, eq=False):
     Exactly one terminal frame is sent: by the handler's end, or by ``stop`` before it. What a
     stopped handler still produces is dropped.
 
+    ``once`` work is marked on the server before its handler may begin, and entered when the handler is called: only from then on it may
+    have had its effect.
+
     A Struct because it is made in C: with as many fields as it has, that saves the worker half a µs a call.
     """
 
@@ -92,7 +96,8 @@ class Run(msgspec.Struct, eq=False):
     _pieces: list[str] = []
     _gathered: int = 0
     _answered: bool = False
-    _began: bool = False
+    _marked: bool = False
+    _entered: bool = False
     _abandoned: bool = False
     _started: float = 0.0
     _iteration: ThreadIteration | None = None
@@ -112,7 +117,7 @@ class Run(msgspec.Struct, eq=False):
                 self._send(self._frame("start"))
             if self.handler.effect == "once" or request.effect == "once":
                 await self._begin_once()
-            if self.handler.coroutine and not self.shelter.middleware and not telemetry.active():
+            if self.handler.coroutine and not (self._marked or self.shelter.middleware or telemetry.active()):
                 # The most frequent kind, without a coroutine in between.
                 self._answer(result_of(await self.handler.start(request)))
             else:
@@ -125,8 +130,9 @@ class Run(msgspec.Struct, eq=False):
                     raise
                 self._fail(ToolError("the handler was cancelled from within", code="CancelledError"))
         except BaseException as error:
-            # Whatever a handler raises is contained and becomes its answer.
-            if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+            # Whatever a handler raises is contained and becomes its answer: raised from here, SystemExit and
+            # KeyboardInterrupt would end the event loop. A run that is closed from outside hears GeneratorExit too.
+            if isinstance(error, GeneratorExit) and not self._is_running():
                 raise
             self._contain(error)
         finally:
@@ -136,19 +142,28 @@ class Run(msgspec.Struct, eq=False):
             finally:
                 self._leave()
 
+    def _is_running(self) -> bool:
+        """Whether the event loop is at a step of this run's task."""
+        try:
+            return asyncio.current_task() is self.task
+        except RuntimeError:
+            return False
+
     def expire(self) -> None:
         """End the run because its time is up."""
         message = f"the tool did not finish within {self.delivery.request.timeout:g} s"
-        if self._began:
+        if self._entered:
             self.stop(ErrorInfo("outcome_unknown", "deadline_exceeded", f"{message}; it may or may not have taken effect"))
         else:
             self.stop(ErrorInfo("deadline_exceeded", message=message))
 
     def cancel(self) -> None:
         """End the run because nobody waits for it. Whoever still hears of it learns whether it can have taken effect."""
-        if self._began:
+        if self._entered:
             message = "cancelled by the caller while the tool ran; it may or may not have taken effect"
             self.stop(ErrorInfo("outcome_unknown", "cancelled", message))
+        elif self._once:
+            self.stop(ErrorInfo("cancelled", NOT_BEGUN, "cancelled by the caller before the tool began"))
         else:
             self.stop(ErrorInfo("cancelled", message="cancelled by the caller"))
 
@@ -177,9 +192,12 @@ class Run(msgspec.Struct, eq=False):
 
     def interrupt(self) -> bool:
         """End the run unanswered because its worker leaves; False when it was answered, since it must not run again."""
-        if self._began and not self._answered:
+        if self._entered and not self._answered:
             message = "the worker was stopped while the tool ran; it may or may not have taken effect"
             self.stop(ErrorInfo("outcome_unknown", "worker_stopped", message))
+        elif self._marked and not self._answered:
+            # Whoever took it over would find the mark, and could not know that it is safe to run.
+            self.stop(ErrorInfo("unavailable", "worker_stopped", "the worker was stopped before the tool began", retryable=True))
         answered = self._answered
         self.stop(None)
         return not answered
@@ -242,7 +260,8 @@ class Run(msgspec.Struct, eq=False):
     async def confirm(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
         """Ask a person; the call's time stands still meanwhile."""
         if self._questions is None:
-            self._questions = Questions(self, self.shelter.broker, self.shelter.settings.max_timeout)
+            settings = self.shelter.settings
+            self._questions = Questions(self, self.shelter.broker, settings.max_timeout, settings.max_request)
         return await self._questions.ask(question, data, timeout)
 
     # -- Asker, for the questions -----------------------------------------------------------------
@@ -269,13 +288,26 @@ class Run(msgspec.Struct, eq=False):
     # -- handling ---------------------------------------------------------------------------------
 
     async def _begin_once(self) -> None:
+        # From here on the mark may be set.
+        self._marked = True
         state = await self.shelter.broker.begin(self.delivery)
         if state == "lost":
             self._answered = True
             raise asyncio.CancelledError
+        if state == "unconfirmed":
+            raise ToolError(_UNCONFIRMED, type="unavailable", code="not_replicated", retryable=True)
         if state != "started":
             raise ToolError(_UNKNOWN[state], type="outcome_unknown")
-        self._began = True
+
+    @property
+    def _once(self) -> bool:
+        return self.handler.effect == "once" or self.delivery.request.effect == "once"
+
+    def _enter(self, request: Request) -> None:
+        """Take note that ``once`` work begins; arguments that do not fit are refused before it does."""
+        if self.handler.check is not None:
+            self.handler.check(request.arguments)
+        self._entered = True
 
     async def _handle_traced(self, handle: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
         if not telemetry.active():
@@ -296,7 +328,7 @@ class Run(msgspec.Struct, eq=False):
 
     async def _handle_within(self) -> ToolResult:
         """Run the handler within the worker's middleware."""
-        passing = Passing(self.delivery, self.handler.effect, self.shelter.broker.tallies)
+        passing = Passing(self.delivery, self.handler, self.served.publication.digest, self.shelter.broker.tallies)
         return await passing.run(self.shelter.middleware, self._handle, self._error_info, self._give_up_handler)
 
     def _give_up_handler(self) -> None:
@@ -307,6 +339,8 @@ class Run(msgspec.Struct, eq=False):
 
     async def _handle(self, passing: Passing | None = None) -> ToolResult:
         start, request = self.handler.start, self.delivery.request if passing is None else passing.request
+        if self._marked and self.handler.isolated is None:
+            self._enter(request)
         if self.handler.coroutine:
             return result_of(await start(request))
         if self.handler.isolated is not None:
@@ -331,7 +365,8 @@ class Run(msgspec.Struct, eq=False):
             # What does not fit takes no process.
             self.handler.check(request.arguments)
         delivery = self.delivery
-        return self.shelter.isolation.run(made, request, attempt=delivery.attempt, deadline=delivery.deadline, began=self._began)
+        enter = functools.partial(self._enter, request) if self._marked else None
+        return self.shelter.isolation.run(made, request, attempt=delivery.attempt, deadline=delivery.deadline, enter=enter)
 
     async def _consume(self, items: Any) -> ToolResult:
         result: ToolResult | None = None
@@ -481,14 +516,17 @@ class Run(msgspec.Struct, eq=False):
         frame.data = data
         payload = encode(frame)
         self._answered = True
-        self.shelter.broker.finish(self.delivery, payload, failed=error is not None)
+        self.shelter.broker.finish(self.delivery, payload, frees=error is not None and not self._entered)
         self._log_end(error)
 
     def _contain(self, error: BaseException) -> None:
         try:
             self._fail(error)
-        except Exception:  # noqa: BLE001 - the run must leave the worker all the same
+        except BaseException:  # noqa: BLE001 - the run must leave the worker all the same
             telemetry.log.exception("run.bug", id=self.delivery.request.id)
+            if not self._answered:
+                self._answered = True
+                self._finish(self._frame("end", ErrorInfo("tool_error", type(error).__name__, "what the handler raised can't be told")))
 
     def _fail(self, error: BaseException) -> None:
         if self._answered:
@@ -503,7 +541,7 @@ class Run(msgspec.Struct, eq=False):
 
     def _given_up(self, error: ErrorInfo, *, retryable: bool) -> bool:
         """Whether a failure is not simply answered: the request is tried again, or set aside as a dead letter."""
-        policy = self.handler.retry if retryable and not self._began else None
+        policy = self.handler.retry if retryable and not self._marked else None
         if policy is not None and self.shelter.try_again(self, error):
             self._answered = True
             self._log_end(error)
@@ -523,7 +561,7 @@ class Run(msgspec.Struct, eq=False):
         except EnvelopeError:
             frame.error = encodable(frame.error or ErrorInfo("tool_error"))
             payload = encode(frame)
-        self.shelter.broker.finish(self.delivery, payload, failed=True)
+        self.shelter.broker.finish(self.delivery, payload, frees=not self._entered)
 
     def _error_info(self, error: BaseException) -> ErrorInfo:
         if isinstance(error, HandlerCrashed):

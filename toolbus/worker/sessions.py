@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
 from toolbus import telemetry
 from toolbus.broker.protocols import WorkerBroker, session_of
 from toolbus.deadlines import Deadlines
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo
-
-if TYPE_CHECKING:
-    from toolbus.worker.handlers import Served
-    from toolbus.worker.run import Run
+from toolbus.worker.handlers import Served
+from toolbus.worker.outcome import without_exits
+from toolbus.worker.session import Session, SessionRun
 
 # Seconds that one clean-up may take, and that calls of a closed session may take to stop.
 CLEANUP_WITHIN = 10.0
@@ -23,28 +22,6 @@ _MOST_CLEANUPS = 16
 # A session that more callers use at once ends when it is closed or idle, whoever of them leaves.
 _MOST_AGENTS = 64
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
-
-
-class Session(NamedTuple):
-    """A session of one user. It equals the tuple ``(user, id)``, so that users with equal ids stay apart in a dict.
-
-    Attributes:
-        user: the tenant.
-        id: what ``bus.bind(session=…)`` said; empty for calls without a session, which share the user's own.
-    """
-
-    user: str
-    id: str
-
-
-class SessionBook(Protocol):
-    """Counts the calls of one service in their sessions."""
-
-    def start(self, run: Run) -> asyncio.Task[None]:
-        """Start a call in its session."""
-
-    def opened_by(self, request: Request) -> bool:
-        """Whether a running call is the one that opened its session here."""
 
 
 class Host(Protocol):
@@ -65,12 +42,12 @@ class _Open:
     def __init__(self, first: Request) -> None:
         self.first = first.id
         self.agents: set[str] | None = set()
-        self.runs: set[Run] = set()
-        self.waiting: set[Run] = set()
+        self.runs: set[SessionRun] = set()
+        self.waiting: set[SessionRun] = set()
         self.used = time.monotonic()
         self.closed: asyncio.Event | None = None
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: SessionRun) -> None:
         """Count a call in."""
         agent = run.delivery.request.agent
         if agent and self.agents is not None:
@@ -103,7 +80,7 @@ class OpenSessions:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def start(self, run: Run) -> asyncio.Task[None]:
+    def start(self, run: SessionRun) -> asyncio.Task[None]:
         """Start a call in its session, which opens with its first one; one whose session is ending waits for the end."""
         request = run.delivery.request
         pair = session_of(request)
@@ -128,12 +105,12 @@ class OpenSessions:
         found = self._open.get(Session(*pair)) if pair is not None else None
         return found is not None and found.first == request.id
 
-    async def _execute(self, run: Run, closed: asyncio.Event | None) -> None:
+    async def _execute(self, run: SessionRun, closed: asyncio.Event | None) -> None:
         if closed is not None:
             await closed.wait()
         await run.execute()
 
-    def _left(self, session: Session, run: Run) -> None:
+    def _left(self, session: Session, run: SessionRun) -> None:
         found = self._open.get(session)
         if found is not None:
             found.runs.discard(run)
@@ -201,7 +178,7 @@ class OpenSessions:
         async with self._turns:
             try:
                 async with asyncio.timeout(CLEANUP_WITHIN):
-                    await self._served.cleanup(session)
+                    await without_exits(self._served.cleanup(session))
             except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
                 telemetry.log.exception("session.cleanup_failed", service=self._served.id, user=session.user, session=session.id)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import time
 from collections.abc import Mapping, Sequence
 
 from toolbus import telemetry
+from toolbus.background import keep_running
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
+from toolbus.envelope import NOT_BEGUN
 from toolbus.middleware.chain import Middleware
-from toolbus.results import BrokerError, ErrorInfo, ToolError
+from toolbus.results import BrokerError, ErrorInfo, ToolbusError, ToolError
 from toolbus.settings import Settings
 from toolbus.worker.handlers import Served
 from toolbus.worker.invocation import Caller
@@ -66,6 +69,8 @@ class Slots:
         self.most_gathered = min(_MOST_GATHERED, settings.max_frame // 2)
         self._served = served
         self._loop = asyncio.get_running_loop()
+        # What starts a run is often the end of another one, whose context variables are another caller's.
+        self._context = contextvars.copy_context()
         self.deadlines = Deadlines(self._loop)
         self.threads = Threads(settings.concurrency)
         self.sessions = WorkerSessions(self)
@@ -78,9 +83,11 @@ class Slots:
         self._alone_from = settings.alone_from
         self._wake = asyncio.Event()
         self._stopping = False
-        self._alone = self._making_room = False
+        self._failure: ToolbusError | None = None
+        self._taking = self._alone = self._making_room = False
         self._make_room_again = 0.0
         self._retrying: set[asyncio.Task[None]] = set()
+        self._handing_back: set[asyncio.Task[None]] = set()
         self.overgrown = asyncio.Event()
         self.started = self.finished = 0
 
@@ -102,12 +109,23 @@ class Slots:
         }
 
     async def serve(self) -> None:
-        """Take and run until ``stop``; then let what runs end within the grace period, and give the rest to other workers."""
+        """Take and run until ``stop``; then let what runs end within the grace period, and give the rest to other workers.
+
+        :raises ToolbusError: it could not go on.
+        """
         try:
-            await self._take()
+            try:
+                await keep_running("taking", self._take)
+            except ToolbusError as error:
+                self.on_failed(error)
+            if self._failure is not None:
+                telemetry.log.error("worker.failed", error=str(self._failure), running=self.running)
+                await self._sign_off()
             await self._finish_running()
         finally:
             await self._abandon_running()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Take nothing more."""
@@ -138,11 +156,23 @@ class Slots:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            for delivery in await self.broker.take(self._free):
-                self._start(delivery)
+            self._taking = True
+            try:
+                taken = await self.broker.take(self._free)
+            finally:
+                self._taking = False
+            self._start_all(taken)
             # What ends at once is answered before the next request is asked for.
             await asyncio.sleep(0)
             self._watch_deadlines()
+
+    async def _sign_off(self) -> None:
+        """Leave the registry: who takes nothing more must not be listed as live."""
+        try:
+            async with asyncio.timeout(SIGN_OFF):
+                await self.broker.unregister()
+        except Exception as error:  # noqa: BLE001 - it leaves in any case
+            telemetry.log.warning("worker.unregister_failed", error=str(error) or "the server did not answer")
 
     async def _make_room(self) -> None:
         """Take nothing until nothing runs, so that what must run alone finds a place; for a bounded time, since other calls wait too."""
@@ -189,6 +219,8 @@ class Slots:
                     await self._wake.wait()
         if self._runs:
             telemetry.log.warning("worker.grace_ended", running=len(self._runs))
+        if self._handing_back:
+            await asyncio.wait(self._handing_back)
         interrupted = [run.delivery for run in list(self._runs.values()) if run.interrupt()]
         await self._hand_back([*interrupted, *self._waiting.clear()])
 
@@ -208,12 +240,22 @@ class Slots:
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_GRACE)
 
+    def _start_all(self, deliveries: Sequence[Delivery]) -> None:
+        """Start deliveries while there are slots; others may have been given away since they were asked for."""
+        for at, delivery in enumerate(deliveries):
+            if self._free < 1:
+                task = self._loop.create_task(self._hand_back(list(deliveries[at:])))
+                self._handing_back.add(task)
+                task.add_done_callback(self._handing_back.discard)
+                return
+            self._start(delivery)
+
     def _start(self, delivery: Delivery, *, alone: bool = False) -> None:
         request = delivery.request
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._cancelled_early and request.id in self._cancelled_early:
-            error = ErrorInfo("cancelled", message="cancelled before it ran")
+            error = ErrorInfo("cancelled", NOT_BEGUN, "cancelled before it ran")
         elif delivery.deadline <= time.monotonic():
             error = ErrorInfo("deadline_exceeded", message=f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
         elif delivery.attempt > self.settings.max_deliveries:
@@ -238,11 +280,17 @@ class Slots:
         key = delivery.run
         self._runs[key] = run
         self._free -= 1
+        if self._taking and self._free < 1:
+            # What waits for requests would take some for which there is no slot.
+            self.broker.interrupt()
         self.started += 1
         self._unwatched.append(run)
         # The worker itself is these tasks' group: it counts them in and out and waits for them when it drains.
         # A TaskGroup's own bookkeeping cost 8 % of a worker's time.
-        run.task = self._loop.create_task(run.execute()) if served.sessions is None else served.sessions.start(run)
+        if served.sessions is None:
+            run.task = self._loop.create_task(run.execute(), context=self._context.copy())
+        else:
+            run.task = self._context.copy().run(served.sessions.start, run)
 
     def _watch_deadlines(self) -> None:
         """Give a deadline to each run that was started and has not ended. After one step most have: 4 % of the worker's time."""
@@ -325,7 +373,7 @@ class Slots:
             self._watch_deadlines()
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo | None) -> None:
-        self.broker.finish(delivery, refusal(delivery, self.broker.instance, error), failed=True)
+        self.broker.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
 
     def _bury(self, delivery: Delivery) -> None:
         message = f"given up after {delivery.attempt - 1} deliveries: its workers died or lost their leases while it ran"
@@ -345,9 +393,18 @@ class Slots:
 
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Run deliveries taken over from dead workers."""
-        for delivery in deliveries:
-            self._start(delivery)
+        self._start_all(deliveries)
         self._watch_deadlines()
+
+    def on_failed(self, error: ToolbusError) -> None:
+        """Take nothing more, since it could not be relied on; ``serve`` raises the error at its end."""
+        self._failure = self._failure or error
+        self.stop()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it can't go on."""
+        return self._failure is not None
 
     def flexible(self) -> bool:
         """Whether it could make room: not when it just tried, and other calls ran on and on."""
@@ -363,7 +420,7 @@ class Slots:
         """Stop a call, or remember that it must not start."""
         running = [run for run in self._runs.values() if run.delivery.request.id == call]
         waiting = self._waiting.find(call=call)
-        error = ErrorInfo("cancelled", message="cancelled by the caller")
+        error = ErrorInfo("cancelled", NOT_BEGUN, "cancelled by the caller before the tool began")
         for run in running:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:

@@ -25,7 +25,7 @@ class Threads:
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run a function in a thread, under a copy of this task's context."""
         context = contextvars.copy_context()
-        return asyncio.get_running_loop().run_in_executor(self._pool, context.run, function)
+        return asyncio.get_running_loop().run_in_executor(self._pool, context.run, _called, function)
 
     def iterate(self, iterator: Iterator[Any]) -> ThreadIteration:
         """Iterate in a thread; the items arrive here."""
@@ -34,6 +34,14 @@ class Threads:
     def close(self) -> None:
         """Take no more work. Threads that still run are not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _called(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except StopIteration as error:
+        # A future takes no StopIteration, and would stay without a result.
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 class ThreadIteration:

@@ -23,6 +23,7 @@ from toolbus.worker.collect import collect
 from toolbus.worker.handlers import Served
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.nested import NestedBus
+from toolbus.worker.outcome import without_exits
 from toolbus.worker.provide import Services
 from toolbus.worker.slots import SIGN_OFF, Slots
 
@@ -100,7 +101,10 @@ class Worker:
                 loop.remove_signal_handler(number)
 
     async def drain(self) -> None:
-        """Leave the registry, stop taking, finish what runs within the grace period, and close."""
+        """Leave the registry, stop taking, finish what runs within the grace period, and close.
+
+        :raises ToolbusError: it has failed before.
+        """
         home, self._home = self._home, None
         slots = self._slots
         if home is None or slots is None:
@@ -112,7 +116,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - draining must go on whatever the server says
             telemetry.log.warning("worker.unregister_failed", error=str(error) or "the server did not answer")
         await slots.hand_back_waiting()
-        await home
+        await asyncio.wait([home])
         await slots.sessions.aclose()
         for served in self._served.values():
             await self._cleanup(served)
@@ -122,6 +126,8 @@ class Worker:
         await self.broker.aclose()
         slots.close()
         telemetry.log.info("worker.stopped", calls=slots.finished)
+        # What made it fail is for whoever runs it to know.
+        await home
 
     async def _until(self, stop: asyncio.Event) -> None:
         """Wait until the worker is to stop, or has failed: its home task ends by itself only then, and drain() says why."""
@@ -164,9 +170,17 @@ class Worker:
             await self.broker.aclose()
             slots.close()
             raise
-        self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
+        self._home = asyncio.create_task(self._serve(slots), name="toolbus-worker")
         # It takes from now on, and not only when its opener next waits for something.
         await asyncio.sleep(0)
+
+    async def _serve(self, slots: Slots) -> None:
+        try:
+            await slots.serve()
+        except BaseException:
+            # Nobody may drain it for long, and a worker that takes nothing must not beat.
+            await self.broker.aclose()
+            raise
 
     async def _register(self, served: Served) -> None:
         """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
@@ -187,13 +201,13 @@ class Worker:
 
     async def _cleanup(self, served: Served) -> None:
         try:
-            await served.cleanup()
+            await without_exits(served.cleanup())
         except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
             telemetry.log.exception("service.cleanup_failed", service=served.id)
 
     async def _clean_services(self) -> None:
         try:
-            await self._services.aclose()
+            await without_exits(self._services.aclose())
         except Exception:  # noqa: BLE001 - as above
             telemetry.log.exception("service.cleanup_failed", service="provided")
 
@@ -202,7 +216,11 @@ class Worker:
     @property
     def healthy(self) -> bool:
         """Whether it is taking requests now."""
-        return self._home is not None and not self._home.done() and self.broker.connected
+        return self._slots is not None and not self._slots.failed and self._serving and self.broker.connected
+
+    @property
+    def _serving(self) -> bool:
+        return self._home is not None and not self._home.done()
 
     @property
     def stuck(self) -> bool:

@@ -13,7 +13,7 @@ from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.hub import Entry, Hub, SharedCall, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
-from toolbus.envelope import Request, arguments_digest, decode_frames, encode_request, new_id, share_digest
+from toolbus.envelope import Request, decode_frames, encode_request, new_id, share_digest, work_digest
 from toolbus.results import BrokerUnavailable, RegistrationRefused
 from toolbus.settings import Settings
 
@@ -84,7 +84,7 @@ class MemoryAgentBroker:
             if verdict.status == "queued":
                 shared = SharedCall(request, verdict.entry, deadline + self._settings.retention)
                 hub.shared[key] = hub.shared_calls[shared.call] = shared
-        elif shared.arguments != arguments_digest(request):
+        elif shared.work != work_digest(request):
             verdict, shared = Verdict("conflict"), None
         else:
             verdict = Verdict("queued", entry=shared.entry)

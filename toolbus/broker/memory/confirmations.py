@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from toolbus.broker.confirmations import closed
-from toolbus.broker.watching import Watchers
+from toolbus.broker.confirmations.confirmations import closed
+from toolbus.broker.confirmations.watching import Watchers
 from toolbus.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
 from toolbus.results import ToolError
 
@@ -44,14 +44,14 @@ class MemoryConfirmations:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await asyncio.wait([answer])
-            return answer.result() if answer.done() else None
+            return answer.result().to(request) if answer.done() else None
         finally:
             if self._open.pop(request.id, None) is not None:
                 self._watchers.look()
 
     async def pending(self) -> list[ConfirmationRequest]:
-        """The open requests, the oldest first."""
-        return [request for request, _ in self._open.values()]
+        """The open requests, the oldest first, without the ``whole`` of their arguments."""
+        return [msgspec.structs.replace(request, whole="") for request, _ in self._open.values()]
 
     async def get(self, id: str) -> ConfirmationRequest:
         """One open request; raises ConfirmationClosed when it is not open."""

@@ -8,21 +8,39 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import ServiceRecord
+from toolbus.broker.protocols import AgentListener, ServiceRecord, WorkerListener
 from toolbus.descriptors import Publication
-from toolbus.envelope import Request, arguments_digest
+from toolbus.envelope import Request, work_digest
 from toolbus.results import RegistrationRefused
 from toolbus.settings import Settings
 
-if TYPE_CHECKING:
-    from toolbus.broker.memory.agent import MemoryAgentBroker
-    from toolbus.broker.memory.worker import MemoryWorkerBroker
-
 _DEAD_LETTERS = 1_000
+
+
+class HubAgent(Protocol):
+    """An agent's broker, as the others of its hub see it."""
+
+    @property
+    def listener(self) -> AgentListener:
+        """Hears what arrives for the agent."""
+
+    def receive(self, frames: bytes, call: str = "") -> None:
+        """Take in a reply entry; ``call`` is the shared call that it belongs to."""
+
+
+class HubWorker(Protocol):
+    """A worker's broker, as the others of its hub see it."""
+
+    @property
+    def listener(self) -> WorkerListener:
+        """Runs what is taken, and hears what happens to it."""
+
+    def services_of(self, queues: Collection[str]) -> list[str]:
+        """Return the services that take from these queues here."""
 
 
 class Entry(NamedTuple):
@@ -43,7 +61,7 @@ class Queue:
         self.waiting: deque[Entry] = deque()
         self.running = 0
         self.dead: deque[tuple[str, bytes]] = deque(maxlen=_DEAD_LETTERS)
-        self.owners: dict[tuple[str, str], MemoryWorkerBroker] = {}
+        self.owners: dict[tuple[str, str], HubWorker] = {}
 
 
 class SharedCall:
@@ -51,18 +69,18 @@ class SharedCall:
 
     def __init__(self, request: Request, entry: str, kept_until: float) -> None:
         self.call = request.id
-        self.arguments = arguments_digest(request)
+        self.work = work_digest(request)
         self.entry = entry
         self.kept_until = kept_until
         self.frames: list[bytes] = []
-        self.callers: dict[str, MemoryAgentBroker] = {}
+        self.callers: dict[str, HubAgent] = {}
 
 
 class Instance(NamedTuple):
     """What one worker publishes of a service."""
 
     publication: Publication
-    worker: MemoryWorkerBroker
+    worker: HubWorker
 
 
 class Hub:
@@ -73,8 +91,8 @@ class Hub:
         self.instances: dict[str, list[Instance]] = {}
         self.items: dict[str, bytes] = {}
         self.owners: dict[str, str] = {}
-        self.agents: dict[str, MemoryAgentBroker] = {}
-        self.workers: set[MemoryWorkerBroker] = set()
+        self.agents: dict[str, HubAgent] = {}
+        self.workers: set[HubWorker] = set()
         self.started: dict[str, str] = {}
         # By share digest, and by the call that runs: a failed call frees its key and keeps its readers.
         self.shared: dict[str, SharedCall] = {}
@@ -93,7 +111,7 @@ class Hub:
         if holder != owner:
             raise RegistrationRefused(f"{key} belongs to {holder!r}", {key: holder})
 
-    def is_registered(self, worker: MemoryWorkerBroker) -> bool:
+    def is_registered(self, worker: HubWorker) -> bool:
         """Whether a worker takes requests: neither draining nor closed."""
         return any(instance.worker is worker for instances in self.instances.values() for instance in instances)
 
@@ -109,7 +127,7 @@ class Hub:
             for key in [key for key, shared in held.items() if shared.kept_until < now]:
                 del held[key]
 
-    def serving(self, queues: Collection[str]) -> list[tuple[MemoryWorkerBroker, str]]:
+    def serving(self, queues: Collection[str]) -> list[tuple[HubWorker, str]]:
         """Who takes from these queues, draining workers too, each with its service."""
         return [(worker, service) for worker in self.workers for service in worker.services_of(queues)]
 

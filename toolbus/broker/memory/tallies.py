@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from toolbus.broker.limits.tallies import MOST_PAIRS, OTHERS, add_to, days_back, pair_of, rows
 from toolbus.broker.protocols import Usage
-from toolbus.broker.tallies import MOST_PAIRS, OTHERS, add_to, days_back, pair_of, rows
 
 _MOST_KEPT = 10_000
 

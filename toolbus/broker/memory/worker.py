@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from toolbus import telemetry
 from toolbus.broker.memory.hub import Entry, Hub, Instance, Queue, hub_of
@@ -31,6 +32,8 @@ class MemoryWorkerBroker:
         self._held: dict[str, tuple[Delivery, Entry]] = {}
         self._interrupted = asyncio.Event()
         self._finished = 0
+        # Which service had the last turn.
+        self._last = ""
 
     @property
     def instance(self) -> str:
@@ -112,7 +115,8 @@ class MemoryWorkerBroker:
         try:
             async with asyncio.timeout(_TAKE_WAIT):
                 while not self._interrupted.is_set():
-                    taken = self._take_nowait(slots)
+                    # Something else may have been given some of the slots meanwhile.
+                    taken = self._take_nowait(min(slots, self.listener.free_slots()))
                     if taken:
                         return taken
                     self._hub.arrived.clear()
@@ -123,32 +127,49 @@ class MemoryWorkerBroker:
         return []
 
     def _take_nowait(self, slots: int) -> list[Delivery]:
+        """Take what waits, the services by turns."""
         taken: list[Delivery] = []
-        for publication in self._services.values():
-            queue = self._hub.queues[publication.service.queue]
-            for entry in self._takeable(queue, slots - len(taken), sticky=publication.service.sticky_sessions):
-                try:
-                    request = decode_request(entry.document, limit=self._settings.max_request + 1024)
-                except EnvelopeError as error:
-                    telemetry.log.error("request.malformed", service=publication.service.id, error=str(error))
-                    queue.dead.append((str(error), entry.document))
-                    continue
-                age = (time.monotonic() - entry.published) * 1000
-                delivery = Delivery(
-                    request, request.agent, queue, entry.id.encode(), None, 0, entry.attempt, entry.deadline, age, new_run()
-                )
-                self._held[entry.id] = delivery, entry
-                queue.running += 1
-                taken.append(delivery)
+        waiting = deque(self._services)
+        if self._last in self._services:
+            waiting.rotate(-1 - waiting.index(self._last))
+        while waiting and len(taken) < slots:
+            share = max(1, (slots - len(taken)) // len(waiting))
+            for _ in range(len(waiting)):
+                service, most = waiting.popleft(), min(share, slots - len(taken))
+                entries = self._takeable(self._services[service], most)
+                taken += self._deliveries(service, entries)
+                if entries:
+                    self._last = service
+                    waiting.append(service)
+                if len(taken) >= slots:
+                    break
         return taken
 
-    def _takeable(self, queue: Queue, most: int, *, sticky: bool) -> list[Entry]:
-        """Take entries off a queue; those of sessions that other live workers have stay for them."""
-        if not sticky:
+    def _deliveries(self, service: str, entries: list[Entry]) -> Iterator[Delivery]:
+        queue = self._hub.queues[self._services[service].service.queue]
+        for entry in entries:
+            try:
+                request = decode_request(entry.document, limit=self._settings.max_request + 1024)
+            except EnvelopeError as error:
+                telemetry.log.error("request.malformed", service=service, error=str(error))
+                queue.dead.append((str(error), entry.document))
+                continue
+            age = (time.monotonic() - entry.published) * 1000
+            delivery = Delivery(request, request.agent, queue, entry.id.encode(), None, 0, entry.attempt, entry.deadline, age, new_run())
+            self._held[entry.id] = delivery, entry
+            queue.running += 1
+            yield delivery
+
+    def _takeable(self, publication: Publication, most: int) -> list[Entry]:
+        """Take entries off a service's queue; those of sessions that other live workers have stay for them."""
+        queue = self._hub.queues[publication.service.queue]
+        if not publication.service.sticky_sessions:
             return [queue.waiting.popleft() for _ in range(min(most, len(queue.waiting)))]
         taken: list[Entry] = []
         for entry in list(queue.waiting):
-            if len(taken) < most and (entry.session is None or self._owns(queue, entry.session)):
+            if len(taken) == most:
+                break
+            if entry.session is None or self._owns(queue, entry.session):
                 queue.waiting.remove(entry)
                 taken.append(entry)
         return taken
@@ -217,11 +238,11 @@ class MemoryWorkerBroker:
         """Call ``pack`` at the end of this tick."""
         asyncio.get_running_loop().call_soon(pack)
 
-    def finish(self, delivery: Delivery, frame: bytes, *, failed: bool = False) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
         """Send the last frame and forget the request."""
         request = delivery.request
-        if failed and request.shared and request.effect != "once":
-            self._hub.shared.pop(share_digest(request), None)
+        if frees and request.shared:
+            self._free(delivery)
         if self._held.pop(delivery.entry.decode(), None) is not None:
             delivery.queue.running -= 1
             self._hub.started.pop(delivery.request.id, None)
@@ -231,7 +252,14 @@ class MemoryWorkerBroker:
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
         delivery.queue.dead.append((f"{reason}: {error}", encode(delivery.request)))
-        self.finish(delivery, frame, failed=True)
+        self.finish(delivery, frame, frees=True)
+
+    def _free(self, delivery: Delivery) -> None:
+        """Free the idempotency key, if it stands for this call and no earlier attempt began ``once`` work."""
+        request, key = delivery.request, share_digest(delivery.request)
+        shared = self._hub.shared.get(key)
+        if shared is not None and shared.call == request.id and self._hub.started.get(request.id, delivery.run) == delivery.run:
+            del self._hub.shared[key]
 
     def _send(self, delivery: Delivery, frame: bytes) -> None:
         if delivery.request.shared:

@@ -138,7 +138,8 @@ class BusRegistry:
             return ToolResult.fail(str(error) or type(error).__name__).to_dict()
 
     def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        return answer_of(name, self._bus.call(name, arguments))
+        # As a model's call, which waits for a person where the tool wants that.
+        return answer_of(name, self._bus.execute(name, arguments))
 
 
 class ToolExecutor:

@@ -133,11 +133,11 @@ def _ready_made(names: tuple[str, ...]) -> list[ToolDefinition]:
 
 def _definition(name: str) -> ToolDefinition:
     """A ready-made tool, from the module that has its name."""
-    module = importlib.import_module(f"workers.{name}")
+    module = importlib.import_module(f"toolbus_workers.{name}")
     published = (tool for served in collect(module, Settings()) for tool in served.publication.tools)
     found = next((tool for tool in published if tool.name == name), None)
     if found is None:
-        raise ImportError(f"workers.{name} has no tool of that name")
+        raise ImportError(f"toolbus_workers.{name} has no tool of that name")
 
     def handler(arguments: dict[str, Any]) -> Any:
         return finished(_run(module, name, arguments))

@@ -31,6 +31,8 @@ from toolbus.results import BrokerUnavailable, ToolbusError, ToolError, ToolResu
 from toolbus.settings import Settings
 from toolbus.worker.base import ToolService
 from toolbus.worker.invocation import invocation
+from toolbus.worker.loops import run_loop
+from toolbus.worker.outcome import HandlerExit, error_of, said, without_exits
 from toolbus.worker.retry import Retry
 from toolbus.worker.worker import Worker
 
@@ -125,7 +127,7 @@ class DynamicToolService:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is becomes the answer
             telemetry.log.exception("trustgraph.invoke_failed", id=call, topic=self.topic)
-            failed = ToolServiceResponse(error=Error(FAILED, str(error)), end_of_stream=True)
+            failed = ToolServiceResponse(error=Error(FAILED, said(error)), end_of_stream=True)
             await self.producer.send(failed, properties=properties)
 
     def _invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
@@ -178,7 +180,7 @@ class DynamicToolService:
             settings = Settings.load()
             telemetry.configure_logging(args.get("log_level") or settings.log_level, settings.log_format)
             with contextlib.suppress(KeyboardInterrupt):
-                asyncio.run(_until_served(cls, args))
+                run_loop(lambda: _until_served(cls, args), asyncio.SelectorEventLoop)
         except ToolbusError as error:
             sys.exit(f"{args['id']}: {error}")
 
@@ -229,6 +231,9 @@ class _Served(ToolService):
             except TooManyRequests as error:
                 reason = str(error) or "too many requests"
                 raise ToolError(reason, type="rate_limited", code="TooManyRequests", retryable=True) from None
+            except HandlerExit as error:
+                telemetry.log.exception("trustgraph.invoke_failed", id=call, topic=service.topic)
+                raise ToolError(error_of(error).message, code=FAILED) from None
             finally:
                 handling.cancel()
                 await asyncio.wait([handling])
@@ -244,7 +249,8 @@ def _end() -> NoReturn:
 
 async def _handled(service: DynamicToolService, message: Message, responses: asyncio.Queue[ToolServiceResponse | None]) -> None:
     try:
-        await service.on_request(message, None, None)
+        # This is a task of its own.
+        await without_exits(service.on_request(message, None, None))
     except Exception:
         await responses.put(None)
         raise

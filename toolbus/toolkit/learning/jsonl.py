@@ -12,8 +12,7 @@ from typing import BinaryIO, Self
 from toolbus import telemetry
 from toolbus.results import ConfigurationError
 from toolbus.toolkit.learning.files import locked
-from toolbus.toolkit.learning.records import MAX_RECORD, Execution, RecordError, decode, encode
-from toolbus.toolkit.learning.stores import OnBad
+from toolbus.toolkit.learning.records import MAX_RECORD, Execution, OnBad, RecordError, decode, encode
 
 MAX_BYTES = 67_108_864
 FILES = 8

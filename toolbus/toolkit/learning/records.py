@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -74,6 +74,10 @@ class RecordError(ConfigurationError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.__class__, (self.place, self.problem)
+
+
+OnBad = Callable[[RecordError], object]
+"""Called with each record that can't be read, which is then left out."""
 
 
 class _Versioned(msgspec.Struct):

@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from toolbus.results import ConfigurationError
-from toolbus.toolkit.learning.records import Execution, RecordError, decode, encode
-from toolbus.toolkit.learning.stores import OnBad
+from toolbus.toolkit.learning.records import Execution, OnBad, RecordError, decode, encode
 
 MAX_RECORDS = 1_000_000
 FORMAT = 1

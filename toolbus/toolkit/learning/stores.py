@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from toolbus.results import ConfigurationError
-from toolbus.toolkit.learning.records import Execution, RecordError
-
-OnBad = Callable[[RecordError], object]
-"""Called with each record that can't be read, which is then left out."""
+from toolbus.toolkit.learning.jsonl import JsonlStore
+from toolbus.toolkit.learning.records import Execution, OnBad
+from toolbus.toolkit.learning.sqlite import SqliteStore
 
 
 class ExecutionStore(Protocol):
@@ -45,9 +44,6 @@ def open_store(path: str | Path, *, must_exist: bool = False) -> ExecutionStore:
 
     :raises ConfigurationError: another suffix, or it is not there and must be.
     """
-    from toolbus.toolkit.learning.jsonl import JsonlStore  # noqa: PLC0415 - the formats are written against this protocol
-    from toolbus.toolkit.learning.sqlite import SqliteStore  # noqa: PLC0415
-
     path = Path(path)
     if must_exist and not path.is_file():
         raise ConfigurationError(f"there is no log of executions at {path}")

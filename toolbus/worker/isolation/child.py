@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import os
 import socket
@@ -10,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
 from toolbus.confirmations import PATIENCE, ConfirmationAnswer
@@ -17,20 +19,20 @@ from toolbus.envelope import decode_request, encode, pieces
 from toolbus.options import CallOptions
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.worker.invocation import Caller, Invocation, enter
-from toolbus.worker.isolation.limits import address_space, die_with_parent, leave_signals_to_worker
-from toolbus.worker.isolation.messages import HEADER, Job, Said, decode_job, encode_said, framed
+from toolbus.worker.isolation.limits import address_space, adopt_orphans, die_with_parent, leave_signals_to_worker
+from toolbus.worker.isolation.messages import HEADER, Job, Said, decode_job, framed_said
 from toolbus.worker.isolation.targets import Found
 from toolbus.worker.outcome import encodable, error_of, result_of
 
 _CUT = 4_000
+_MOVES = frozenset({"os.chdir", "os.putenv", "os.unsetenv"})
 
 
 class Channel:
-    """The blocking side of the socket between a child and its worker; several threads may speak."""
+    """The blocking side of the socket between a child and its worker."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
 
     def hear(self) -> Job | None:
         """The next call, or None when there will be no more."""
@@ -38,11 +40,9 @@ class Channel:
         payload = header and self._exactly(HEADER.unpack(header)[0])
         return decode_job(payload) if payload else None
 
-    def say(self, *said: Said) -> None:
+    def write(self, payload: bytes) -> None:
         """Tell the worker; waits while it has enough."""
-        payload = b"".join(framed(encode_said(each)) for each in said)
-        with self._lock:
-            self._connection.sendall(payload)
+        self._connection.sendall(payload)
 
     def _exactly(self, size: int) -> bytes:
         received = bytearray()
@@ -54,17 +54,39 @@ class Channel:
         return bytes(received)
 
 
+class Answer:
+    """What is said of one call, each with the call's token and its number; several threads may speak.
+
+    What comes after the end, of a thread that the call left behind, is dropped: the channel is another call's by then.
+    """
+
+    def __init__(self, channel: Channel, token: bytes) -> None:
+        self._channel = channel
+        self._token = token
+        self._said = 0
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def say(self, said: Said) -> None:
+        """Tell the worker."""
+        with self._lock:
+            if not self._ended:
+                self._ended = said.kind == "end"
+                self._channel.write(framed_said(said, self._token, self._said))
+                self._said += 1
+
+
 class _Here(Invocation):
     """The handler's view of its call in a child: nobody cancels it, since it is killed instead."""
 
-    __slots__ = ("_channel",)
+    __slots__ = ("_answer",)
 
-    def __init__(self, host: _Running, channel: Channel, loop: asyncio.AbstractEventLoop, job: Job) -> None:
+    def __init__(self, host: _Running, answer: Answer, loop: asyncio.AbstractEventLoop, job: Job) -> None:
         super().__init__(host, loop, host.request, attempt=job.attempt, deadline=job.deadline)
-        self._channel = channel
+        self._answer = answer
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        self._channel.say(Said("progress", progress=Progress(done, total, message)))
+        self._answer.say(Said("progress", progress=Progress(done, total, message)))
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         raise _no_calls(tool)
@@ -86,9 +108,9 @@ class _Running:
     # Functions have no sessions of their own; services, which have, are not isolated.
     session_is_new = False
 
-    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop, job: Job) -> None:
+    def __init__(self, answer: Answer, loop: asyncio.AbstractEventLoop, job: Job) -> None:
         self.request = decode_request(job.request, limit=len(job.request))
-        self._here = _Here(self, channel, loop, job)
+        self._here = _Here(self, answer, loop, job)
 
     @property
     def invocation(self) -> Invocation:
@@ -113,44 +135,82 @@ def main(descriptor: int, found: tuple[Found, ...], parent: int) -> NoReturn:
     die_with_parent(parent)
     leave_signals_to_worker()
     os.set_inheritable(descriptor, False)
-    channel = Channel(socket.socket(fileno=descriptor))
+    adopt_orphans()
+    channel, surroundings = Channel(socket.socket(fileno=descriptor)), _Surroundings()
     with asyncio.Runner() as runner:
         while True:
             job = channel.hear()
             if job is None:
                 os._exit(0)
-            before = _Before()
-            end = _run(found[job.target], job, channel, runner, before)
+            before, answer = _Before(surroundings), Answer(channel, job.token)
+            # Context variables that a handler sets are its call's alone.
+            end = contextvars.copy_context().run(_run, found[job.target], job, answer, runner, before)
             if job.memory:
                 address_space(0)
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-            channel.say(Said("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
+            answer.say(Said("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
+
+
+class _Surroundings:
+    """The folder and the environment, which each call must find as they were.
+
+    Reading the whole environment takes as long as a call, so that is done only when somebody may have changed it.
+    """
+
+    def __init__(self) -> None:
+        self._touched = True
+        self._were: tuple[str, dict[str, str]] = "", {}
+        sys.addaudithook(self._audit)
+
+    def look(self) -> None:
+        """Look now."""
+        if self._touched:
+            self._were = self._are()
+            self._touched = False
+
+    def are_kept(self) -> bool:
+        """Whether they are as they were."""
+        return not self._touched or self._are() == self._were
+
+    def _audit(self, event: str, _: object) -> None:
+        if event in _MOVES:
+            self._touched = True
+
+    @staticmethod
+    def _are() -> tuple[str, dict[str, str]]:
+        try:
+            folder = str(Path.cwd())
+        except OSError:
+            folder = ""
+        return folder, dict(os.environ)
 
 
 class _Before:
     """What was there before a handler ran, its services' own threads and tasks among it."""
 
-    def __init__(self) -> None:
-        self._threads = threading.active_count()
+    def __init__(self, surroundings: _Surroundings) -> None:
+        self._threads = _threads()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._surroundings = surroundings
 
     def look(self, runner: asyncio.Runner) -> None:
         """Look now."""
-        self._threads = threading.active_count()
+        self._threads = _threads()
         self._tasks = asyncio.all_tasks(runner.get_loop())
+        self._surroundings.look()
 
     def nothing_left(self, runner: asyncio.Runner) -> bool:
-        """Whether nothing of the call still runs."""
+        """Whether nothing of the call still runs, and folder and environment are as they were."""
         left = asyncio.all_tasks(runner.get_loop()) - self._tasks
-        return threading.active_count() <= self._threads and not left and not _offspring()
+        return _threads() <= self._threads and not left and not _offspring() and self._surroundings.are_kept()
 
 
-def _run(found: Found, job: Job, channel: Channel, runner: asyncio.Runner, before: _Before) -> Said:
+def _run(found: Found, job: Job, answer: Answer, runner: asyncio.Runner, before: _Before) -> Said:
     """Run one call; what it says last."""
     try:
-        running = _Running(channel, runner.get_loop(), job)
+        running = _Running(answer, runner.get_loop(), job)
         enter(running)
         arguments = found.arguments(running.request.arguments, runner)
         before.look(runner)
@@ -158,9 +218,9 @@ def _run(found: Found, job: Job, channel: Channel, runner: asyncio.Runner, befor
             address_space(job.memory)
         function = found.function
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            runner.run(_consume_async(function(**arguments), channel))
+            runner.run(_consume_async(function(**arguments), answer), context=contextvars.copy_context())
         else:
-            _consume(function, arguments, channel, runner)
+            _consume(function, arguments, answer, runner)
     except MemoryError as error:
         if not job.memory:
             return _crash(error)
@@ -179,28 +239,28 @@ def _crash(error: BaseException) -> Said:
     return Said("end", error=_encoded(error_of(error)), crashed=said[-_CUT:])
 
 
-def _consume(function: Callable[..., Any], arguments: dict[str, Any], channel: Channel, runner: asyncio.Runner) -> None:
+def _consume(function: Callable[..., Any], arguments: dict[str, Any], answer: Answer, runner: asyncio.Runner) -> None:
     value = function(**arguments)
     if inspect.isawaitable(value) or hasattr(value, "__aiter__"):
-        runner.run(_consume_async(value, channel))
+        runner.run(_consume_async(value, answer), context=contextvars.copy_context())
     elif isinstance(value, Iterator):
         for item in value:
-            channel.say(_said(item))
+            answer.say(_said(item))
     else:
-        channel.say(_result(result_of(value)))
+        answer.say(_result(result_of(value)))
 
 
-async def _consume_async(value: Any, channel: Channel) -> None:
+async def _consume_async(value: Any, answer: Answer) -> None:
     if inspect.isawaitable(value):
         value = await value
     if hasattr(value, "__aiter__"):
         async for item in value:
-            channel.say(_said(item))
+            answer.say(_said(item))
     elif isinstance(value, Iterator):
         for item in value:
-            channel.say(_said(item))
+            answer.say(_said(item))
     else:
-        channel.say(_result(result_of(value)))
+        answer.say(_result(result_of(value)))
 
 
 def _said(item: object) -> Said:
@@ -245,6 +305,11 @@ def _no_calls(tool: str) -> ToolError:
 def _no_questions() -> ToolError:
     message = "a tool with isolation='process' can't ask a person; declare confirm=True, or leave the isolation out"
     return ToolError(message, code="no_questions")
+
+
+def _threads() -> int:
+    """How many threads run Python, those that ``threading`` does not know of and those that have not come so far yet among them."""
+    return max(threading.active_count(), len(sys._current_frames()))
 
 
 def _offspring() -> bool:

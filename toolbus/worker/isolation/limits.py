@@ -11,6 +11,7 @@ from pathlib import Path
 LINUX = sys.platform.startswith("linux")
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
 
 
@@ -22,6 +23,12 @@ def die_with_parent(parent: int) -> None:
     if os.getppid() != parent:
         # It died before it could matter.
         os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes that lose theirs below this one, so that none can slip away; Linux only."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def address_space(more: int) -> None:

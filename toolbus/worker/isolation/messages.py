@@ -13,6 +13,9 @@ import msgspec
 from toolbus.results import Blob, ErrorInfo, Progress, ToolResult
 
 HEADER = struct.Struct(">I")
+"""Before a job: its length."""
+SAID_HEADER = struct.Struct(">I8sQ")
+"""Before what a child says: its length, the token of the call that it is of, and its number in that call, from 0."""
 # Beside the output itself: an error with its traceback, names, lengths.
 SLACK = 1 << 20
 
@@ -69,6 +72,7 @@ class Job(msgspec.Struct, frozen=True):
         request: the request as JSON.
         deadline: monotonic seconds, the same clock in every process of the machine.
         memory: bytes that the call may take beyond what the child has, or 0.
+        token: what the child says of this call carries it; 8 random bytes, so that what another call left behind can't pass for it.
     """
 
     target: int
@@ -76,6 +80,7 @@ class Job(msgspec.Struct, frozen=True):
     attempt: int
     deadline: float
     memory: int
+    token: bytes
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,16 +105,23 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     fit: bool = True
 
 
-encode_job = msgspec.msgpack.Encoder().encode
+_encode_job = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
-encode_said = msgspec.msgpack.Encoder().encode
+_encode_said = msgspec.msgpack.Encoder().encode
 decode_said = msgspec.msgpack.Decoder(Said).decode
 _error = msgspec.json.Decoder(ErrorInfo)
 
 
-def framed(payload: bytes) -> bytes:
-    """A payload after its length."""
+def framed_job(job: Job) -> bytes:
+    """A job after its length."""
+    payload = _encode_job(job)
     return HEADER.pack(len(payload)) + payload
+
+
+def framed_said(said: Said, token: bytes, number: int) -> bytes:
+    """What a child says after its header."""
+    payload = _encode_said(said)
+    return SAID_HEADER.pack(len(payload), token, number) + payload
 
 
 def error_of(said: Said) -> ErrorInfo | None:

@@ -8,8 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,16 +19,23 @@ from toolbus.results import ConfigurationError, ErrorInfo, ToolError
 from toolbus.settings import Settings
 from toolbus.worker.function import FunctionTool
 from toolbus.worker.isolation import messages
-from toolbus.worker.isolation.messages import HEADER, SLACK, Job, News, Order, Said, Setup
+from toolbus.worker.isolation.messages import SAID_HEADER, SLACK, Job, News, Order, Said, Setup
 from toolbus.worker.isolation.targets import MAIN, target_of
 
 _MOST_CALLS = 1_000
+# Messages of the call before that are passed over.
+_MOST_LATE = 64
 """Calls after which a child is replaced, so that what handlers leak goes with it."""
 
 _STARTS_WITHIN = 60.0
 _DIES_WITHIN = 5.0
 _IDLE = 60.0
 """Seconds after which a child that nobody needed goes, all but one."""
+
+_AT_ONCE = 262_144
+"""Bytes that are read from a child at once."""
+
+T = TypeVar("T")
 
 _PREPARED = ("sys_path", "sys_argv", "orig_dir", "dir")
 _MAIN_FROM = ("init_main_from_name", "init_main_from_path")
@@ -43,11 +50,21 @@ class HandlerCrashed(Exception):
 
 
 class _Lost(Exception):
-    """A child ended, or makes no sense."""
+    """A child ended."""
+
+
+class _Deviated(Exception):
+    """A child said what is not of its call, or what can't be read; the text says which."""
 
 
 class _Child:
-    """One process that runs one call at a time."""
+    """One process that runs one call at a time.
+
+    What it says carries the token of its call and a number. Nothing is read ahead of a call's end, so that what is left is seen.
+
+    Attributes:
+        late: messages of an earlier call that came during a later one; such a child gets no further call.
+    """
 
     def __init__(self, number: int, connection: socket.socket, died: asyncio.Future[News]) -> None:
         self.number = number
@@ -55,42 +72,81 @@ class _Child:
         self.calls = 0
         self.used = 0.0
         self._connection = connection
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._received = bytearray()
+        self._token = self._before = b""
+        self._heard = self.late = 0
 
     async def send(self, job: Job) -> None:
-        """Give it a call."""
-        if self._streams is None:
-            self._streams = await asyncio.open_unix_connection(sock=self._connection)
+        """Give it a call.
+
+        :raises _Lost: it has ended.
+        """
         self.calls += 1
-        self._streams[1].write(messages.framed(messages.encode_job(job)))
+        self._before, self._token, self._heard = self._token, job.token, 0
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._connection, messages.framed_job(job))
+        except OSError as error:
+            raise _Lost from error
 
     async def hear(self, most: int) -> Said:
         """What it says next.
 
         :raises ToolError: that is more than ``most`` bytes.
-        :raises _Lost: it has ended, or makes no sense.
+        :raises _Lost: it has ended.
+        :raises _Deviated: that is not of its call, or can't be read.
         """
-        assert self._streams is not None  # noqa: S101 - a call was sent
-        reader = self._streams[0]
+        size, token, number = SAID_HEADER.unpack(await self._take(SAID_HEADER.size))
+        while token == self._before and size <= most and self.late < _MOST_LATE:
+            # The call before this one went on after its end; this call's own answer follows.
+            self.late += 1
+            await self._take(size)
+            size, token, number = SAID_HEADER.unpack(await self._take(SAID_HEADER.size))
+        if token != self._token:
+            raise _Deviated("something that is not of its call")
+        if number != self._heard:
+            raise _Deviated(f"message {number} instead of {self._heard}")
+        self._heard += 1
+        if size > most:
+            raise ToolError(f"the output is over the limit of {most - SLACK} bytes", code="output_limit")
         try:
-            (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-            if size > most:
-                raise ToolError(f"the output is over the limit of {most - SLACK} bytes", code="output_limit")
-            return messages.decode_said(await reader.readexactly(size))
-        except (EOFError, OSError, msgspec.MsgspecError) as error:
-            raise _Lost from error
+            return messages.decode_said(await self._take(size))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise _Deviated("something that can't be read") from error
+
+    def is_quiet(self) -> bool:
+        """Whether it says nothing, as it should between two calls; what it said before is in the channel by now."""
+        if self._received:
+            return False
+        try:
+            self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def no_more(self) -> None:
-        """Hear nothing more, even if something of it still holds its end open."""
-        if self._streams is not None:
-            self._streams[0].feed_eof()
+        """Hear nothing more than it has said, even if something of it still holds its end open."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
-        """Close the channel."""
-        if self._streams is None:
-            self._connection.close()
-        else:
-            self._streams[1].close()
+        """Close the channel, which nobody may be hearing or sending on."""
+        self._connection.close()
+
+    async def _take(self, size: int) -> bytes:
+        received, loop = self._received, asyncio.get_running_loop()
+        while len(received) < size:
+            try:
+                part = await loop.sock_recv(self._connection, _AT_ONCE)
+            except OSError as error:
+                raise _Lost from error
+            if not part:
+                raise _Lost
+            received += part
+        taken = bytes(received[:size])
+        del received[:size]
+        return taken
 
 
 class Isolation:
@@ -161,7 +217,7 @@ class Isolation:
                     sys.executable,
                     *(f"-W{each}" for each in sys.warnoptions),
                     "-c",
-                    f"from toolbus.worker.isolation.nursery import main; main({theirs.fileno()})",
+                    f"from toolbus.worker.isolation.fork_server import main; main({theirs.fileno()})",
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -221,30 +277,37 @@ class Isolation:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    async def run(self, made: FunctionTool, request: Request, *, attempt: int, deadline: float, began: bool) -> AsyncIterator[Any]:
+    async def run(
+        self, made: FunctionTool, request: Request, *, attempt: int, deadline: float, enter: Callable[[], None] | None = None
+    ) -> AsyncIterator[Any]:
         """Run one call; yields what the handler does, and lastly its result. Left early, it kills the child.
 
-        :param began: a second execution must not happen, so that a child that dies leaves the outcome unknown.
+        :param enter: called just before a child gets work that must not happen twice; a child that dies leaves its outcome unknown.
         :raises ToolError: it failed, or its process died.
         :raises HandlerCrashed: it raised.
         """
-        job = Job(self._indexes[made], encode(request), attempt, deadline, made.memory_limit)
+        job = Job(self._indexes[made], encode(request), attempt, deadline, made.memory_limit, os.urandom(8))
         child = await self._take()
         fit = False
         try:
+            if enter is not None:
+                enter()
             await child.send(job)
             while (said := await child.hear(self._most)).kind != "end":
                 yield _item(said)
-            fit = said.fit
-            error = messages.error_of(said)
+            fit = said.fit and not child.late and child.is_quiet()
+            error = _read(messages.error_of, said)
             if error is not None:
                 raise HandlerCrashed(error, said.crashed) if said.crashed else ToolError(error)
+        except _Deviated as error:
+            telemetry.log.error("isolation.child_deviated", tool=made.name, id=request.id, said=str(error))
+            raise _deviation(made, str(error), once=enter is not None) from None
         except _Lost:
             self._kill(child)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DIES_WITHIN):
                     await asyncio.shield(child.died)
-            raise _death(child, made, began=began) from None
+            raise _death(child, made, once=enter is not None) from None
         finally:
             if fit and child.calls < _MOST_CALLS and not child.died.done():
                 self._keep(child)
@@ -258,7 +321,7 @@ class Isolation:
                 async with self._starting:
                     if self._orders is None:
                         await self._restart()
-            child = self._idle.pop() if self._idle else self._bear()
+            child = self._next_idle() or self._bear()
             self._spare()
         except BaseException as error:
             self._turns.release()
@@ -266,6 +329,17 @@ class Isolation:
                 raise _no_process(str(error)) from None
             raise
         return child
+
+    def _next_idle(self) -> _Child | None:
+        """A child that waits for a call; one that speaks unasked is killed instead."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_quiet():
+                return child
+            telemetry.log.error("isolation.child_deviated", tool="", id="", said="something between two calls")
+            self._kill(child)
+            child.close()
+        return None
 
     async def _restart(self) -> None:
         if self._process is not None:
@@ -340,16 +414,33 @@ def _check_ready(line: bytes) -> None:
 
 
 def _item(said: Said) -> Any:
-    if said.kind == "text":
+    if said.kind == "text" and said.text is not None:
         return said.text
-    if said.kind == "progress":
+    if said.kind == "progress" and said.progress is not None:
         return said.progress
-    if said.kind == "blob":
+    if said.kind == "blob" and said.blobs:
         return said.blobs[0]
-    return messages.result_of(said)
+    if said.kind != "result":
+        raise _Deviated(f"a {said.kind} without any")
+    return _read(messages.result_of, said)
 
 
-def _death(child: _Child, made: FunctionTool, *, began: bool) -> ToolError:
+def _read(of: Callable[[Said], T], said: Said) -> T:
+    """What JSON in a message stands for."""
+    try:
+        return of(said)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _Deviated("something that can't be read") from error
+
+
+def _deviation(made: FunctionTool, said: str, *, once: bool) -> ToolError:
+    message = f"the process of the tool {made.name!r} said {said}, and was ended"
+    if once:
+        return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
+    return ToolError(message, code="process_died")
+
+
+def _death(child: _Child, made: FunctionTool, *, once: bool) -> ToolError:
     news = child.died.result() if child.died.done() else News("died")
     if news.error:
         return _no_process(news.error)
@@ -365,7 +456,7 @@ def _death(child: _Child, made: FunctionTool, *, began: bool) -> ToolError:
     elif made.memory_limit:
         why = f", perhaps at its memory limit of {made.memory_limit} bytes"
     message = f"the process of the tool {how}{why}"
-    if began:
+    if once:
         return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
     return ToolError(message, code="process_died")
 

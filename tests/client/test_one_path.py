@@ -1,0 +1,447 @@
+"""From a model's call to a publication there is one path: every state of the catalogue × every way to make the call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.client.executing import chat
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import Confirmation, Confirming, Requested, ToolBus, ToolResult, sync, tool
+from toolbus.adapters.outcomes import outcome
+from toolbus.broker.protocols import ServiceRecord
+from toolbus.compat.nanoclaw import BusRegistry
+from toolbus.middleware import Middleware, ToolCall
+
+pytestmark = pytest.mark.anyio
+
+ran: list[Any] = []
+asked: list[Any] = []
+
+
+@pytest.fixture
+def local(namespace: str) -> Place:
+    """A namespace of the test's own in this process: what is tested happens before anything is sent."""
+    return Place("memory://", namespace)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Nothing ran and nobody was asked."""
+    ran.clear()
+    asked.clear()
+
+
+def revision(kind: str = "asks") -> Any:
+    """A revision of the tool ``pay``: one that wants a person's permission, one that does not, or one that takes something else."""
+    if kind == "other":
+
+        @tool(service="till", name="pay", effect="once", confirm=True, replace=True)
+        async def pay_text(amount: str) -> str:
+            """Pay an amount in words."""
+            ran.append(amount)
+            return f"paid {amount}"
+
+        return pay_text
+
+    @tool(service="till", name="pay", effect="once", confirm=kind != "free", replace=True, output_limit=200)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        ran.append(amount)
+        return f"paid {amount} {'x' * 500}"
+
+    return pay
+
+
+class Stage:
+    """A place where workers with revisions of the tool come and go."""
+
+    def __init__(self, place: Place, bus: ToolBus) -> None:
+        self.place = place
+        self.bus = bus
+        self._worker: Any = None
+
+    async def come(self, kind: str = "asks") -> None:
+        """Start a worker, and wait until the bus has heard of it."""
+        self._worker = self.place.worker(revision(kind))
+        await self._worker.__aenter__()
+
+    async def go(self) -> None:
+        """Stop the worker; the bus knows the tool as one that nobody serves, as a server's registry keeps it."""
+        publication = self.bus.services["till"].publication
+        await self._worker.__aexit__(None, None, None)
+        self._worker = None
+        await eventually(lambda: "pay" not in self.bus.tools or not self.bus.tools["pay"].available)
+        self.bus.on_service("till", ServiceRecord(publication, live=False))
+
+    async def become(self, kind: str) -> None:
+        """Put another revision in the place of the one that is there, as a deployment does, and wait until the bus has heard of it."""
+        before = self.bus.tools["pay"]
+        await self.go()
+        await self.come(kind)
+        await eventually(lambda: self.bus.tools["pay"].available and self.bus.tools["pay"] is not before)
+
+    async def close(self) -> None:
+        """Stop what runs."""
+        if self._worker is not None:
+            await self._worker.__aexit__(None, None, None)
+
+
+# What the catalogue knows when the call is made, and what happens while it waits for a worker.
+async def live(stage: Stage) -> None:
+    """A worker serves it."""
+    await stage.come()
+    await stage.bus.wait_for_tool("pay")
+
+
+async def absent(stage: Stage) -> None:
+    """Nobody has heard of it."""
+
+
+async def gone(stage: Stage) -> None:
+    """Its worker has left."""
+    await live(stage)
+    await stage.go()
+
+
+async def gone_and_free(stage: Stage) -> None:
+    """Its worker has left, and that revision asked nobody."""
+    await stage.come("free")
+    await stage.bus.wait_for_tool("pay")
+    await stage.go()
+
+
+async def described(stage: Stage) -> None:
+    """An operator's descriptor without a permission stands for it, and no worker."""
+    document = {"type": "tool-service", "name": "pay", "description": "Pay.", "service": "till", "arguments": []}
+    await stage.bus.put("tool/pay", json.dumps(document).encode())
+    await eventually(lambda: "pay" in stage.bus.tools)
+
+
+STATES = (live, absent, gone, gone_and_free)
+
+Door = Callable[[Stage, dict[str, Any]], Awaitable[str]]
+CALL = [chat("c1", "pay", {"amount": "7"})]
+
+
+async def execute(stage: Stage, how: dict[str, Any]) -> str:
+    """An executor's one call."""
+    return str(await stage.bus.executor(**how).execute("pay", {"amount": "7"}))
+
+
+async def turn(stage: Stage, how: dict[str, Any]) -> str:
+    """A turn of a model."""
+    [message] = await stage.bus.executor(**how).process_tool_calls(CALL)
+    return str(message["content"])
+
+
+async def streamed(stage: Stage, how: dict[str, Any]) -> str:
+    """A turn whose events are read."""
+    async with stage.bus.executor(**how).stream_tool_calls(CALL) as made:
+        async for _ in made:
+            pass
+        [message] = await made.messages()
+    return str(message["content"])
+
+
+async def bound(stage: Stage, how: dict[str, Any]) -> str:
+    """A bound view with the options as defaults."""
+    options = {name: how.pop(name) for name in ("wait", "session", "user", "idempotency_key") if name in how}
+    [message] = await stage.bus.bind(**options).executor(**how).process_tool_calls(CALL)
+    return str(message["content"])
+
+
+async def adapter(stage: Stage, how: dict[str, Any]) -> str:
+    """What the adapters of frameworks call."""
+    content, _ = await outcome(stage.bus.executor(**how), "pay", '{"amount": "7"}')
+    return content
+
+
+async def selected(stage: Stage, how: dict[str, Any]) -> str:
+    """An executor that may call some tools only."""
+    return str(await stage.bus.executor(tools=stage.bus.tools.filter(names=["pay"]), **how).execute("pay", {"amount": "7"}))
+
+
+DOORS = (execute, turn, streamed, bound, adapter, selected)
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"wait": 20},
+    {"wait": True, "timeout": 20},
+    {"wait": 20, "user": "al", "session": "s", "idempotency_key": "k"},
+)
+
+
+def says(answer: bool) -> Callable[[Confirmation], bool]:
+    """A person who says the same to everything."""
+
+    def confirmer(confirmation: Confirmation) -> bool:
+        asked.append((dict(confirmation.arguments), list(ran)))
+        return answer
+
+    return confirmer
+
+
+@pytest.mark.parametrize("answer", [True, False], ids=["allowed", "denied"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["wait", "wait-true", "session-and-key"])
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.__name__))
+@pytest.mark.parametrize("state", STATES, ids=lambda state: str(state.__name__))
+async def test_a_person_is_asked_before_anything_is_published(
+    local: Place, state: Any, door: Door, options: dict[str, Any], answer: bool
+) -> None:
+    """Whatever the catalogue knew at first, a call is cast, validated and confirmed before it runs, and observed as its tool says."""
+    async with local.bus() as bus:
+        stage = Stage(local, bus)
+        await state(stage)
+        call = asyncio.create_task(door(stage, {"confirmer": says(answer), **options}))
+        if state is not live:
+            await eventually(lambda: bool(bus._waiting) or call.done())
+            if not call.done():
+                await stage.come()
+        text = await call
+        await stage.close()
+    if door is selected and state is absent:
+        # What is not among the selected tools does not exist.
+        assert "not_found" in text
+        assert (ran, asked) == ([], [])
+        return
+    assert asked == [({"amount": 7}, [])]
+    assert ran == ([7] if answer else [])
+    if door not in (execute, selected):
+        assert (text.startswith("paid 7 x") and len(text) == 200) if answer else text.startswith("Error (forbidden)")
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.__name__))
+@pytest.mark.parametrize("state", [gone, gone_and_free, absent], ids=lambda state: str(state.__name__))
+async def test_what_nobody_serves_is_not_asked_about(local: Place, state: Any, door: Door) -> None:
+    """Without a wait, and when the wait is over, nobody is asked about a call that nobody could run."""
+    for options in ({}, {"wait": 0.05}):
+        async with local.bus() as bus:
+            stage = Stage(local, bus)
+            await state(stage)
+            text = await door(stage, {"confirmer": says(True), **options})
+            assert "not_found" in text if state is absent else "unavailable" in text
+            assert (ran, asked) == ([], [])
+
+
+# What becomes of the tool while the person thinks: the revisions that follow each other.
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.__name__))
+@pytest.mark.parametrize("middle", [False, True], ids=["plain", "middleware"])
+@pytest.mark.parametrize(
+    ("becomes", "questions", "result"),
+    [("asks", [7], [7]), ("other", [7, "7"], ["7"]), ("free", [7], [7]), ("gone", [7], [])],
+)
+async def test_a_permission_is_for_one_revision(
+    local: Place, door: Door, middle: bool, becomes: str, questions: list[Any], result: list[Any]
+) -> None:
+    """What is called is the tool as it was when a person was asked: another revision is prepared, and asked about, anew."""
+
+    async def around(call: ToolCall, next: Any) -> ToolResult:
+        await asyncio.sleep(0)
+        return await next(call)  # type: ignore[no-any-return]
+
+    middleware: list[Middleware] = [around] if middle else []
+    async with ToolBus(settings=local.settings, middleware=middleware) as bus:
+        stage = Stage(local, bus)
+        await live(stage)
+
+        async def confirmer(confirmation: Confirmation) -> bool:
+            asked.append(confirmation.arguments["amount"])
+            if len(asked) == 1:
+                await (stage.go() if becomes == "gone" else stage.become(becomes))
+            return True
+
+        text = await door(stage, {"confirmer": confirmer})
+        await stage.close()
+    assert asked == questions
+    assert ran == result
+    assert ("unavailable" in text) == (becomes == "gone")
+
+
+async def test_a_worker_that_restarts_needs_no_second_permission(local: Place) -> None:
+    """A tool that leaves and comes back the same while a person thinks, or while the call waits after that, is asked about once."""
+    async with local.bus() as bus:
+        stage = Stage(local, bus)
+        await live(stage)
+
+        async def confirmer(confirmation: Confirmation) -> bool:
+            asked.append(confirmation.digest)
+            await stage.go()
+            return True
+
+        call = asyncio.create_task(bus.executor(confirmer=confirmer, wait=20).execute("pay", {"amount": 1}))
+        await eventually(lambda: bool(asked) and bool(bus._waiting))
+        await stage.come()
+        assert (await call).success
+        await stage.close()
+    assert (ran, len(asked)) == ([1], 1)
+
+
+async def test_a_tool_that_changes_again_and_again_is_given_up(local: Place) -> None:
+    """A person is not asked for ever about a tool that is another one each time: after five revisions the call is unavailable."""
+    async with local.bus() as bus:
+        stage = Stage(local, bus)
+        await live(stage)
+
+        async def confirmer(confirmation: Confirmation) -> bool:
+            asked.append(confirmation.arguments["amount"])
+            await stage.become("other" if len(asked) % 2 else "asks")
+            return True
+
+        result = await bus.executor(confirmer=confirmer).execute("pay", {"amount": "7"})
+        await stage.close()
+    assert result.error is not None
+    assert (result.error.type, result.error.code, result.error.retryable) == ("unavailable", "revised", True)
+    assert (asked, ran) == ([7, "7", 7, "7", 7], [])
+
+
+async def test_an_operators_descriptor_gives_way_to_a_tool_that_asks(local: Place) -> None:
+    """A descriptor that asks nobody stands for a tool until its worker publishes one that does: that one counts."""
+    async with local.bus() as bus:
+        stage = Stage(local, bus)
+        await described(stage)
+        call = asyncio.create_task(bus.executor(confirmer=says(False), wait=20).execute("pay", {"amount": 7}))
+        await eventually(lambda: bool(bus._waiting))
+        await bus.delete("tool/pay")
+        await stage.come()
+        result = await call
+        await stage.close()
+    assert result.error is not None
+    assert result.error.type == "forbidden"
+    assert ran == []
+
+
+async def test_arguments_that_no_revision_takes_are_refused_unasked(local: Place) -> None:
+    """A call that waited for its tool is validated against what came, before a person is asked."""
+    async with local.bus() as bus:
+        stage = Stage(local, bus)
+        call = asyncio.create_task(bus.executor(confirmer=says(True), wait=20).execute("pay", {"amount": "seven"}))
+        await eventually(lambda: bool(bus._waiting))
+        await stage.come()
+        result = await call
+        await stage.close()
+    assert result.error is not None
+    assert result.error.type == "invalid_arguments"
+    assert (asked, ran) == ([], [])
+
+
+async def test_whoever_has_the_arguments_in_hand_can_not_change_what_runs(local: Place) -> None:
+    """What runs is what was shown, though the confirmer, an observer and the program itself change the arguments meanwhile."""
+    given = {"amount": 7}
+    async with local.bus() as bus:
+        stage = Stage(local, bus)
+        await live(stage)
+
+        def confirmer(confirmation: Confirmation) -> bool:
+            asked.append(str(confirmation))
+            confirmation.arguments["amount"] = 8  # as a careless program might
+            given["amount"] = 9
+            return True
+
+        bus.events.subscribe(lambda told: told.event.arguments.update(amount=10) if isinstance(told.event, Requested) and asked else None)
+        assert (await bus.executor(confirmer=confirmer).execute("pay", given)).success
+        await stage.close()
+    assert '"amount": 7' in asked[0]
+    assert ran == [7]
+
+
+async def test_middleware_can_not_change_what_was_allowed(local: Place) -> None:
+    """A call that middleware made another one than a person allowed is forbidden, and one that nobody was asked about is not affected."""
+
+    async def doubling(call: ToolCall, next: Any) -> ToolResult:
+        return await next(msgspec.structs.replace(call, arguments={"amount": 2 * call.arguments["amount"]}))  # type: ignore[no-any-return]
+
+    async with ToolBus(settings=local.settings, middleware=[doubling]) as bus:
+        stage = Stage(local, bus)
+        await live(stage)
+        error = (await bus.executor(confirmer=says(True)).execute("pay", {"amount": 7})).error
+        assert error is not None
+        assert (error.type, error.code) == ("forbidden", "unconfirmed")
+        assert ran == []
+        assert (await bus.call("pay", {"amount": 7})).success, "the program's own door asks nobody"
+        await stage.close()
+    assert ran == [14]
+
+
+async def test_a_permission_is_used_up_by_one_publication(local: Place) -> None:
+    """Middleware that runs the rest again publishes what a person allowed once; a further publication is forbidden."""
+    answers: list[ToolResult] = []
+
+    async def thrice(call: ToolCall, next: Any) -> ToolResult:
+        answers.extend([await next(call) for _ in range(3)])
+        return answers[0]
+
+    async with ToolBus(settings=local.settings, middleware=[thrice]) as bus:
+        stage = Stage(local, bus)
+        await live(stage)
+        assert (await bus.executor(confirmer=says(True)).execute("pay", {"amount": 7})).success
+        await stage.close()
+    assert ran == [7]
+    assert [answer.error and answer.error.type for answer in answers] == [None, "forbidden", "forbidden"]
+
+
+async def test_observers_get_copies_of_the_arguments(local: Place) -> None:
+    """What an observer does to the arguments it is told of changes neither the call, nor the caller's, nor what the approver reads."""
+    given = {"amount": 7}
+    read: list[Any] = []
+
+    def careless(told: Any) -> None:
+        if isinstance(told.event, Requested):
+            told.event.arguments["amount"] = 8
+        if isinstance(told.event, Confirming):
+            told.event.confirmation.arguments["amount"] = 9
+
+    async with local.bus() as bus:
+        stage = Stage(local, bus)
+        await live(stage)
+        bus.events.subscribe(careless)
+        assert (await bus.executor(confirmer=lambda asks: read.append(asks.arguments) or True).execute("pay", given)).success
+        await stage.close()
+    assert (read, ran, given) == ([{"amount": 7}], [7], {"amount": 7})
+
+
+@pytest.mark.parametrize("ends", ["close", "session", "cancel"])
+async def test_a_call_that_waits_for_its_tool_can_be_ended(local: Place, ends: str) -> None:
+    """Closing the bus or the session ends a call that waits for its tool; a cancelled one waits no more, and nothing runs later."""
+    async with local.bus() as bus:
+        stage = Stage(local, bus)
+        call = asyncio.create_task(bus.executor(wait=60, session="s").execute("pay", {"amount": 7}))
+        await eventually(lambda: bool(bus._waiting))
+        if ends == "close":
+            await bus.aclose()
+        elif ends == "session":
+            await bus.bind(session="s").close_session()
+        else:
+            call.cancel()
+        done, _ = await asyncio.wait([call], timeout=20)
+        assert done
+        assert call.cancelled() if ends == "cancel" else call.result().error is not None
+        assert not bus._waiting
+        await stage.come()
+        await stage.close()
+    assert ran == []
+
+
+@pytest.mark.parametrize("door", ["sync", "nanoclaw"])
+async def test_threads_take_the_same_path(redis_place: Place, door: str) -> None:
+    """A model's call from a thread waits for a person, by the blocking bus and by the other project's registry."""
+    async with redis_place.worker(revision()), redis_place.bus() as other:
+        await other.wait_for_tool("pay")
+
+        def call() -> str:
+            with sync.ToolBus(settings=redis_place.settings) as bus:
+                if door == "sync":
+                    return str(bus.process_tool_calls(CALL)[0]["content"])
+                return str(BusRegistry(bus).execute("pay", {"amount": 7})["error"])
+
+        for answer in (False, True):
+            made = asyncio.create_task(asyncio.to_thread(call))
+            [request] = await eventually(other.confirmations.pending, timeout=20)
+            await (other.confirmations.allow(request.id) if answer else other.confirmations.deny(request.id, "no"))
+            text = await made
+            assert ("no" in text and "did not allow" in text) is not answer, text
+            assert ran == ([7] if answer else [])

@@ -1,0 +1,456 @@
+"""Hostile values in every key and every field of the protocol, while a canary calls: it is answered, and what is junk is said."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import inspect
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Iterator
+
+import msgspec
+import pytest
+import redis
+
+from tests.faults import hostile
+from tests.servers import eventually
+from toolbus import Settings, ToolBus, ToolbusError, ToolService, Worker, tool
+from toolbus.background import MOST_FAILURES
+from toolbus.broker import reading
+from toolbus.broker.admin import Admin
+from toolbus.broker.agent import RedisAgentBroker
+from toolbus.broker.keys import Keys
+from toolbus.broker.take.requests import GROUP
+from toolbus.envelope import Request, new_id, share_digest
+from toolbus.results import BrokerError
+from toolbus.telemetry.lines import FIELDS
+from toolbus.telemetry.repeats import MOST_LINES, repeats
+
+pytestmark = pytest.mark.anyio
+
+SERVICE = "canary"
+# Makers of names, and not names.
+_NO_KEYS = {"prefix", "call_prefix", "reply_prefix", "shared_by_all", "of_service", "of_agent"}
+NAMES = sorted(
+    {name for name, _ in inspect.getmembers(Keys, inspect.isfunction) if not name.startswith("_")} | set(vars(Keys("x"))) - _NO_KEYS
+)
+NAMES = [name for name in NAMES if name not in _NO_KEYS]
+# What Python reads of a key is said; Lua puts right what it can't use.
+READ_HERE = {"cancelled", "confirmations", "items", "queue", "replies", "services", "usage", "wake"}
+# Whatever gets as far as these was not stopped by a reader.
+SAFETY_NETS = {"task.failed", "task.given_up", "listener.failed", "link.callback_failed", "run.bug", "worker.failed"}
+
+
+class Sung(ToolService):
+    """Tools of every kind; calls of a session go to one worker."""
+
+    id = SERVICE
+    sticky_sessions = True
+
+    @tool(effect="read")
+    async def canary_echo(self, text: str, seconds: float = 0.0) -> str:
+        """Give a text back."""
+        await asyncio.sleep(seconds)
+        return text
+
+    @tool(effect="once")
+    async def canary_pay(self, text: str) -> str:
+        """Have an effect."""
+        return text
+
+
+@tool(service="late", effect="read")
+async def late_comer() -> str:
+    """Come late."""
+    return "late"
+
+
+class Canary:
+    """A worker and an agent in a namespace, and who puts things between them."""
+
+    def __init__(self, settings: Settings, worker: Worker, bus: ToolBus, caplog: pytest.LogCaptureFixture) -> None:
+        self.settings = settings
+        self.worker = worker
+        self.bus = bus
+        self.keys = Keys(settings.namespace)
+        self.client = redis.Redis.from_url(settings.url)
+        self._caplog = caplog
+        shared = Request("c1", "a1", SERVICE, "canary_echo", idempotency_key="k1")
+        # What an earlier caller with the key would have made.
+        self.names = hostile.Names(
+            SERVICE, bus.agent, worker.instance, new_id(), share_digest(shared), datetime.datetime.now(datetime.UTC).date().isoformat()
+        )
+
+    def place(self, name: str) -> hostile.Place:
+        """Where a key of ``Keys`` stands."""
+        found = hostile.places(self.keys, self.names)[name]
+        if name == "session":
+            digest = hashlib.blake2b(msgspec.json.encode(("ann", "s1")), digest_size=16).hexdigest()
+            return found._replace(key=self.keys.session(SERVICE, digest))
+        return found
+
+    def cut(self) -> None:
+        """Cut every connection of this namespace's processes, so that everything is read anew."""
+        for row in self.client.client_list():
+            if str(row["id"]) != str(self.client.client_id()):
+                self.client.client_kill_filter(_id=row["id"])
+
+    async def sings(self, bus: ToolBus | None = None) -> None:
+        """Wait until calls of every kind are answered, five times in a row; a wrong answer fails at once."""
+        bus, row = bus or self.bus, 0
+
+        async def right() -> bool:
+            nonlocal row
+            text = new_id()
+            answers = await asyncio.gather(
+                bus.call("canary_echo", {"text": text}, timeout=3.0, wait=1.0),
+                bus.call("canary_pay", {"text": text}, timeout=3.0, wait=1.0),
+                bus.call("canary_echo", {"text": text}, timeout=3.0, wait=1.0, user="ann", session="s1"),
+                bus.call("canary_echo", {"text": text}, timeout=3.0, wait=1.0, idempotency_key=text),
+            )
+            assert {answer.output for answer in answers if answer.success} <= {text}
+            row = row + 1 if all(answer.success for answer in answers) else 0
+            return row >= 5
+
+        await eventually(right, timeout=45.0)
+
+    async def is_well(self) -> None:
+        """Everything goes on: calls, the worker, a new agent, and what operators look at."""
+        await self.sings()
+        async with ToolBus(settings=self.settings) as another:
+            await self.sings(another)
+            await eventually(lambda: _answers(another.shared_confirmations.pending()))
+            await eventually(lambda: _answers(another.tallies.usage()))
+            await another.tallies.spend("canary", 10, 1.0)
+            await another.tallies.use("canary", 10, 1.0)
+        async with Admin(self.settings) as admin:
+            assert SERVICE in {each.publication.service.id for each in await admin.services()}
+            await admin.items()
+            await admin.health()
+            for queue in await admin.dead_letters.queues():
+                await eventually(lambda queue=queue: _answers(admin.dead_letters.newest(queue, 1)))
+                for letter in await admin.dead_letters.newest(queue, 100):
+                    assert datetime.datetime.fromtimestamp(letter.at, datetime.UTC).year >= 1970
+        assert self.worker.healthy
+        assert self.worker.statistics()["held"] <= 1
+        live = self.client.zscore(self.keys.live, f"{SERVICE}/{self.worker.instance}")
+        assert live is not None
+
+    def said(self) -> Counter[str]:
+        """How many lines were logged of each event."""
+        return Counter(getattr(line, FIELDS)["event"] for line in self._caplog.records if hasattr(line, FIELDS))
+
+    def is_quiet(self) -> None:
+        """Nothing got past the readers, and nothing filled the log."""
+        said = self.said()
+        assert not SAFETY_NETS & set(said), [line.exc_text or line.getMessage() for line in self._caplog.records if line.exc_info]
+        assert all(lines <= 100 for event, lines in said.items() if event != "call.finished"), said
+
+
+@pytest.fixture
+async def canary(valkey_server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Canary]:
+    """A canary that sings."""
+    repeats.forget()
+    caplog.set_level(logging.INFO, "toolbus")
+    settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=1.0, grace=2.0)
+    async with Worker(Sung, settings=settings) as worker, ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("canary_pay")
+        made = Canary(settings, worker, bus, caplog)
+        await made.sings()
+        yield made
+        made.client.close()
+
+
+def test_every_key_of_the_protocol_is_tried() -> None:
+    """A key that is added to Keys is added to the hostile places, too."""
+    keys = Keys("x")
+    assert set(hostile.places(keys, hostile.Names("s", "a", "i", "c", "d", "2026-01-01"))) == set(NAMES)
+    known = {**keys.shared_by_all(), **keys.of_service("s", "s"), **keys.of_agent("a")}
+    tried = {place.key: place.kind for place in hostile.places(keys, hostile.Names("s", "a", "i", "c", "d", "2026-01-01")).values()}
+    assert known.items() <= tried.items()
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
+    """Whatever stands in a key or its fields, calls are answered, before and after everybody reads it anew."""
+    place = canary.place(name)
+    await asyncio.to_thread(hostile.fill, canary.client, place)
+    await canary.sings()
+    await asyncio.to_thread(canary.cut)
+    await canary.is_well()
+    canary.is_quiet()
+    unreadable = canary.said()["value.unreadable"] + canary.said()["registry.unreadable"] + canary.said()["request.malformed"]
+    assert bool(unreadable) or name not in READ_HERE
+    _forget(canary, place)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"wake", "confirmed"}])
+async def test_a_key_of_another_type_stops_nobody(canary: Canary, name: str) -> None:
+    """A key that is replaced by one of another type is made anew, or concerns nobody but its own call."""
+    place = canary.place(name)
+    await asyncio.to_thread(hostile.replace, canary.client, place)
+    await canary.sings()
+    await asyncio.to_thread(canary.cut)
+    await canary.is_well()
+    canary.is_quiet()
+    _forget(canary, place)
+
+
+@pytest.mark.parametrize("name", ["log", "queue", "replies", "dead_letters", "call"])
+async def test_the_highest_possible_id_stops_nobody(canary: Canary, name: str) -> None:
+    """A stream whose ids are used up takes nothing more, and is made anew."""
+    place = canary.place(name)
+    canary.client.xadd(place.key, {"o": "1"}, id=hostile.HIGHEST)
+    await canary.sings()
+    # What is registered or set aside from now on is found.
+    async with Worker(late_comer, settings=canary.settings):
+        await canary.bus.wait_for_tool("late_comer", 20.0)
+    canary.client.xadd(canary.keys.queue(SERVICE), {"r": "junk", "d": "1"})
+    await eventually(lambda: canary.client.xlen(canary.keys.queue(SERVICE)) == 0)
+    await asyncio.to_thread(canary.cut)
+    await canary.is_well()
+    canary.is_quiet()
+    _forget(canary, place)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_a_group_beyond_its_stream_stops_nobody(canary: Canary, waiting: bool) -> None:
+    """A group that stands beyond its stream's newest entry is set back within about a lease: what waits is run, what runs is run once."""
+    queue = canary.keys.queue(SERVICE)
+    running = asyncio.create_task(canary.bus.call("canary_echo", {"text": "begun", "seconds": 4.0}, timeout=20.0))
+    await eventually(lambda: canary.client.xpending(queue, GROUP)["pending"] == 1)
+    canary.client.xgroup_setid(queue, GROUP, hostile.HIGHEST)
+    if waiting:
+        assert (await canary.bus.call("canary_pay", {"text": "waited"}, timeout=20.0)).output == "waited"
+    await canary.sings()
+    begun = await running
+    assert (begun.output, begun.meta.attempts) == ("begun", 1)
+    assert canary.said()["key.group_moved"] == 1
+    await asyncio.to_thread(canary.cut)
+    await canary.is_well()
+    canary.is_quiet()
+    assert canary.said()["key.group_moved"] == 1
+
+
+async def test_hostile_requests_are_set_aside_or_answered(canary: Canary) -> None:
+    """Requests with every field hostile end; the queue is empty in the end, and so is the worker."""
+    pipe = canary.client.pipeline(transaction=False)
+    later = str(int(canary.client.time()[0]) * 1000 + 20_000)
+    for request in hostile.requests(SERVICE):
+        pipe.xadd(canary.keys.queue(SERVICE), {"r": request, "d": later})
+    slow = b'{"id":"c2","agent":"a1","service":"canary","tool":"canary_echo","arguments":{"text":"x","seconds":0.3}}'
+    for deadline in hostile.BYTES:
+        pipe.xadd(canary.keys.queue(SERVICE), {"r": slow, "d": deadline})
+        pipe.xadd(canary.keys.queue(SERVICE), {"r": slow, "d": deadline, "s": "other"})
+    await asyncio.to_thread(pipe.execute)
+    await eventually(lambda: canary.client.xlen(canary.keys.queue(SERVICE)) == 0, timeout=60.0)
+    await canary.is_well()
+    canary.is_quiet()
+    assert canary.said()["request.malformed"] == MOST_LINES
+    letters = canary.client.xlen(canary.keys.dead_letters(SERVICE))
+    assert letters == canary.worker.statistics()["malformed"]
+    assert letters > MOST_LINES
+
+
+async def test_hostile_frames_end_no_call_but_their_own(canary: Canary) -> None:
+    """Frames with every field hostile reach a call that waits, and others that don't; the reader goes on, and the log stays small."""
+    async with canary.bus.stream("canary_echo", {"text": "whole", "seconds": 3.0}, timeout=20.0) as call:
+        frames = list(hostile.frames(call.id))
+        pipe = canary.client.pipeline(transaction=False)
+        for start in range(0, len(frames), 200):
+            pipe.xadd(canary.keys.replies(canary.bus.agent), {"f": b"[" + b",".join(frames[start : start + 200]) + b"]"})
+        for frame in frames:
+            pipe.xadd(canary.keys.replies(canary.bus.agent), {"f": b"[" + frame + b"]"})
+        await asyncio.to_thread(pipe.execute)
+        # Whoever may write there may answer, too; but it ends, and within its time.
+        await call.result()
+    await canary.is_well()
+    canary.is_quiet()
+    assert canary.said()["frame.malformed"] == MOST_LINES
+
+
+async def test_hostile_changes_of_the_registry_are_left_out(canary: Canary) -> None:
+    """Entries of the change log that follow each other as they should, with every field hostile, change nothing that is known."""
+    token = canary.client.hget(canary.keys.meta, "token") or b""
+    pipe = canary.client.pipeline(transaction=False)
+    changes = [
+        (op, key, document)
+        for op in ("up", "down", "gone", "item")
+        for key, document in [*((value, b"{}") for value in hostile.BYTES), *(("tool/x", value) for value in hostile.JSON)]
+    ]
+    for number, (op, key, document) in enumerate(changes):
+        fields = {"op": op, "key": key, "doc": document, "prev": token, "token": (token := b"hostile.%d" % number)}
+        pipe.xadd(canary.keys.log, fields)
+    pipe.hset(canary.keys.meta, "token", token)
+    await asyncio.to_thread(pipe.execute)
+    await eventually(lambda: canary.said()["registry.unreadable"] > 0)
+    await canary.is_well()
+    canary.is_quiet()
+    assert canary.said()["registry.unreadable"] == MOST_LINES
+
+
+async def test_a_bad_entry_costs_one_line(canary: Canary) -> None:
+    """An entry of tens of thousands of bad frames is one line, with their number."""
+    canary.client.xadd(canary.keys.replies(canary.bus.agent), {"f": b"[" + b",".join([b"0"] * 50_000) + b"]"})
+    await eventually(lambda: canary.bus.statistics()["malformed"] == 50_000)
+    await canary.sings()
+    assert canary.said()["frame.malformed"] == 1
+
+
+async def test_a_note_that_cannot_be_read_leaves_the_deadline(canary: Canary) -> None:
+    """A request whose note has 400 digits is taken over and answered, and the note is said, with its key."""
+    queue, agent = canary.keys.queue(SERVICE), canary.bus.agent
+    for note in (b"9" * 400, b"nan nan nan", b"1 2", b"\xff"):
+        request = b'{"id":"%b","agent":"%b","service":"canary","tool":"canary_echo","arguments":{"text":"x"}}' % (
+            new_id().encode(),
+            agent.encode(),
+        )
+        later = str(int(canary.client.time()[0]) * 1000 + 20_000)
+        # As a worker that drains hands it back.
+        script = """
+            local entry = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1], 'd', ARGV[2])
+            redis.call('XREADGROUP', 'GROUP', 'g', '~back', 'COUNT', 100, 'STREAMS', KEYS[1], '>')
+            redis.call('SET', ARGV[3] .. entry, ARGV[4], 'PX', 60000)
+            redis.call('PUBLISH', ARGV[5], 'back canary')"""
+        canary.client.eval(script, 1, queue, request, later, canary.keys.pause(SERVICE, ""), note, canary.keys.wake(SERVICE))
+        await eventually(lambda: canary.client.xlen(queue) == 0)
+    await canary.is_well()
+    canary.is_quiet()
+    assert canary.said()["value.unreadable"] == 4
+
+
+async def test_what_cannot_be_read_is_said_once(canary: Canary) -> None:
+    """A name that can't be read is logged with its key when it is first read, and not each time."""
+    canary.client.hset(canary.keys.items, b"tool/\xff", "{}")
+    canary.client.hset(canary.keys.services, b"\xff", "{}")
+    canary.client.hset(canary.keys.services, "other", "{}")
+    canary.client.zadd(canary.keys.cancelled(SERVICE), {b"\xff": 1e15})
+    for _ in range(3):
+        await asyncio.to_thread(canary.cut)
+        await canary.sings()
+    assert canary.said()["value.unreadable"] == 3
+    assert canary.said()["registry.unreadable"] == 1
+    _forget(canary, canary.place("items"))
+
+
+# -- background tasks ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tasks are given up within a second."""
+    monkeypatch.setattr("toolbus.background._MOST", 0.05)
+    monkeypatch.setattr("toolbus.background._FIRST", 0.01)
+    return iter(())
+
+
+async def test_a_failing_task_begins_again(canary: Canary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in the reader is logged with its traceback, and costs neither the connections nor the calls."""
+    failures = 3
+
+    async def failing(self: RedisAgentBroker, entries: list[object]) -> None:
+        nonlocal failures
+        failures -= 1
+        monkeypatch.setattr(RedisAgentBroker, "_take", taking if failures == 0 else failing)
+        raise RuntimeError("a bug")
+
+    taking = RedisAgentBroker._take
+    monkeypatch.setattr(RedisAgentBroker, "_take", failing)
+    assert (await canary.bus.call("canary_echo", {"text": "late"}, timeout=20.0)).output == "late"
+    assert canary.said()["task.failed"] == 3
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_an_agent_that_cannot_read_says_so_and_ends_its_calls(canary: Canary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When reading fails for good, calls end long before their time, and new ones are refused."""
+
+    async def failing(self: RedisAgentBroker, entries: list[object]) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(RedisAgentBroker, "_take", failing)
+    running, once = await asyncio.gather(
+        canary.bus.call("canary_echo", {"text": "x"}, timeout=30.0), canary.bus.call("canary_pay", {"text": "x"}, timeout=30.0)
+    )
+    assert running.error is not None
+    assert (running.error.type, running.error.code) == ("unavailable", "bus_failed")
+    assert once.error is not None
+    assert once.error.type == "outcome_unknown"
+    refused = await canary.bus.call("canary_echo", {"text": "x"}, timeout=30.0)
+    assert refused.error is not None
+    assert refused.error.code == "bus_failed"
+    assert canary.said()["task.failed"] == MOST_FAILURES - 1
+    assert canary.said()["task.given_up"] == 1
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("broken", ["take", "_upkeep"])
+async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A worker whose taking or upkeep fails for good is unhealthy, hands back what it runs, beats no more, and ends with the reason."""
+    settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=1.0, grace=0.2)
+    async with ToolBus(settings=settings) as bus:
+        worker = Worker(Sung, settings=settings)
+        running = asyncio.create_task(worker.run())
+        await bus.wait_for_tool("canary_echo")
+        call = asyncio.create_task(bus.call("canary_echo", {"text": "handed on", "seconds": 2.0}, timeout=30.0))
+        await eventually(lambda: worker.started == 1)
+
+        async def failing(*_: object, **__: object) -> None:
+            raise RuntimeError("a bug")
+
+        if broken == "take":
+            monkeypatch.setattr(worker.broker, "take", failing)
+        else:
+            monkeypatch.setattr(worker.broker._upkeep, "_reap", failing)
+            monkeypatch.setattr("toolbus.broker.recover.upkeep.random.uniform", lambda *_: 0.01)
+        with pytest.raises(ToolbusError, match="a bug"):
+            await asyncio.wait_for(running, 30.0)
+        assert not worker.healthy
+        with redis.Redis.from_url(valkey_server) as client:
+            assert client.zscore(Keys(namespace).live, f"{SERVICE}/{worker.instance}") is None
+        monkeypatch.undo()
+        async with Worker(Sung, settings=settings):
+            assert (await call).output == "handed on"
+
+
+async def _answers(asking: Awaitable[object]) -> bool:
+    """Whether the server answers a question; not before keys of a wrong type were deleted."""
+    try:
+        await asking
+    except BrokerError:
+        return False
+    return True
+
+
+def _forget(canary: Canary, place: hostile.Place) -> None:
+    """Delete what was put somewhere where nobody else would remove it."""
+    if place.kind != "channel":
+        canary.client.delete(place.key)
+
+
+# -- readers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [*hostile.BYTES, None, 1.5, True, [], 10**400, float("nan"), float("inf"), "\ud800", "٣"])
+def test_readers_raise_nothing_else(value: object) -> None:
+    """A reader returns what it promises, bounded and finite, or raises EnvelopeError."""
+    decoder = msgspec.json.Decoder(dict[str, float])
+    for read, kind in (
+        (reading.text, str),
+        (reading.identifier, str),
+        (reading.integer, int),
+        (lambda said: reading.document(said, decoder), dict),
+    ):
+        try:
+            found = read(value)
+        except reading.EnvelopeError as error:
+            found = str(error)
+        assert type(found) in {kind, str}
+        assert not isinstance(found, str) or len(found) <= reading.MOST_TEXT
+        assert not isinstance(found, int) or 0 <= found <= reading.MOST_INTEGER
+
+
+def test_broker_errors_are_no_reading_errors() -> None:
+    """What can't be read is never taken for a refusal of the server, which would be tried again."""
+    assert not issubclass(reading.EnvelopeError, BrokerError)

@@ -1,0 +1,272 @@
+"""Every script in a cluster slot of which some keys have been moved: it does all that it is for, or it changes nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from tests.topologies import Cluster
+from toolbus.broker import scripts
+from toolbus.broker.embedded import HOST
+from toolbus.broker.keys import Keys
+
+LATER = 10_000_000_000
+_REPEATED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)
+# Frames that are appended again are dropped by their seq, so scripts need not know beforehand that they can append all.
+_APPENDED = ("finish/send", "finish/finish", "finish/finish_each")
+
+
+class Run(NamedTuple):
+    """A script with what it is given, in the scene; ``before`` is what the scene has besides."""
+
+    script: scripts.Script
+    keys: tuple[str, ...]
+    args: tuple[Any, ...]
+    before: tuple[tuple[Any, ...], ...] = ()
+
+
+class Scene:
+    """A namespace in which every kind of key exists: a worker ``mine`` that lives, one that is dead, and work in every state."""
+
+    def __init__(self, namespace: str) -> None:
+        self.keys = Keys(namespace)
+        self.slot = key_slot(self.keys.live.encode())
+
+    def build(self, now: int) -> list[tuple[Any, ...]]:
+        """The commands that make it."""
+        keys = self.keys
+        queue, fence = keys.queue("pool"), keys.fence("pool")
+        tables = [
+            ("HSET", keys.services, "pool", "+{}"),
+            ("HSET", keys.names, *(word for name in ("s:pool", "q:pool", "t:tool") for word in (name, "owner\npool\n0"))),
+            ("HSET", keys.meta, "token", "t.1", "start", 3),
+            ("HSET", keys.items, "toolkit/x", "{}"),
+            ("HSET", keys.instances("pool"), "owner", "owner", "queue", "pool", "scale_to_zero", 0, "d:dg", "{}", "n:dg", "tool"),
+            ("HSET", keys.instances("pool"), "i:mine", "1:dg", "i:dead", "2:dg"),
+            ("XADD", keys.log, "1-0", "op", "up"),
+            ("SADD", keys.paused, "other"),
+            ("ZADD", keys.live, now + LATER, "pool/mine", 1, "pool/dead"),
+            ("SET", keys.pulse, f"{now} 1"),
+            ("HSET", fence, "generation", "0.x", "c:mine", 5, "l:mine", LATER, "c:dead", 5, "l:dead", 1000),
+        ]
+        queued = [
+            ("XGROUP", "CREATE", queue, "g", "0", "MKSTREAM"),
+            ("XGROUP", "CREATE", keys.queue("side"), "g", "0", "MKSTREAM"),
+            ("XADD", keys.queue("side"), "1-0", "r", "{}", "d", now + LATER),
+            *(("XADD", queue, f"{number}-0", "r", "{}", "d", now + LATER) for number in range(1, 7)),
+            *(
+                ("XREADGROUP", "GROUP", "g", consumer, "COUNT", count, "STREAMS", queue, ">")
+                for consumer, count in (("mine", 2), ("dead", 1), ("~back", 1), ("~to:mine", 1))
+            ),
+        ]
+        streams = [keys.replies("a1"), keys.replies("a2"), keys.call("c1"), keys.call("c3"), keys.dead_letters("pool")]
+        strings = [keys.started("c1"), *(keys.pause("pool", f"{number}-0") for number in (3, 4, 5))]
+        return [
+            *tables,
+            *queued,
+            *(("XADD", stream, "1-0", "o", "1") for stream in streams),
+            *(("SET", key, "1 0 0") for key in strings),
+            ("SET", keys.session("pool", "one"), "mine"),
+            ("SET", keys.session("pool", "two"), "dead"),
+            ("ZADD", keys.cancelled("pool"), 1, "expired"),
+            ("HSET", keys.shared("digest"), "id", "c1", "digest", "d", "entry", "6-0", "c:c1", "a1", "c:c2", "a2"),
+            ("HSET", keys.confirmation("r1"), "doc", "{}", "to", "agent a1", "asked", 1, "expires", now + LATER),
+            ("ZADD", keys.confirmations, 1, "r1"),
+            ("HSET", keys.flushes("a1"), 63, "63 -"),
+            ("SET", keys.rate("u"), now),
+            ("HSET", keys.quota("u"), "period", 1, "used", 1),
+            ("HSET", keys.usage("today"), "calls", 1),
+        ]
+
+    def runs(self, now: int) -> list[Run]:
+        """Every script, in the cases that go different ways."""
+        keys = self.keys
+        queue, fence, cancelled, wake = keys.queue("pool"), keys.fence("pool"), keys.cancelled("pool"), keys.wake("pool")
+        instances, record, letters = keys.instances("pool"), keys.shared("digest"), keys.dead_letters("pool")
+        one, two, request = keys.replies("a1"), keys.replies("a2"), keys.confirmation("r1")
+        mark = keys.started("c1")
+        owners = (keys.session("pool", "one"), keys.session("pool", "two"))
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
+        service = (*tables, instances, queue, fence, cancelled)
+        common = (keys.prefix, "token", 60_000, 0)
+        known = ("mine", "0.x", 5)
+        last = (("HDEL", instances, "i:dead"), ("HDEL", keys.names, "t:tool"))
+        share = (record, queue, keys.call("c3")), ("c3", "d", "a1", 100, 60_000, "{}", 1000, "", keys.prefix)
+        leave = (record, queue, cancelled), ("c2", "c1", "1-0", 60_000, wake, keys.prefix, 0)
+        ended = (*common, now, LATER, "pool/dead")
+        return [
+            Run(scripts.PUBLISH, (keys.flushes("a1"), queue), (0, 1000, "", 2, 100, 60_000, "{}")),
+            Run(scripts.CANCEL, (queue, cancelled), ("1-0", "c1", 60_000, wake)),
+            Run(scripts.CANCEL, (queue, cancelled), ("6-0", "c1", 60_000, wake)),
+            Run(scripts.SHARE, *share),
+            Run(scripts.SHARE, *share, (("DEL", keys.call("c1")),)),
+            Run(scripts.LEAVE, *leave),
+            Run(scripts.LEAVE, *leave, (("HDEL", record, "c:c1"), ("HSET", record, "entry", "1-0"))),
+            Run(scripts.SEND, (keys.live,), (one, "[]", two, "[]")),
+            Run(scripts.FINISH, (queue, fence), (*known, 2, "1-0", "2-0", one, "[]", two, "[]")),
+            Run(
+                scripts.FINISH_EACH,
+                (queue, fence, record, mark),
+                (*known, 2, "1-0", 1, "2-0", 1, "!3", 2, 1, "c1", 1, "1 0 0", one, 1, 1, "{}", two, 1, 2, "{}"),
+            ),
+            Run(scripts.RENEW, (queue, fence), (*known, "1-0", 1)),
+            Run(scripts.REAP, (queue, fence, keys.live, keys.pulse), ("mine", "pool", 10, LATER, 0, 0, 99, 0, keys.pause("pool", ""))),
+            Run(scripts.START, (queue, fence, mark), (*known, "1-0", 1, "run", 1000)),
+            Run(
+                scripts.BURY,
+                (queue, fence, letters, record, mark),
+                (*known, "1-0", "r", 1, "e", "{}", 100, 1000, one, "[]", "c1", "1 0 0"),
+            ),
+            Run(scripts.TAKE, (queue, keys.queue("side")), ("mine", 5)),
+            Run(scripts.REDRIVE, (letters, queue), ("1-0", 100, 1000, "{}")),
+            Run(scripts.COUNT, (queue, fence), (*known, "1-0", 2)),
+            Run(scripts.HAND_BACK, (queue, fence), (*known, wake, "pool", "1-0", 1)),
+            Run(scripts.RETIRE, (queue, fence, cancelled, instances, keys.live), ("mine", "pool")),
+            Run(scripts.RETIRE, (queue, fence, cancelled, instances, keys.live), ("dead", "pool"), (("HDEL", instances, "i:dead"),)),
+            Run(
+                scripts.OWN,
+                (queue, fence, keys.live, keys.pulse, instances, *owners),
+                ("mine", "pool", "0.x", 1000, 1000, wake, 6, "1-0", 1, 7, "2-0", 1),
+            ),
+            Run(scripts.DISOWN, owners, ("mine",)),
+            Run(scripts.PASS_ON, (queue,), ("mine", wake, "pool", 10)),
+            Run(scripts.REGISTER, service, (*common, "pool", "mine", "owner", "dg2", "{}", 1000, "new", 0, "pool", 0, "tool")),
+            Run(scripts.UNREGISTER, service, (*common, "pool/mine")),
+            Run(scripts.UNREGISTER, service, (*common, "pool/mine"), last),
+            Run(scripts.SWEEP, service, ended),
+            Run(scripts.SWEEP, service, ended, (("HDEL", instances, "i:mine"), ("ZREM", keys.live, "pool/mine"))),
+            Run(scripts.BEAT, (keys.live, keys.paused, keys.pulse, queue, fence), (1000, 60_000, "pool/mine")),
+            Run(scripts.ITEM, tables, (*common, "toolkit/x", "", "")),
+            Run(scripts.ITEM, tables, (*common, "toolkit/y", "{}", "owner")),
+            Run(scripts.TRANSFER, tables, (*common, "tool-service/pool"), (("HDEL", keys.names, "t:tool"),)),
+            Run(scripts.OVERVIEW, (queue, letters, keys.paused, instances, keys.live, fence), ("pool",)),
+            Run(scripts.PURGE, (queue,), ("6-0", one, "[]")),
+            Run(scripts.SPEND, (keys.rate("u"),), (10, 1000)),
+            Run(scripts.QUOTA, (keys.quota("u"),), (10, 100_000)),
+            Run(scripts.USAGE, (keys.usage("today"),), (60_000, 100, '["",""]', '["u","t"]', 1, 0, 5, 5)),
+            Run(scripts.ASK, (request, keys.confirmations), ("r1", "{}", "agent a1", 60_000, 60_000, 100, keys.confirmed)),
+            Run(scripts.ANSWER, (request, keys.confirmations), ("r1", "yes", "token", keys.prefix, 1000, keys.confirmed)),
+            Run(scripts.WITHDRAW, (request, keys.confirmations), ("r1", keys.confirmed)),
+            Run(scripts.EXTEND, (keys.pause("pool", "3-0"), keys.started("c1")), ("1 0 0", 1000, 1000)),
+            Run(scripts.LISTEN, (one,), (1000,)),
+            Run(scripts.PAUSE, (keys.paused,), ("pool", 1000)),
+            Run(scripts.MEND, (queue, fence, keys.live, keys.paused), ("stream", "string", "zset", "string")),
+        ]
+
+
+RUNS = len(Scene("x").runs(0))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three masters, for all scripts."""
+    made = Cluster()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+class Field:
+    """Scenes in a cluster, each in a slot of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._clients = {node.port: cluster.client(node) for node in cluster.nodes}
+        self._used: set[int] = set()
+        self._number = 0
+
+    def close(self) -> None:
+        """Disconnect."""
+        for client in self._clients.values():
+            client.close()
+
+    def scene(self) -> Scene:
+        """A namespace in a slot where nothing is yet."""
+        while True:
+            self._number += 1
+            made = Scene(f"scene-{self._number}")
+            if made.slot not in self._used:
+                self._used.add(made.slot)
+                return made
+
+    def play(self, number: int, moved: list[str] | None, problems: list[str]) -> set[str]:
+        """Run one script with these keys (by their end) at the next node, or none at all moving; returns the keys of the scene."""
+        scene = self.scene()
+        source = self._clients[self._cluster.owner(scene.slot).port]
+        seconds, micros = source.execute_command("TIME")
+        now = int(seconds) * 1000 + int(micros) // 1000
+        run = scene.runs(now)[number]
+        with source.pipeline(transaction=False) as pipeline:
+            for command in (*scene.build(now), *run.before):
+                pipeline.execute_command(*command)
+            pipeline.execute()
+        present = {
+            key.decode().removeprefix(scene.keys.prefix) for key in source.execute_command("CLUSTER GETKEYSINSLOT", scene.slot, 1000)
+        }
+        target = None
+        if moved is not None:
+            _, node = self._cluster.begin_to_move(scene.slot)
+            target = self._clients[node.port]
+            for key in moved:
+                if key in present:
+                    source.execute_command("MIGRATE", HOST, node.port, scene.keys.prefix + key, 0, 5000)
+        before = self._dumps(scene, source, target)
+        try:
+            source.execute_command("EVAL", run.script.source, len(run.keys), *run.keys, *run.args)
+        except _REPEATED as error:
+            after = self._dumps(scene, source, target)
+            changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+            if run.script.name in _APPENDED:
+                changed = [key for key in changed if not key.startswith("rsp:")]
+            if moved is None or changed:
+                problems.append(f"{number} {run.script.name} with {moved} elsewhere: {error}, after it changed {changed}")
+        except redis.ResponseError as error:
+            problems.append(f"{number} {run.script.name} with {moved} elsewhere: {error}")
+        return present
+
+    def _dumps(self, scene: Scene, *nodes: Any) -> dict[str, bytes]:
+        """Every key of a scene, wherever it is."""
+        found: dict[str, bytes] = {}
+        for node in filter(None, nodes):
+            keys = node.execute_command("CLUSTER GETKEYSINSLOT", scene.slot, 1000)
+            with node.pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    pipeline.execute_command("ASKING")
+                    pipeline.execute_command("DUMP", key)
+                dumps = pipeline.execute()[1::2]
+            found.update((key.decode().removeprefix(scene.keys.prefix), dump) for key, dump in zip(keys, dumps, strict=True))
+        return found
+
+
+@pytest.fixture(scope="module")
+def field(cluster: Cluster) -> Iterator[Field]:
+    """Room for scenes."""
+    made = Field(cluster)
+    yield made
+    made.close()
+
+
+def test_every_script_has_a_part() -> None:
+    """The scene has a run for each script that there is."""
+    assert {run.script.name for run in Scene("x").runs(0)} == {script.name for script in scripts.ALL}
+
+
+@pytest.mark.parametrize("number", range(RUNS), ids=[f"{at}-{run.script.name}" for at, run in enumerate(Scene("x").runs(0))])
+def test_a_script_does_everything_or_changes_nothing(field: Field, number: int) -> None:
+    """Whichever keys have been moved: a refusal is one that is repeated and left no trace, and a script that ends was not cut short."""
+    problems: list[str] = []
+    present = sorted(field.play(number, None, problems))
+    field.play(number, [], problems)
+    chance = random.Random(number)
+    for key in present:
+        field.play(number, [key], problems)
+    for _ in range(6):
+        field.play(number, [key for key in present if chance.random() < 0.5], problems)
+    assert problems == []

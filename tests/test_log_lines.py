@@ -1,0 +1,311 @@
+"""The lines that our own programs log: what they cost, that no value breaks them, and that none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from toolbus import telemetry
+
+CALL = {"tool": "add", "user": "u1", "id": "Zr3hcbT0qVYf0pXn9WbQ3A", "attempt": 1, "ms": 0.3}
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """The library's logger, put back as it was."""
+    logger = logging.getLogger("toolbus")
+    before = logger.level, logger.propagate, logger.handlers[:], logger.filters[:]
+    yield logger
+    logger.propagate = before[1]
+    logger.handlers[:], logger.filters[:] = before[2], before[3]
+    logger.setLevel(before[0])
+
+
+class Stream(io.StringIO):
+    """Remembers each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+
+    def write(self, text: str, /) -> int:
+        self.writes.append(text)
+        return super().write(text)
+
+
+class Untellable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def deep() -> list[Any]:
+    """A list of more levels than Python's stack has."""
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+HOSTILE = {
+    "surrogates": "a\ud800b",
+    "line breaks": 'x\n{"time": "2026-01-01T00:00:00.000Z", "level": "info", "event": "call.finished"}\r\u2028\x85\x0b\x0c\x1c',
+    "terminal sequences": "\x1b[2J\x07\u202e",
+    "a long text": "x" * 50_000_000,
+    "a long list": ["x" * 1_000] * 5_000,
+    "a wide number": 10**10_000,
+    "no number": float("nan"),
+    "infinity": float("-inf"),
+    "bytes": b"\xff\n",
+    "an object without text": Untellable(),
+    "a list of them": [Untellable()],
+    "keys of other types": {(1, 2): 3, "\n": "\n"},
+    "deep nesting": deep(),
+}
+
+
+def refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_value_breaks_a_json_line(logger: logging.Logger, name: str) -> None:
+    """Whatever a field holds, logging it raises nothing and gives one line of JSON of bounded length, with the other fields in it."""
+    stream = Stream()
+    telemetry.configure_logging(format="json", stream=stream)
+    telemetry.log.warning("link.lost", error=HOSTILE[name], server="here")
+    (line,) = stream.getvalue().splitlines()
+    read = json.loads(line, parse_constant=refuse)
+    assert (read["level"], read["event"], read["server"]) == ("warning", "link.lost", "here")
+    assert "error" in read
+    assert len(line) < 100_000
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_value_breaks_a_text_line(logger: logging.Logger, name: str) -> None:
+    """In text too it is one printable line, whose last field is the last one."""
+    stream = Stream()
+    telemetry.configure_logging(format="text", stream=stream)
+    telemetry.log.warning("link.lost", error=HOSTILE[name], server="here")
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    assert line.endswith(" server=here")
+    assert len(line) < 100_000
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_value_breaks_an_applications_logging(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """With an application's own handlers it is one record with a message of one line."""
+    with caplog.at_level(logging.INFO, logger="toolbus"):
+        telemetry.log.warning("link.lost", error=HOSTILE[name], server="here")
+    (record,) = [each for each in caplog.records if each.name == "toolbus"]
+    assert record.getMessage().isprintable()
+    assert record.getMessage().endswith(" server=here")
+
+
+@pytest.mark.parametrize(
+    "raised", [ValueError("x\n12:00:00.000 info     call.finished id=forged\n\x1b[2J"), Mute(), ValueError("y" * 9_000_000)]
+)
+def test_tracebacks_forge_no_lines(logger: logging.Logger, raised: Exception) -> None:
+    """Every further line of an event with a traceback is indented and printable, and a message of megabytes is shortened."""
+    stream = Stream()
+    telemetry.configure_logging(format="text", stream=stream)
+    telemetry.log.error("call.crashed", exc_info=raised, id="c1")
+    first, *others = stream.getvalue().splitlines()
+    assert first.endswith("call.crashed id=c1")
+    assert others
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+    assert len(stream.getvalue()) < 100_000
+
+
+def test_messages_of_other_loggers_forge_no_lines(logger: logging.Logger) -> None:
+    """A logger below toolbus's own whose message has line breaks gives one line."""
+    stream = Stream()
+    telemetry.configure_logging(format="text", stream=stream)
+    logging.getLogger("toolbus.mine").warning("plain\n%s", "12:00:00.000 info     call.finished")
+    (line,) = stream.getvalue().splitlines()
+    assert "plain\\n12:00" in line
+
+
+def test_lines_of_one_turn_are_written_together(logger: logging.Logger) -> None:
+    """What is logged in one turn of the event loop is one write at its end; a warning is written at once, after what waits."""
+    stream = Stream()
+    telemetry.configure_logging(format="json", stream=stream)
+
+    async def turns() -> None:
+        for number in range(3):
+            telemetry.log.info("call.finished", id=number)
+        assert stream.writes == []
+        await asyncio.sleep(0)
+        assert [write.count("\n") for write in stream.writes] == [3]
+        telemetry.log.info("call.finished", id=3)
+        telemetry.log.warning("call.failed", id=4)
+        assert [write.count("\n") for write in stream.writes] == [3, 2]
+        await asyncio.sleep(0)
+
+    asyncio.run(turns())
+    assert [json.loads(line)["id"] for line in stream.getvalue().splitlines()] == [0, 1, 2, 3, 4]
+
+
+def test_what_waits_for_the_end_of_a_turn_is_bounded(logger: logging.Logger) -> None:
+    """A turn that logs without end is written in parts meanwhile."""
+    stream = Stream()
+    telemetry.configure_logging(format="json", stream=stream)
+
+    async def long_turn() -> None:
+        for number in range(1_000):
+            telemetry.log.info("call.finished", id=number)
+        assert stream.getvalue().count("\n") > 900
+
+    asyncio.run(long_turn())
+    telemetry.flush_logging()
+    assert stream.getvalue().count("\n") == 1_000
+
+
+def test_lines_of_threads_and_loops_keep_their_order(logger: logging.Logger) -> None:
+    """Threads with and without event loops of their own log at once: no line is lost or torn, and those of each are in order."""
+    stream = Stream()
+    telemetry.configure_logging(format="json", stream=stream)
+
+    async def looping(name: str) -> None:
+        for number in range(500):
+            telemetry.log.info("call.finished", thread=name, number=number)
+            await asyncio.sleep(0)
+
+    def plain(name: str) -> None:
+        for number in range(500):
+            telemetry.log.info("call.finished", thread=name, number=number)
+
+    threads = [threading.Thread(target=lambda name=f"l{each}": asyncio.run(looping(name))) for each in range(3)]
+    threads += [threading.Thread(target=plain, args=(f"p{each}",)) for each in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    telemetry.flush_logging()
+    found: dict[str, list[int]] = {}
+    for line in stream.getvalue().splitlines():
+        read = json.loads(line)
+        found.setdefault(read["thread"], []).append(read["number"])
+    assert found == {f"{kind}{each}": list(range(500)) for kind in "lp" for each in range(3)}
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "raise ValueError", "telemetry.flush_logging(); os._exit(0)"])
+def test_lines_survive_the_end_of_the_program(end: str) -> None:
+    """However a program ends in the middle of a turn, its last line is written, once."""
+    program = f"""
+import asyncio, os
+from toolbus import telemetry
+telemetry.configure_logging(format="json")
+async def main():
+    telemetry.log.info("worker.stopped", calls=1)
+    {end}
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.count('"event": "worker.stopped"') == 1
+
+
+def test_a_forked_child_writes_nothing_of_its_parent(logger: logging.Logger) -> None:
+    """A child forked in the middle of a turn writes its own lines only, and the parent's are written once."""
+    program = """
+import asyncio, os, sys
+from toolbus import telemetry
+telemetry.configure_logging(format="json")
+async def main():
+    telemetry.log.info("call.finished", id="parent")
+    if os.fork() == 0:
+        telemetry.log.info("call.finished", id="child")
+        telemetry.flush_logging()
+        os._exit(0)
+    os.wait()
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert [json.loads(line)["id"] for line in done.stderr.splitlines()] == ["child", "parent"]
+
+
+def test_a_stream_that_fails_ends_no_call(logger: logging.Logger) -> None:
+    """A closed stream, a pipe without a reader, and one that can't hold a letter raise nothing."""
+    closed = io.StringIO()
+    telemetry.configure_logging(format="text", stream=closed)
+    closed.close()
+    telemetry.log.error("link.lost")
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    broken = os.fdopen(writing, "w", buffering=1)
+    telemetry.configure_logging(format="text", stream=broken)
+    telemetry.log.error("link.lost")
+    with pytest.raises(BrokenPipeError):
+        broken.close()
+
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    telemetry.configure_logging(format="text", stream=narrow)
+    telemetry.log.error("link.lost", error="é")
+    assert b"error=\\xe9" in narrow.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_handlers_and_filters_beside_ours_get_every_event(logger: logging.Logger) -> None:
+    """An application that adds a handler or a filter to the logger gets records with the fields, and our lines are written too."""
+    stream, seen = Stream(), []
+    telemetry.configure_logging(format="json", stream=stream)
+
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.toolbus["id"])  # type: ignore[attr-defined]
+
+    logger.addHandler(Collecting())
+    telemetry.log.info("call.finished", id="a")
+    logger.addFilter(lambda record: record.toolbus["id"] != "b")
+    telemetry.log.info("call.finished", id="b")
+    telemetry.log.info("call.finished", id="c")
+    assert seen == ["a", "c"]
+    assert [json.loads(line)["id"] for line in stream.getvalue().splitlines()] == ["a", "c"]
+
+
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_an_event_costs_few_calls(logger: logging.Logger, format: Any) -> None:
+    """Logging the end of a call takes fewer than 80 calls of functions, so that a worker can log every call."""
+    telemetry.configure_logging(format=format, stream=io.StringIO())
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    async def logged() -> None:
+        telemetry.log.info("call.finished", **CALL)
+        sys.setprofile(count)
+        try:
+            for _ in range(100):
+                telemetry.log.info("call.finished", **CALL)
+        finally:
+            sys.setprofile(None)
+
+    asyncio.run(logged())
+    assert calls < 80 * 100
+
+
+def test_logging_needs_no_slow_imports() -> None:
+    """Neither structlog nor rich is imported to log, which an application's start would wait for."""
+    logs = "telemetry.configure_logging(); telemetry.log.info('worker.stopped')"
+    program = f"import sys; from toolbus import telemetry; {logs}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"structlog", "rich", "rich.traceback"} & set(done.stdout.split())

@@ -1,0 +1,37 @@
+"""Background tasks that outlive their failures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from toolbus import telemetry
+from toolbus.results import ToolbusError
+
+# Twelve failures in a row take over half a minute: longer than a passing trouble, and than a supervisor takes for a failed start.
+MOST_FAILURES = 12
+_FIRST, _MOST = 0.1, 5.0
+# A task that has worked for so many seconds begins to count anew.
+_SETTLED = 60.0
+
+
+async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do something until it returns, and begin again, after a growing pause, whenever it raises.
+
+    :raises ToolbusError: it has failed again and again, and is given up.
+    """
+    failures = 0
+    while True:
+        began = time.monotonic()
+        try:
+            return await work()
+        except Exception as error:
+            failures = 1 if time.monotonic() - began > _SETTLED else failures + 1
+            telemetry.count("toolbus.task_failures", task=name)
+            if failures >= MOST_FAILURES:
+                telemetry.log.exception("task.given_up", task=name, failures=failures)
+                raise ToolbusError(f"{name} failed {failures} times in a row, at last with {type(error).__name__}: {error}") from error
+            pause = min(_FIRST * 2 ** (failures - 1), _MOST)
+            telemetry.log.exception("task.failed", task=name, failures=failures, retry_in=pause)
+        await asyncio.sleep(pause)

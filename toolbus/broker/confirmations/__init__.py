@@ -1,0 +1,1 @@
+"""Ask people, whichever process they sit at, and bring their answers."""

@@ -1,0 +1,219 @@
+"""Confirmation requests that any process of the namespace can answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker import scripts
+from toolbus.broker.confirmations.watching import Watchers
+from toolbus.broker.keys import Keys
+from toolbus.broker.reading import document, identifier, integer, skip
+from toolbus.broker.transport.command import Reply, ReplyError
+from toolbus.broker.transport.link import Link
+from toolbus.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
+from toolbus.envelope import encode, is_ident, new_run
+from toolbus.results import BrokerError, ConfirmationClosed, EnvelopeError, ToolError
+
+# A request outlives its asker by this many seconds at least, as a reply stream does its agent.
+_LEAST_HOLD = 10.0
+# Seconds that an asker whose time is up waits to learn whether it was answered in the last moment.
+_WITHDRAWING = 1.0
+
+# The last millisecond that a date can show.
+_MOST_MS = 253_402_300_799_999
+
+_requests = msgspec.json.Decoder(ConfirmationRequest)
+_answers = msgspec.json.Decoder(ConfirmationAnswer)
+
+
+class Confirmations:
+    """The confirmation requests of a namespace on a server.
+
+    An asker keeps its request open by asking again three times a lease; ``heard`` and ``nudge`` make it ask at once.
+
+    Args:
+        address: who is told of answers, as ``ask.lua`` wants it; empty for those who never ask.
+    """
+
+    def __init__(self, link: Link, keys: Keys, lease: float, address: str = "") -> None:
+        self._link = link
+        self._keys = keys
+        self._address = address
+        self._hold = max(_LEAST_HOLD, 2 * lease)
+        self._again = lease / 3
+        self._asking: dict[str, asyncio.Event] = {}
+        self._watchers = Watchers()
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    async def ask(
+        self, request: ConfirmationRequest, seconds: float, *, address: str = "", opened: Callable[[], None] | None = None
+    ) -> ConfirmationAnswer | None:
+        """Open a request and wait for its answer; None when nobody answers within ``seconds``. Cancelling it withdraws the request.
+
+        ``opened`` is called when it can be answered.
+
+        :raises ToolError: ``overloaded``, because too many requests wait.
+        :raises BrokerError: the server refuses.
+        """
+        until = time.monotonic() + seconds
+        request = request.bounded()
+        said = encode(msgspec.structs.replace(request, whole="")), request.whole
+        answered = self._asking[request.id] = asyncio.Event()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while True:
+                        answered.clear()
+                        answer = await self._put(request.id, said, until, address or self._address)
+                        if answer is not None:
+                            return answer.to(request)
+                        if opened is not None:
+                            opened()
+                            opened = None
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(self._again):
+                                await answered.wait()
+            answer = await self._withdrawn(request.id)
+            return None if answer is None else answer.to(request)
+        except BaseException:
+            self._link.run(scripts.WITHDRAW, self._keys_of(request.id), (request.id, self._keys.confirmed), repeatable=True)
+            raise
+        finally:
+            del self._asking[request.id]
+
+    def heard(self, id: str) -> None:
+        """Take note that a request was answered."""
+        if id in self._asking:
+            self._asking[id].set()
+
+    def nudge(self) -> None:
+        """Ask and look again: what was told meanwhile may not have arrived."""
+        for answered in self._asking.values():
+            answered.set()
+        self._watchers.look()
+
+    async def _put(self, id: str, said: tuple[bytes, str], until: float, address: str) -> ConfirmationAnswer | None:
+        left = max(1, int((until - time.monotonic()) * 1000))
+        args = (id, said[0], address, left, int(self._hold * 1000), MOST_OPEN, self._keys.confirmed, said[1])
+        word, *rest = await self._link.execute_script(scripts.ASK, self._keys_of(id), args, repeatable=True)
+        if word == b"full":
+            message = f"{rest[0]} confirmation requests wait for an answer and there is room for no more"
+            raise ToolError(message, type="overloaded", code="confirmations", retryable=True)
+        return _answer(rest[0]) if word == b"answered" else None
+
+    async def _withdrawn(self, id: str) -> ConfirmationAnswer | None:
+        args = (id, self._keys.confirmed)
+        try:
+            async with asyncio.timeout(_WITHDRAWING):
+                answer = await self._link.execute_script(scripts.WITHDRAW, self._keys_of(id), args, repeatable=True)
+        except (TimeoutError, BrokerError):
+            return None
+        return None if answer is None else _answer(answer)
+
+    # -- answering --------------------------------------------------------------------------------
+
+    async def pending(self) -> list[ConfirmationRequest]:
+        """The open requests, the oldest first, without the ``whole`` of their arguments.
+
+        :raises BrokerError: the server could not be asked.
+        """
+        ids = await self._link.execute("ZRANGE", self._keys.confirmations, 0, MOST_OPEN - 1, repeatable=True)
+        found = await asyncio.gather(*(self._read_listed(each) for each in ids))
+        return sorted((request for request in found if request is not None), key=lambda request: (request.asked_at, request.id))
+
+    async def get(self, id: str) -> ConfirmationRequest:
+        """One open request.
+
+        :raises ConfirmationClosed: it is not open.
+        :raises BrokerError: the server could not be asked.
+        """
+        request = await self._read(id) if is_ident(id) else None
+        if request is None:
+            answer = await self._field(id, "answer") if is_ident(id) else None
+            raise closed(id, None if answer is None else _answer(answer))
+        whole = await self._field(id, "whole") if request.shortened else None
+        return request if whole is None else msgspec.structs.replace(request, whole=whole.decode("utf-8", "replace"))
+
+    async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
+        """Answer a request; of several answers exactly one wins.
+
+        :raises ConfirmationClosed: it is not open, or another answer won.
+        :raises BrokerError: the server could not be asked.
+        """
+        if not is_ident(id):
+            raise closed(id)
+        args = (id, encode(answer.bounded()), new_run(), self._keys.prefix, int(MARK * 1000), self._keys.confirmed)
+        word, *rest = await self._link.execute_script(scripts.ANSWER, self._keys_of(id), args, repeatable=True)
+        if word != b"done":
+            raise closed(id, _answer(rest[0]) if rest else None)
+
+    async def watch(self) -> AsyncIterator[ConfirmationRequest]:
+        """Each request once: those that are open, and then new ones as they come."""
+        self._link.subscribe(self._keys.confirmed)
+        async for request in self._watchers.watch(self.pending):
+            yield request
+
+    def pushed(self, message: list[Any]) -> None:
+        """Take in a message of the server's; others than about requests are ignored."""
+        if len(message) == 3 and message[0] == b"message" and message[1] == self._keys.confirmed.encode():
+            self._watchers.look()
+
+    def close(self) -> None:
+        """End the iterators."""
+        self._watchers.close()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _keys_of(self, id: str) -> tuple[str, str]:
+        return self._keys.confirmation(id), self._keys.confirmations
+
+    async def _field(self, id: str, name: str) -> bytes | None:
+        found: bytes | None = await self._link.execute("HGET", self._keys.confirmation(id), name, repeatable=True)
+        return found
+
+    async def _read_listed(self, listed: bytes) -> ConfirmationRequest | None:
+        """Return one of the open requests, or None when nothing that can be read stands there: others are asked about, too."""
+        try:
+            return await self._read(identifier(listed))
+        except (EnvelopeError, ReplyError) as error:
+            skip(self._keys.confirmations, str(error), field=listed)
+            return None
+
+    async def _read(self, id: str) -> ConfirmationRequest | None:
+        reply = await self._link.execute("HMGET", self._keys.confirmation(id), "doc", "asked", "expires", repeatable=True)
+        said, asked, expires = reply
+        if said is None:
+            return None
+        try:
+            request = document(said, _requests).bounded()
+            return msgspec.structs.replace(request, id=id, asked_at=_seconds(asked), expires_at=_seconds(expires))
+        except EnvelopeError as error:
+            telemetry.log.error("confirmation.unreadable", id=id, error=str(error))
+            return None
+
+
+def closed(id: str, answer: ConfirmationAnswer | None = None) -> ConfirmationClosed:
+    """Why a request can't be answered."""
+    if answer is not None:
+        return ConfirmationClosed(f"confirmation {id!r} was {answer} before", answered=True)
+    return ConfirmationClosed(f"no confirmation {id!r} is open: it was answered, expired or withdrawn, or there never was one")
+
+
+def _seconds(milliseconds: Reply) -> float:
+    return integer(milliseconds, most=_MOST_MS) / 1000
+
+
+def _answer(said: Reply) -> ConfirmationAnswer:
+    try:
+        return document(said, _answers).bounded()
+    except EnvelopeError:
+        # Whatever it is, it is no permission.
+        return ConfirmationAnswer(allowed=False, reason="the answer can't be read")

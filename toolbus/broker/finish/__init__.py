@@ -1,0 +1,1 @@
+"""Send frames, and finish requests with their last ones."""

@@ -1,0 +1,392 @@
+"""What a worker sends: frames packed per agent, terminal frames and acknowledgements per batch.
+
+One flush is in flight at a time: what is produced meanwhile goes out together when its answers
+arrive. With one call in flight nothing waits, and under load the batches grow by themselves.
+
+The server may refuse any command for a while and carry out the next one. So nothing of a call is in flight
+behind something else of it: its last frames and its end are one script, and what is too large for one goes part by part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from toolbus import telemetry
+from toolbus.broker import scripts
+from toolbus.broker.keys import Keys
+from toolbus.broker.protocols import Delivery
+from toolbus.broker.take.requests import UNSURE, Freed, RequestStream, common_fence, entries_of
+from toolbus.broker.transport.command import Reply
+from toolbus.broker.transport.link import Link
+from toolbus.envelope import join_frames
+from toolbus.results import BrokerError, ErrorInfo
+
+# A script of 256 x 64 KB would block the server for 150 ms.
+_MOST_IDS = 256
+_MOST_BYTES = 262_144
+# How much is written to a caller before it is asked how much of it is unread.
+_MEASURE_EVERY_ENTRIES = 64
+_MEASURE_EVERY_BYTES = 4 * 1024 * 1024
+_MOST_WATCHED = 10_000
+# The replies to a shared call are not trimmed while they are read.
+_MOST_KEPT = 10
+_CONGESTED = 4 * 1024 * 1024
+
+Frames = dict[str, list[bytes]]
+"""Frames by reply stream, in order."""
+
+Batch = list[tuple[Delivery, bytes]]
+"""Deliveries that are finished, each with its terminal frame."""
+
+Part = list[tuple[str, list[bytes]]]
+"""What one script appends: reply streams, and frames that become one entry of each."""
+
+
+class _Written:
+    """What this worker has written to one caller."""
+
+    __slots__ = ("bytes", "entries", "unmeasured")
+
+    def __init__(self) -> None:
+        self.entries = self.bytes = self.unmeasured = 0
+
+
+class Outbox:
+    """Sends frames and finishes deliveries over one link.
+
+    Args:
+        reply_limit, reply_bytes: entries and bytes that a caller may leave unread before its calls end as ``slow_consumer``.
+        on_replies_gone: called when a reply stream is gone or over the limit.
+        on_lost: called for a delivery that could not be finished because it belongs to another worker.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        *,
+        reply_limit: int,
+        reply_bytes: int,
+        on_replies_gone: Callable[[str, ErrorInfo], None],
+        on_lost: Callable[[Delivery], None],
+    ) -> None:
+        self._link = link
+        # Every script names a key of the namespace, so that a cluster finds its slot.
+        self._route = keys.live
+        self._kept_prefix = keys.call_prefix
+        self._reply_limit = reply_limit
+        self._reply_bytes = reply_bytes
+        self._on_replies_gone = on_replies_gone
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._frames: dict[RequestStream, Frames] = {}
+        self._finished: dict[RequestStream, Batch] = {}
+        self._packers: list[Callable[[], None]] = []
+        self._operations: list[Callable[[], None]] = []
+        self._then: list[Callable[[], None]] = []
+        self._freed: dict[str, Freed] = {}
+        self._written: dict[str, _Written] = {}
+        self._queued_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._in_flight = 0
+        self._scheduled = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.frames_sent = 0
+        self.calls_finished = 0
+        self.lost = 0
+
+    def send(self, delivery: Delivery, frame: bytes) -> None:
+        """Queue a frame that is not the last of its run."""
+        by_replies = self._frames.get(delivery.queue)
+        if by_replies is None:
+            by_replies = self._frames[delivery.queue] = {}
+        frames = by_replies.get(delivery.replies)
+        if frames is None:
+            frames = by_replies[delivery.replies] = []
+        frames.append(frame)
+        self._queued_bytes += len(frame)
+        if self._queued_bytes > _CONGESTED:
+            self._room.clear()
+        self._schedule()
+
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Call ``pack`` when the next flush begins: it sends what it gathered until then."""
+        self._packers.append(pack)
+        self._schedule()
+
+    @property
+    def congested(self) -> bool:
+        """Whether producers should wait for ``room`` before they send more."""
+        return self._queued_bytes > _CONGESTED
+
+    async def room(self) -> None:
+        """Wait until what is queued has been handed to the server."""
+        await self._room.wait()
+
+    def finish(self, delivery: Delivery, frame: bytes, frees: Freed | None = None) -> None:
+        """Queue a terminal frame, with the acknowledgement and removal of its request; ``frees`` is a key that is free again."""
+        batch = self._finished.get(delivery.queue)
+        if batch is None:
+            batch = self._finished[delivery.queue] = []
+        batch.append((delivery, frame))
+        if frees is not None:
+            self._freed[delivery.run] = frees
+        if not self._scheduled and not self._in_flight:
+            self._schedule()
+
+    def then(self, operation: Callable[[], None]) -> None:
+        """Do something on the link after the frames that were queued until now."""
+        self._operations.append(operation)
+        self._schedule()
+
+    async def drained(self) -> None:
+        """Wait until everything queued is answered by the server."""
+        await self._idle.wait()
+
+    def _schedule(self) -> None:
+        if not self._scheduled and not self._in_flight:
+            self._scheduled = True
+            self._idle.clear()
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        packers, self._packers = self._packers, []
+        for pack in packers:
+            pack()
+        self._scheduled = False
+        frames, self._frames = self._frames, {}
+        finished, self._finished = self._finished, {}
+        operations, self._operations = self._operations, []
+        self._queued_bytes = 0
+        self._room.set()
+        for stream, batch in finished.items():
+            self.calls_finished += len(batch)
+            self._finish_after(stream, frames.pop(stream, {}), batch)
+        if frames:
+            self._append(_sendable([item for by_replies in frames.values() for item in by_replies.items()]), _nothing)
+        self._then += operations
+        self._link.flush()
+        if not self._in_flight:
+            self._all_answered()
+
+    def _answered(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._all_answered()
+
+    def _all_answered(self) -> None:
+        operations, self._then = self._then, []
+        for operation in operations:
+            operation()
+        if self._frames or self._finished or self._packers or self._operations:
+            self._flush()
+        else:
+            self._idle.set()
+
+    def _append(self, parts: list[Part], then: Callable[[], None]) -> None:
+        """Append frames, part by part, and go on when that is done."""
+        if not parts:
+            then()
+            return
+        part, *further = parts
+        args: list[str | bytes] = []
+        for replies, frames in part:
+            payload = join_frames(frames)
+            args += (replies, payload)
+            self.frames_sent += len(frames)
+            self._watch(replies, len(payload))
+        self._in_flight += 1
+
+        def appended(reply: Reply) -> None:
+            if isinstance(reply, BrokerError):
+                telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
+            else:
+                for index in reply:
+                    self._gone(part[index - 1][0])
+            self._append(further, then)
+            self._answered()
+
+        # Written again after a reconnect: the caller drops what it already has by its seq.
+        self._link.run(scripts.SEND, (self._route,), tuple(args), appended, repeatable=True)
+
+    def _watch(self, replies: str, size: int) -> None:
+        written = self._written.get(replies)
+        if written is None:
+            if len(self._written) > _MOST_WATCHED:
+                self._written.clear()
+            written = self._written[replies] = _Written()
+        written.entries += 1
+        written.bytes += size
+        written.unmeasured += size
+        if written.entries % _MEASURE_EVERY_ENTRIES == 0 or written.unmeasured > _MEASURE_EVERY_BYTES:
+            written.unmeasured = 0
+            average = written.bytes / written.entries
+            self._link.send(("XLEN", replies), lambda length: self._measured(replies, length, average), repeatable=True)
+
+    def _measured(self, replies: str, length: Reply, average: float) -> None:
+        kept = replies.startswith(self._kept_prefix)
+        most = _MOST_KEPT * self._reply_limit if kept else self._reply_limit
+        if not isinstance(length, int) or (length <= most and length * average <= self._reply_bytes):
+            return
+        size = f"{length} entries of {average:.0f} bytes"
+        if kept:
+            self._on_replies_gone(replies, ErrorInfo("tool_error", "output_limit", f"{size} are too much to be kept for later callers"))
+        else:
+            self._on_replies_gone(replies, ErrorInfo("slow_consumer", message=f"the caller leaves {size} unread"))
+
+    def _gone(self, replies: str) -> None:
+        self._written.pop(replies, None)
+        self._on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
+
+    def _still_held(self, stream: RequestStream, batch: Batch) -> Batch:
+        """Without what was lost meanwhile, which may look like ours again as a later delivery of the same entry."""
+        holds = stream.held.get
+        kept = [item for item in batch if holds(item[0].entry) is item[0]]
+        if len(kept) < len(batch):
+            self.lost += len(batch) - len(kept)
+            for delivery, _ in batch:
+                if holds(delivery.entry) is not delivery:
+                    self._freed.pop(delivery.run, None)
+        return kept
+
+    def _finish_after(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
+        """Finish a stream's calls together with, or else after, the frames that were queued before."""
+        parts = _bounded(batch)
+        if not frames or (len(parts) == 1 and _size(frames) + sum([len(frame) for _, frame in batch]) <= _MOST_BYTES):
+            # Parts are of different calls, so they may overtake each other.
+            for part in parts:
+                self._finish(stream, frames, part)
+            return
+        self._append(_sendable(list(frames.items())), lambda: self._finish_after(stream, {}, batch))
+
+    def _finish(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
+        """Finish a batch in one step if the fence proves that all of it is ours, and entry by entry if not."""
+        batch = self._still_held(stream, batch)
+        fence = common_fence([delivery for delivery, _ in batch]) if batch else None
+        if fence is None or self._freed or fence.counter == UNSURE:
+            self._append(_sendable(list(frames.items())), lambda: self._finish_each(stream, batch))
+            return
+        by_replies = {replies: list(waiting) for replies, waiting in frames.items()}
+        for delivery, frame in batch:
+            if delivery.replies:
+                by_replies.setdefault(delivery.replies, []).append(frame)
+        args: list[bytes | str | int] = [stream.consumer, *fence, len(batch)]
+        args.extend([delivery.entry for delivery, _ in batch])
+        for replies, joined in by_replies.items():
+            args += (replies, join_frames(joined))
+        self._in_flight += 1
+
+        def done(reply: Reply) -> None:
+            if isinstance(reply, list) and len(reply) == 2:
+                self._append(_sendable(list(frames.items())), lambda: self._finish_each(stream, batch))
+            else:
+                self._note_sent(frames)
+                self._take_out(stream, batch, reply)
+            self._answered()
+
+        # Safe to write again after a reconnect: what was finished is no longer pending.
+        self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
+
+    def _note_sent(self, frames: Frames) -> None:
+        for replies, sent in frames.items():
+            self.frames_sent += len(sent)
+            self._watch(replies, sum(map(len, sent)))
+
+    def _finish_each(self, stream: RequestStream, batch: Batch) -> None:
+        """Finish a batch of which not everything may be ours any more, or which frees idempotency keys."""
+        batch = self._still_held(stream, batch)
+        if not batch:
+            return
+        by_replies: dict[str, list[bytes | int]] = {}
+        by_key: dict[str, list[bytes | int]] = {}
+        keys = [stream.key, stream.fence]
+        for index, (delivery, frame) in enumerate(batch, 1):
+            if delivery.replies:
+                by_replies.setdefault(delivery.replies, []).extend((index, frame))
+            frees = self._freed.pop(delivery.run, None)
+            if frees is not None:
+                keys += (frees.record, frees.mark)
+                by_key[f"!{len(keys) - 1}"] = [index, frees.call.encode(), index, frees.run.encode()]
+        deliveries = [delivery for delivery, _ in batch]
+        args: list[bytes | str | int] = [stream.consumer, *common_fence(deliveries), len(batch), *entries_of(deliveries)]
+        # Keys come first: looking at one can fail, and then nothing has been written yet.
+        for replies, indexed in (*by_key.items(), *by_replies.items()):
+            args += (replies, len(indexed) // 2)
+            args.extend(indexed)
+        self._in_flight += 1
+
+        def done(reply: Reply) -> None:
+            self._take_out(stream, batch, reply)
+            self._answered()
+
+        self._link.run(scripts.FINISH_EACH, tuple(keys), tuple(args), done, repeatable=True)
+
+    def _take_out(self, stream: RequestStream, batch: Batch, reply: Reply) -> None:
+        held = stream.held
+        for delivery, _ in batch:
+            if held.get(delivery.entry) is delivery:
+                del held[delivery.entry]
+        if isinstance(reply, BrokerError):
+            # The requests stay pending under our name, nobody renews them, and they are recovered.
+            telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
+            return
+        generation, counter, lost, gone, stream.depth = reply
+        stream.fence_is(generation, counter)
+        for index in lost:
+            self.lost += 1
+            self._on_lost(batch[index - 1][0])
+        for key in gone:
+            self._gone(key.decode())
+
+
+def _nothing() -> None:
+    """Go on with nothing."""
+
+
+def _size(frames: Frames) -> int:
+    return sum([len(frame) for waiting in frames.values() for frame in waiting])
+
+
+def _sendable(frames: Part) -> list[Part]:
+    """Parts of bounded size for one script each; large ones are split, in order."""
+    parts: list[Part] = []
+    room = 0
+    for replies, waiting in frames:
+        size = sum(map(len, waiting))
+        if size <= room:
+            parts[-1].append((replies, waiting))
+            room -= size
+            continue
+        for packed in _packed(waiting):
+            parts.append([(replies, packed)])
+            room = _MOST_BYTES - sum(map(len, packed))
+    return parts
+
+
+def _packed(frames: list[bytes]) -> list[list[bytes]]:
+    entries: list[list[bytes]] = [[]]
+    size = 0
+    for frame in frames:
+        if size + len(frame) > _MOST_BYTES and entries[-1]:
+            entries.append([])
+            size = 0
+        entries[-1].append(frame)
+        size += len(frame)
+    return entries
+
+
+def _bounded(batch: Batch) -> list[Batch]:
+    if len(batch) <= _MOST_IDS and sum([len(frame) for _, frame in batch]) <= _MOST_BYTES:
+        return [batch]
+    parts: list[Batch] = [[]]
+    size = 0
+    for item in batch:
+        if parts[-1] and (len(parts[-1]) == _MOST_IDS or size + len(item[1]) > _MOST_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append(item)
+        size += len(item[1])
+    return parts

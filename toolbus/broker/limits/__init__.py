@@ -1,0 +1,1 @@
+"""Count rates, quotas and usage for all processes together."""

@@ -1,0 +1,1 @@
+"""Publish requests: flushes, idempotency keys, and cancellation of what was published."""

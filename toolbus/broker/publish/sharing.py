@@ -1,0 +1,208 @@
+"""Calls that carry an idempotency key, from the agent's side.
+
+Such a call is published once, and answered in a stream of its own that outlives its agent. Whoever
+calls with the same key meanwhile, or within the retention, reads that stream from its start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from toolbus.broker import scripts
+from toolbus.broker.keys import Keys
+from toolbus.broker.protocols import Fate, Sender, Verdict
+from toolbus.broker.publish.publisher import ABSENT, failure, fate_of
+from toolbus.broker.reading import identifier, integer, skip, text
+from toolbus.broker.transport.command import Reply
+from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.mastership import Mastership
+from toolbus.envelope import NOT_BEGUN, Frame, Request, share_digest, work_digest
+from toolbus.results import BrokerError, EnvelopeError
+
+_MOST_KEPT = 10_000
+
+
+class _Followed:
+    """A shared call's stream, and this process's callers of it; newcomers wait for a read that begins at its start."""
+
+    __slots__ = ("call", "callers", "newcomers", "position")
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+        self.position: bytes = b"0"
+        self.callers: list[str] = []
+        self.newcomers: list[str] = []
+
+
+class SharedCalls:
+    """Publishes, joins and leaves shared calls, and knows which streams are to be read for them.
+
+    Args:
+        retention: seconds that an answer is kept beyond the call's timeout.
+        wake: makes a waiting read of the replies return, so that the next one reads the new stream too.
+        mastership: what it does not admit is kept, and ``release`` publishes it.
+    """
+
+    def __init__(self, link: Link, keys: Keys, agent: str, retention: float, wake: Callable[[], None], mastership: Mastership) -> None:
+        self._link = link
+        self._mastership = mastership
+        self._kept: dict[str, Callable[[], None]] = {}
+        self._keys = keys
+        self._agent = agent
+        self._retention = retention
+        self._wake = wake
+        self._followed: dict[bytes, _Followed] = {}
+        self._joined: dict[str, Callable[[str], None]] = {}
+        self._stream_of: dict[str, bytes] = {}
+
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, document: bytes, sender: Sender, left: str = "") -> None:
+        """Publish a call, or join the one that its key stands for; ``left`` is one that it had joined and that never began."""
+        once = request.effect == "once"
+        if not self._mastership.admits(once=once):
+            if len(self._kept) >= _MOST_KEPT:
+                sender.settle(Verdict("failed", message=f"{_MOST_KEPT} calls already wait for a server that is surely the master"))
+                return
+            self._kept[request.id] = lambda: self.publish(request, queue, limit, deadline, document, sender, left)
+            return
+        server = self._link.server
+
+        def again(left: str) -> None:
+            self.publish(request, queue, limit, deadline, document, sender, left)
+
+        def done(reply: Reply) -> None:
+            try:
+                verdict = failure(reply) if isinstance(reply, BrokerError) else self._verdict(request.id, reply, left, again)
+            except EnvelopeError as error:
+                skip(record, error)
+                verdict = Verdict("unknown", message=f"the record of the idempotency key can't be read: {error}")
+            sender.settle(verdict)
+            if sender.done:
+                self.forget(request.id)
+
+        record = self._keys.shared(share_digest(request))
+        self._link.run(
+            scripts.SHARE,
+            (record, self._keys.queue(queue), self._keys.call(request.id)),
+            (
+                request.id,
+                work_digest(request),
+                self._agent,
+                limit,
+                max(1, int((deadline - time.monotonic()) * 1000)),
+                document,
+                int(self._retention * 1000),
+                server.run_id if once and server is not None else "",
+                self._keys.prefix,
+            ),
+            done,
+            repeatable=True,
+            same_server=once,
+        )
+
+    def _verdict(self, call: str, reply: Reply, left: str, again: Callable[[str], None]) -> Verdict:
+        """Return what became of a publication, and follow the call that it stands for; raises EnvelopeError."""
+        if reply[0] in {b"queued", b"joined"}:
+            entry = text(reply[1])
+            runs = identifier(reply[2]) if reply[0] == b"joined" else call
+            if runs not in {call, left}:
+                self._joined[call] = again
+            self._follow(call, runs)
+            return Verdict("queued", entry=entry)
+        if reply[0] == b"conflict":
+            return Verdict("conflict")
+        return ABSENT if reply[0] == b"absent" else Verdict("full", depth=integer(reply[1]))
+
+    def release(self) -> None:
+        """Publish what was kept, or keep it again."""
+        kept, self._kept = self._kept, {}
+        for publish in kept.values():
+            publish()
+
+    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None, waited: float) -> None:
+        """Stop waiting for a shared call; it is cancelled when nobody else waits for it."""
+        if self._kept.pop(request.id, None) is not None:
+            if on_fate is not None:
+                on_fate("removed")
+            return
+
+        def done(reply: Reply) -> None:
+            fate = fate_of(request.id, reply)
+            if on_fate is not None:
+                on_fate(fate)
+
+        stream = self._stream_of.get(request.id)
+        runs = self._followed[stream].call if stream is not None else request.id
+        keys = (self._keys.shared(share_digest(request)), self._keys.queue(queue), self._keys.cancelled(queue))
+        left = max(1, int((request.timeout + waited) * 1000))
+        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix, int(request.effect == "once"))
+        self._link.run(scripts.LEAVE, keys, args, done, repeatable=True)
+
+    def forget(self, call: str) -> None:
+        """Stop reading for a caller whose call has ended."""
+        self._joined.pop(call, None)
+        self._kept.pop(call, None)
+        stream = self._stream_of.pop(call, None)
+        if stream is not None:
+            followed = self._followed[stream]
+            (followed.callers if call in followed.callers else followed.newcomers).remove(call)
+            if not (followed.callers or followed.newcomers):
+                del self._followed[stream]
+
+    def positions(self) -> list[tuple[bytes, bytes]]:
+        """The streams of the read that begins now, each with the entry to read after.
+
+        Who came since the last one needs it all, and the others drop what they have by its seq. What a read brings that had begun
+        before is not for newcomers: it is a middle.
+        """
+        for followed in self._followed.values():
+            if followed.newcomers:
+                followed.callers += followed.newcomers
+                followed.newcomers = []
+                followed.position = b"0"
+        return [(stream, followed.position) for stream, followed in self._followed.items()]
+
+    def passed(self, stream: bytes, position: bytes) -> None:
+        """Take note of how far a stream has been read."""
+        followed = self._followed.get(stream)
+        if followed is not None:
+            followed.position = position
+
+    def addressed(self, stream: bytes, frames: list[Frame]) -> list[Frame]:
+        """The frames of a shared stream, once for each of this process's callers."""
+        followed = self._followed.get(stream)
+        if followed is None:
+            return []
+        mine = [frame for frame in frames if frame.id == followed.call]
+        if mine and _was_left(mine[-1]):
+            self._begin_anew(followed)
+        return [_readdressed(frame, caller) for caller in followed.callers for frame in mine]
+
+    def _begin_anew(self, followed: _Followed) -> None:
+        """Publish again for who joined a call that its callers had left: it ended before it began, and its key is free."""
+        for caller in [*followed.callers, *followed.newcomers]:
+            again = self._joined.get(caller)
+            if again is not None:
+                self.forget(caller)
+                again(followed.call)
+
+    def _follow(self, call: str, runs: str) -> None:
+        stream = self._keys.call(runs).encode()
+        followed = self._followed.get(stream)
+        if followed is None:
+            followed = self._followed[stream] = _Followed(runs)
+        followed.newcomers.append(call)
+        self._stream_of[call] = stream
+        self._wake()
+
+
+def _was_left(frame: Frame) -> bool:
+    """Whether a call ended because nobody waited for it, before it began. Later attempts are not taken for the first of a new call."""
+    error = frame.error
+    return error is not None and frame.end_of_stream and frame.attempt == 1 and (error.type, error.code) == ("cancelled", NOT_BEGUN)
+
+
+def _readdressed(frame: Frame, call: str) -> Frame:
+    return frame if frame.id == call else msgspec.structs.replace(frame, id=call)

@@ -1,0 +1,57 @@
+"""Keys that serve nobody: one of a wrong type makes every command fail that names it, and a group beyond its stream gets nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from toolbus import telemetry
+from toolbus.broker import scripts
+from toolbus.broker.transport.link import Link
+from toolbus.results import BrokerError
+
+_PAUSE = 1.0
+
+
+class Mender:
+    """Deletes keys of a wrong type, which their owner makes anew, and sets groups back that stand beyond their stream's newest entry.
+
+    Args:
+        types: the keys that this process uses, and the type of each as ``TYPE`` names it.
+        on_mended: called after keys were deleted.
+    """
+
+    def __init__(self, link: Link, types: Callable[[], Mapping[str, str]], on_mended: Callable[[], None]) -> None:
+        self._link = link
+        self._types = types
+        self._on_mended = on_mended
+        self._wanted = asyncio.Event()
+
+    def nudge(self) -> None:
+        """Look at the keys soon."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Look whenever ``nudge`` was called, once a second at most, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                if await self._mend():
+                    self._on_mended()
+            except BrokerError as error:
+                telemetry.log.warning("upkeep.failed", error=str(error))
+            await asyncio.sleep(_PAUSE)
+
+    async def _mend(self) -> bool:
+        types = dict(self._types())
+        wrong = await self._link.execute_script(scripts.MEND, tuple(types), tuple(types.values()), repeatable=True)
+        keys, deleted = list(types), False
+        for index, found in zip(wrong[::2], wrong[1::2], strict=True):
+            key = keys[index - 1]
+            if found == b"group":
+                telemetry.log.error("key.group_moved", key=key)
+            else:
+                deleted = True
+                telemetry.log.error("key.wrong_type", key=key, found=found.decode(), wanted=types[key])
+        return deleted

@@ -1,0 +1,1 @@
+"""Publish services and static descriptors, and follow what others publish."""

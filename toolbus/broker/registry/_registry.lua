@@ -1,0 +1,144 @@
+-- The registry's tables and its change log.
+-- It needs _append before it. Every registry script has KEYS: 1 services, 2 names, 3 meta, 4 items, 5 live, 6 log, and from 7 four for
+-- each service that it is about: its instances, request stream, fence and cancelled calls
+-- and ARGV: 1 key prefix, 2 unique token, 3 TTL of the tables (ms), 4 cooldown of a name (ms)
+local services, names, meta, items, live, changes = unpack(KEYS)
+local prefix, token, ttl, cooldown = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local written = 0
+
+-- Tables live as long as somebody uses them. One from which the last field was taken is gone, and where a cluster moves the slot that is
+-- an error.
+local function keep(tables)
+  for _, key in ipairs(tables) do redis.pcall('PEXPIRE', key, ttl) end
+end
+
+-- Each change names the token of the one before it, so that a reader notices a gap.
+local function record(op, key, document)
+  local before = redis.call('HGET', meta, 'token') or ''
+  written = written + 1
+  local mine = token .. '.' .. written
+  append(changes, 'MAXLEN', '~', 2048, '*', 'op', op, 'key', key, 'doc', document, 'token', mine, 'prev', before)
+  redis.call('HSET', meta, 'token', mine)
+  keep({services, names, meta, live, changes})
+end
+
+-- A name's record is owner, service, and the end of its cooldown (0 while it is held).
+local function holder(field)
+  local found = redis.call('HGET', names, field)
+  if not found then return nil end
+  local owner, service, free_at = found:match('^(.-)\n(.-)\n(%d+)$')
+  return owner, service, tonumber(free_at)
+end
+
+local function hold(field, owner, service) redis.call('HSET', names, field, owner .. '\n' .. service .. '\n0') end
+
+local function release(field, owner, service)
+  local _, held_for, free_at = holder(field)
+  if held_for == service and free_at == 0 then
+    redis.call('HSET', names, field, owner .. '\n' .. service .. '\n' .. string.format('%.0f', now + cooldown))
+  end
+end
+
+-- The keys of the service that stands at a position among those that the script is about.
+local function keys_of(position)
+  local first = 3 + 4 * position
+  return {instances = KEYS[first], queue = KEYS[first + 1], fence = KEYS[first + 2], cancelled = KEYS[first + 3]}
+end
+
+-- Make the newest start's publication the current one; forget publications that nobody serves any more.
+local function settle(service, own)
+  local key = own.instances
+  local all = redis.call('HGETALL', key)
+  local fields, served, newest, current = {}, {}, -1, nil
+  for i = 1, #all, 2 do fields[all[i]] = all[i + 1] end
+  for field, value in pairs(fields) do
+    if field:sub(1, 2) == 'i:' then
+      local start, digest = value:match('^(%d+):(.*)$')
+      if digest and fields['d:' .. digest] then
+        served[digest] = true
+        if tonumber(start) > newest then newest, current = tonumber(start), digest end
+      else
+        -- Its worker registers again when it next looks.
+        redis.call('HDEL', key, field)
+      end
+    end
+  end
+
+  -- A service that scales to zero stays listed, and keeps its names, while no worker runs.
+  local sleeps = fields.scale_to_zero == '1'
+  local kept = {}
+  for digest in pairs(served) do
+    for name in (fields['n:' .. digest] or ''):gmatch('[^\n]+') do kept[name] = true end
+  end
+  for field, value in pairs(fields) do
+    local digest = field:match('^n:(.*)$')
+    if digest and not served[digest] and (current or not sleeps) then
+      for name in value:gmatch('[^\n]+') do
+        if not kept[name] then release('t:' .. name, fields.owner or '', service) end
+      end
+      redis.call('HDEL', key, 'n:' .. digest, 'd:' .. digest)
+    end
+  end
+
+  local before = redis.call('HGET', services, service)
+  if current then
+    local value = '+' .. fields['d:' .. current]
+    redis.call('HSET', key, 'current', current)
+    redis.call('PEXPIRE', key, ttl)
+    if before ~= value then
+      redis.call('HSET', services, service, value)
+      record('up', service, fields['d:' .. current])
+    end
+    return
+  end
+
+  if sleeps and fields['d:' .. (fields.current or '')] then
+    local value = '-' .. fields['d:' .. fields.current]
+    if before ~= value then
+      redis.call('HSET', services, service, value)
+      record('down', service, fields['d:' .. fields.current])
+    end
+    return
+  end
+  release('s:' .. service, fields.owner or '', service)
+  release('q:' .. (fields.queue or service), fields.owner or '', service)
+  redis.call('DEL', key)
+  if redis.call('HDEL', services, service) == 1 then record('gone', service, '') end
+  if redis.call('XLEN', own.queue) == 0 then
+    redis.call('DEL', own.queue, own.fence, own.cancelled)
+  else
+    -- Draining workers keep it alive with their beats; what nobody takes within an hour is past its use.
+    redis.call('PEXPIRE', own.queue, 3600000)
+    redis.call('PEXPIRE', own.fence, 3600000)
+  end
+end
+
+-- Take instances out: one for each service of KEYS, as service/instance, or false for none. Returns those that are out.
+local function strike_off(members)
+  local found, out = {}, {}
+  for position, member in ipairs(members) do
+    local service, instance = (member or ''):match('^(.-)/(.*)$')
+    if member and not service then
+      -- No instance has such a name.
+      out[#out + 1] = member
+    elseif member then
+      local own, field = keys_of(position), 'i:' .. instance
+      local queue = redis.call('HGET', own.instances, 'queue') or service
+      -- A service that takes from another stream since its keys were looked up is left for the next time.
+      if prefix .. 'q:' .. queue == own.queue then
+        out[#out + 1] = member
+        if redis.call('HEXISTS', own.instances, field) == 1 then found[#found + 1] = {service, own, field} end
+      end
+    end
+  end
+  -- The instances of one service go together, since with its last one its keys go.
+  local settled = {}
+  for _, each in ipairs(found) do redis.call('HDEL', each[2].instances, each[3]) end
+  for _, each in ipairs(found) do
+    if not settled[each[1]] then settle(each[1], each[2]) end
+    settled[each[1]] = true
+  end
+  return out
+end

@@ -1,0 +1,27 @@
+-- include finish/_append
+-- include registry/_registry
+-- Put or delete a static descriptor or a toolkit preset.
+-- ARGV (after the common four): 5 key ("tool/x", "tool-service/x", "toolkit/x"), 6 document or "" to delete, 7 owner of the key or ""
+-- Returns {"ok", how many changed} or {"refused", owner}
+local field = ARGV[5]:gsub('^tool%-service/', 's:'):gsub('^tool/', 't:'):gsub('^toolkit/', 'k:')
+if ARGV[7] ~= '' then
+  local mine = holder(field)
+  if mine and mine ~= ARGV[7] then return {'refused', mine} end
+  if ARGV[6] ~= '' then
+    hold(field, ARGV[7], '')
+    redis.call('HSET', items, ARGV[5], ARGV[6])
+    record('item', ARGV[5], ARGV[6])
+    return {'ok', 1}
+  end
+end
+if ARGV[6] == '' then
+  local removed = redis.call('HDEL', items, ARGV[5])
+  if field:sub(1, 2) == 'k:' then redis.call('HDEL', names, field) end
+  if removed == 1 then record('item', ARGV[5], '') end
+  return {'ok', removed}
+end
+local owner, _, free_at = holder(field)
+if owner and (free_at == 0 or now < free_at) then return {'refused', owner} end
+redis.call('HSET', items, ARGV[5], ARGV[6])
+record('item', ARGV[5], ARGV[6])
+return {'ok', 1}

@@ -1,0 +1,263 @@
+"""The registry: who serves what, kept in tables, announced in a change log.
+
+Tables are the truth. The log carries each change with the token of the one before it, so a
+reader that misses one notices and loads a fresh snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker import scripts
+from toolbus.broker.keys import Keys
+from toolbus.broker.lease.clock import ServerClock
+from toolbus.broker.protocols import AgentListener, ServiceRecord
+from toolbus.broker.reading import shown, skip, text, uses_up
+from toolbus.broker.registry.publications import read_record
+from toolbus.broker.scripts import Script
+from toolbus.broker.transport.command import ReplyError
+from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.replication import Replication
+from toolbus.broker.transport.replies import fields_of, scan_hash
+from toolbus.descriptors import Publication
+from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused
+from toolbus.settings import Settings
+
+TTL = 30 * 86_400
+"""Seconds that the tables outlive the last process that beats or sweeps; static descriptors stay for good."""
+
+_SWEEP_LIMIT = 64
+
+
+class Registration(NamedTuple):
+    """What the server answered to a registration."""
+
+    start: int
+    generation: bytes
+    counter: bytes
+
+
+class Registry:
+    """Registry operations over one link; what people put there waits for replicas, if there is ``replication``."""
+
+    def __init__(self, link: Link, keys: Keys, settings: Settings, replication: Replication | None = None) -> None:
+        self._link = link
+        self._replication = replication
+        self._keys = keys
+        self._settings = settings
+
+    async def register(self, publication: Publication, instance: str, start: int) -> Registration:
+        """Publish for one instance; ``start`` is an earlier answer's, or 0 at a process start.
+
+        :raises RegistrationRefused: names belong to somebody else; nothing was published.
+        """
+        service = publication.service
+        reply = await self._run(
+            scripts.REGISTER,
+            self._keys_of(service.id, service.queue),
+            service.id,
+            instance,
+            publication.owner,
+            publication.digest,
+            msgspec.json.encode(publication),
+            int(self._settings.lease * 1000),
+            os.urandom(8).hex(),
+            int(service.scale_to_zero),
+            service.queue,
+            start,
+            *(tool.name for tool in publication.tools),
+        )
+        if reply[0] == b"refused":
+            # An owner that can't be read is one all the same.
+            names = {name.decode(): shown(owner) for name, owner in zip(reply[1::2], reply[2::2], strict=True)}
+            listed = ", ".join(f"{name} belongs to {owner!r}" for name, owner in names.items())
+            raise RegistrationRefused(f"not registered as {publication.owner!r}: {listed}", names)
+        return Registration(int(reply[1]), reply[2], reply[3])
+
+    async def unregister(self, members: Iterable[str]) -> None:
+        """Take instances (``service/instance``) out of the registry."""
+        encoded = [member.encode() for member in members]
+        await self._run(scripts.UNREGISTER, await self._keys_of_all(encoded), *encoded)
+
+    async def sweep(self, clock: ServerClock) -> None:
+        """Drop instances whose lease has ended, unless the server's clock is not what ``clock`` expects."""
+        now = int(clock.server_ms())
+        ended = await self._link.execute("ZRANGE", self._keys.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, _SWEEP_LIMIT, repeatable=True)
+        if int(await self._run(scripts.SWEEP, await self._keys_of_all(ended), now, int(self._settings.lease * 1000), *ended)) < 0:
+            clock.hush()
+
+    async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a static descriptor; with an ``owner``, who alone may then change it.
+
+        :raises RegistrationRefused: a service publishes the name, or it is somebody else's.
+        :raises BrokerUnavailable: it is stored, but too few replicas have it.
+        """
+        reply = await self._put(key, document, owner)
+        if reply[0] == b"refused":
+            raise refused(key, shown(reply[1]), owned=bool(owner))
+
+    async def delete_item(self, key: str, owner: str = "") -> bool:
+        """Delete a static descriptor; False when there was none.
+
+        :raises RegistrationRefused: it is somebody else's.
+        :raises BrokerUnavailable: it is deleted, but too few replicas know it.
+        """
+        reply = await self._put(key, "", owner)
+        if reply[0] == b"refused":
+            raise refused(key, shown(reply[1]), owned=True)
+        return int(reply[1]) > 0
+
+    async def transfer(self, key: str) -> bool:
+        """Free a self-published name for another owner; False when nobody held it."""
+        return int(await self._run(scripts.TRANSFER, (), key)) > 0
+
+    def _keys_of(self, service: str, queue: str) -> list[bytes]:
+        keys = self._keys
+        named = keys.instances(service), keys.queue(queue), keys.fence(queue), keys.cancelled(queue)
+        return [key.encode("utf-8", "surrogateescape") for key in named]
+
+    async def _keys_of_all(self, members: Iterable[bytes]) -> list[bytes]:
+        """The keys of each member's service, which a script must name before it runs; members need not be readable."""
+        services = [_read(member.partition(b"/")[0]) for member in members]
+        tables = [self._keys.instances(service).encode("utf-8", "surrogateescape") for service in services]
+        queues = await asyncio.gather(*(self._queue_in(table) for table in tables))
+        found = [self._keys_of(service, _read(queue or b"") or service) for service, queue in zip(services, queues, strict=True)]
+        return [key for keys in found for key in keys]
+
+    async def _queue_in(self, table: bytes) -> bytes | None:
+        try:
+            found: bytes | None = await self._link.execute("HGET", table, "queue", repeatable=True)
+        except ReplyError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            # A service that nobody here serves, whose end would else keep all others from being swept.
+            await self._link.execute_script(scripts.MEND, (table,), ("hash",), repeatable=True)
+            return None
+        return found
+
+    async def _put(self, key: str, document: bytes | str, owner: str) -> Any:
+        if self._replication is None:
+            return await self._run(scripts.ITEM, (), key, document, owner)
+        reply, confirmed = await self._replication.run(scripts.ITEM, *self._call((), key, document, owner))
+        if not confirmed and reply[0] != b"refused":
+            raise BrokerUnavailable(f"{key} is written, but {self._replication.shortage}: a failover may lose it; write it again")
+        return reply
+
+    async def _run(self, script: Script, services: Iterable[bytes], *args: Any) -> Any:
+        # Registering, sweeping and putting the same again changes nothing.
+        return await self._link.execute_script(script, *self._call(services, *args), repeatable=True)
+
+    def _call(self, services: Iterable[bytes], *args: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        keys = self._keys
+        return (
+            (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *services),
+            (keys.prefix, os.urandom(6).hex(), TTL * 1000, int(self._settings.cooldown * 1000), *args),
+        )
+
+
+def _read(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def refused(key: str, owner: str, *, owned: bool) -> RegistrationRefused:
+    """What is raised when a key is somebody else's."""
+    if owned:
+        message = f"{key} belongs to {owner!r}; choose another name, or remove it with `toolbus rm {key}`"
+    else:
+        message = f"{key} is published by {owner!r}; stop that service first, or choose another name"
+    return RegistrationRefused(message, {key: owner})
+
+
+class RegistryFollower:
+    """Keeps a listener up to date: a snapshot, then the log's changes in order.
+
+    ``position`` is the log id to read after. ``apply`` returns False when a change is
+    missing, and then ``load`` must be run again.
+    """
+
+    def __init__(self, link: Link, keys: Keys, listener: AgentListener) -> None:
+        self._link = link
+        self._keys = keys
+        self._listener = listener
+        self._token: bytes | None = None
+        self.position: bytes = b"0"
+
+    async def load(self) -> None:
+        """Load a fresh snapshot, in bounded parts that never block the server for long."""
+        # The position is read first: a change during the scan is read twice rather than missed.
+        newest = await self._link.execute("XREVRANGE", self._keys.log, "+", "-", "COUNT", 1, repeatable=True)
+        if newest and uses_up(newest[0][0]):
+            # What is added to a log that was made anew would stand before our position.
+            skip(self._keys.log, "the id of an entry leaves no room for others; the log is made anew", field=newest[0][0])
+            await self._link.execute("DEL", self._keys.log, repeatable=True)
+            newest = []
+        self.position, self._token = (newest[0][0], fields_of(newest[0][1]).get(b"token")) if newest else (b"0", None)
+        services: dict[str, ServiceRecord] = {}
+        async for name, value in scan_hash(self._link, self._keys.services):
+            try:
+                key = text(name)
+            except EnvelopeError as error:
+                skip(self._keys.services, error, field=name)
+                continue
+            record = _readable(key, value)
+            if record is not None:
+                services[key] = record
+        self._listener.on_registry(services, await read_items(self._link, self._keys))
+
+    def apply(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
+        """Apply log entries; False when one is missing before them."""
+        for entry, flat in entries:
+            fields = fields_of(flat)
+            before = fields.get(b"prev")
+            if uses_up(entry) or (self._token is not None and before != self._token):
+                return False
+            self.position, self._token = entry, fields.get(b"token")
+            try:
+                self._change(fields)
+            except EnvelopeError as error:
+                skip(self._keys.log, error, field=fields.get(b"op", b""))
+        return True
+
+    def _change(self, fields: dict[bytes, bytes]) -> None:
+        op, key = fields.get(b"op", b""), text(fields.get(b"key", b""))
+        said = fields.get(b"doc", b"")
+        if op == b"item":
+            self._listener.on_item(key, said or None)
+        elif op == b"gone":
+            self._listener.on_service(key, None)
+        elif op in {b"up", b"down"}:
+            record = _readable(key, (b"+" if op == b"up" else b"-") + said)
+            if record is not None:
+                self._listener.on_service(key, record)
+
+
+def _readable(service: str, value: bytes) -> ServiceRecord | None:
+    """A service's record, None when it can't be read; what can't be used is logged."""
+    try:
+        record = read_record(value)
+    except DescriptorError as error:
+        telemetry.log.warning("registry.unreadable", service=service, error=str(error))
+        return None
+    for tool in record.refused:
+        telemetry.log.warning("descriptor.invalid", key=f"{service}/{tool.name}", error=tool.reason)
+    return record
+
+
+async def read_items(link: Link, keys: Keys) -> dict[str, bytes]:
+    """Return the static documents by key, without those whose key can't be read.
+
+    :raises BrokerError: the server could not be asked.
+    """
+    items: dict[str, bytes] = {}
+    async for name, value in scan_hash(link, keys.items):
+        try:
+            items[text(name)] = value
+        except EnvelopeError as error:
+            skip(keys.items, error, field=name)
+    return items

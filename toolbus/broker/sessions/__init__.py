@@ -1,0 +1,1 @@
+"""Keep the calls of one session at one worker."""

@@ -1,0 +1,236 @@
+"""Which worker has which session, for services that ask for calls of one session to go to one worker.
+
+The server keeps an owner for each session; this module keeps what this worker knows of its own, so that only the first call
+of a session, or one that came to the wrong worker, is a question to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker import scripts
+from toolbus.broker.keys import Keys
+from toolbus.broker.protocols import Delivery, SessionListener, session_of
+from toolbus.broker.take.requests import Fence, RequestStream
+from toolbus.broker.transport.link import Link
+from toolbus.results import BrokerError
+
+_MOST = 256
+# The owners of sessions begin here among the keys of own.lua.
+_FIRST_OWNER = 6
+# An owner whose lease has ended counts for nothing, so this only bounds how long its keys stay behind.
+_TTL = 3600.0
+_KEEP_EVERY = _TTL / 3
+# Who can't be asked about a session within this time leaves its calls to be taken anew.
+_PATIENCE = 5.0
+
+Pair = tuple[str, str]
+"""User and session."""
+
+
+class Ownership:
+    """The sessions of one worker's sticky services.
+
+    What the server once said holds as long as nobody else could have taken the session: while our lease has never lapsed since.
+
+    Args:
+        lease: seconds.
+        sessions: hears of sessions that are another worker's now.
+    """
+
+    def __init__(self, link: Link, keys: Keys, lease: float, instance: str, sessions: SessionListener) -> None:
+        self._link = link
+        self._keys = keys
+        self._lease = lease
+        self._instance = instance
+        self._sessions = sessions
+        # When the server was last asked about a session and said that it is ours (monotonic).
+        self._owned: dict[RequestStream, dict[Pair, float]] = {}
+        # Since when our lease has been unbroken, and until when it lasts at least.
+        self._since = self._until = 0.0
+        self._gaining = True
+        self._given_up: list[str] = []
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is any service to look after."""
+        return bool(self._owned)
+
+    @property
+    def gaining(self) -> bool:
+        """Whether sessions began here among what was taken last: more of them may be on their way."""
+        return self._gaining and self.serves
+
+    def serve(self, stream: RequestStream) -> None:
+        """Look after the sessions of a service."""
+        stream.sticky = True
+        self._owned[stream] = {}
+
+    # -- the lease --------------------------------------------------------------------------------
+
+    def beaten(self, asked: float, answered: float, *, missing: bool) -> None:
+        """Take in a beat: local monotonic times around it, and whether the registry had lost this worker."""
+        if missing:
+            # Who is not registered has no sessions in the eyes of others.
+            self._since, self._until = float("inf"), 0.0
+            return
+        if answered > self._until:
+            self._since = asked
+        self._until = asked + self._lease
+
+    def doubt(self) -> None:
+        """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
+        self._since = max(self._since, time.monotonic())
+
+    def _certain(self, asked: float) -> bool:
+        return asked >= self._since and time.monotonic() < self._until
+
+    # -- deliveries -------------------------------------------------------------------------------
+
+    async def settle(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """The deliveries that are to run here; the others now wait for the workers that have their sessions."""
+        self._gaining = False
+        for stream, owned in self._owned.items():
+            told: set[str] = set()
+            # Asking takes time, in which what was certain may cease to be.
+            while unsure := [each for each in deliveries if each.queue is stream and self._is_unsure(owned, each, told)][:_MOST]:
+                if not await self._ask(stream, owned, unsure):
+                    return self._without(deliveries, unsure)
+                told |= {delivery.run for delivery in unsure}
+                deliveries = [each for each in deliveries if each.queue is not stream or stream.held.get(each.entry) is each]
+        return deliveries
+
+    def doubts(self, delivery: Delivery) -> bool:
+        """Whether the session of a run that has ended may be another's by now: our lease has lapsed since we were told that it is ours."""
+        pair = session_of(delivery.request)
+        asked = None if pair is None else self._owned[delivery.queue].get(pair)
+        return asked is not None and not self._certain(asked)
+
+    def _is_unsure(self, owned: dict[Pair, float], delivery: Delivery, told: set[str]) -> bool:
+        pair = session_of(delivery.request)
+        if pair is None:
+            return False
+        asked = owned.get(pair)
+        return asked is None or (delivery.run not in told and not self._certain(asked))
+
+    def _without(self, deliveries: list[Delivery], unsure: list[Delivery]) -> list[Delivery]:
+        """Leave deliveries alone that nobody could be asked about: who does not renew them is soon relieved of them."""
+        for delivery in unsure:
+            if delivery.queue.held.get(delivery.entry) is delivery:
+                del delivery.queue.held[delivery.entry]
+        left = {id(delivery) for delivery in unsure}
+        return [delivery for delivery in deliveries if id(delivery) not in left]
+
+    async def _ask(self, stream: RequestStream, owned: dict[Pair, float], deliveries: list[Delivery]) -> bool:
+        """Ask whose the sessions of some deliveries are, and let go of those that are others'; False when nobody answered."""
+        pairs = [(each.request.user, each.request.session) for each in deliveries]
+        asked = time.monotonic()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                verdicts = await self._own(stream, pairs, [(each.entry, each.attempt) for each in deliveries])
+        except (BrokerError, TimeoutError) as error:
+            reason = str(error) or "the server did not answer"
+            telemetry.log.warning("sessions.unsettled", service=stream.service, calls=len(deliveries), error=reason)
+            return False
+        for delivery, pair, verdict in zip(deliveries, pairs, verdicts, strict=True):
+            if verdict == b"lost":
+                stream.lose(delivery)
+            elif verdict == b"moved":
+                if stream.held.get(delivery.entry) is delivery:
+                    del stream.held[delivery.entry]
+                telemetry.log.debug("session.handed_over", service=stream.service, id=delivery.request.id)
+                self._lose(stream, owned, pair)
+            else:
+                self._gain(stream, owned, pair, asked, new=verdict == b"new")
+        return True
+
+    async def _own(self, stream: RequestStream, pairs: Sequence[Pair], entries: Sequence[tuple[bytes, int]]) -> list[bytes]:
+        index: dict[Pair, int] = {}
+        args: list[Any] = []
+        for pair, (entry, attempt) in zip(pairs, entries, strict=True):
+            args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt)
+        known = stream.fence_known
+        common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(_TTL * 1000), stream.wake)
+        owners = (self._key(stream, pair) for pair in index)
+        keys = (stream.key, stream.fence, self._keys.live, self._keys.pulse, self._keys.instances(stream.service), *owners)
+        reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
+        generation, before, after, verdicts = reply
+        if before != after:
+            # What was ours when the script ran and was not handed over by it is ours still.
+            old, new = Fence(generation, before), Fence(generation, after)
+            for delivery in stream.held.values():
+                if delivery.fence == old:
+                    delivery.fence = new
+        stream.fence_is(generation, after)
+        return list(verdicts)
+
+    def _gain(self, stream: RequestStream, owned: dict[Pair, float], pair: Pair, asked: float, *, new: bool) -> None:
+        if new and pair in owned:
+            # Somebody else may have had it meanwhile: what is here of it is not to be trusted.
+            self._sessions.moved(stream.service, *pair)
+        self._gaining = self._gaining or new
+        owned[pair] = asked
+
+    def _lose(self, stream: RequestStream, owned: dict[Pair, float], pair: Pair) -> None:
+        if owned.pop(pair, None) is not None:
+            self._sessions.moved(stream.service, *pair)
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Renew the owners of sessions whose keys have used up a third of their time, a bounded number at once.
+
+        :raises BrokerError: the server can't be asked.
+        """
+        asked = time.monotonic()
+        for stream, owned in self._owned.items():
+            due = [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY][:_MOST]
+            if not due:
+                continue
+            for pair, verdict in zip(due, await self._own(stream, due, [(b"", 0)] * len(due)), strict=True):
+                if verdict == b"moved":
+                    self._lose(stream, owned, pair)
+                elif pair in owned:
+                    self._gain(stream, owned, pair, asked, new=verdict == b"new")
+
+    def release(self, service: str, pair: Pair) -> None:
+        """Give up a session that has ended here. Returns at once; all of one tick go together."""
+        for stream, owned in self._owned.items():
+            if stream.service == service and owned.pop(pair, None) is not None:
+                self._given_up.append(self._key(stream, pair))
+                if len(self._given_up) == 1:
+                    asyncio.get_running_loop().call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        given_up, self._given_up = self._given_up, []
+        for keys in _parts(given_up):
+            self._link.run(scripts.DISOWN, tuple(keys), (self._instance,), _ignore, repeatable=True)
+
+    async def pass_on(self) -> None:
+        """Let anybody take what waits for this worker.
+
+        :raises BrokerError: the server can't be asked.
+        """
+        for stream in self._owned:
+            passed = _MOST
+            while passed == _MOST:
+                args = (self._instance, stream.wake, stream.service, _MOST)
+                passed = await self._link.execute_script(scripts.PASS_ON, (stream.key,), args, repeatable=True)
+
+    def _key(self, stream: RequestStream, pair: Pair) -> str:
+        return self._keys.session(stream.queue, hashlib.blake2b(msgspec.json.encode(pair), digest_size=16).hexdigest())
+
+
+def _parts(keys: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(keys), _MOST):
+        yield keys[start : start + _MOST]
+
+
+_ignore: Callable[[Any], None] = lambda _reply: None  # noqa: E731 - keys that stay have a TTL

@@ -1,0 +1,34 @@
+-- Whether entries still belong to a consumer. The counter is bumped by every script that moves an
+-- entry away from it and the generation changes with the group, so equal values prove that nothing moved.
+local function fence_state(fence, consumer)
+  local state = redis.call('HMGET', fence, 'generation', 'c:' .. consumer)
+  return state[1] or '', state[2] or ''
+end
+
+-- Say that entries were moved away from a consumer. A counter that is new begins with the time, so that it repeats no earlier one.
+local function bump_fence(fence, consumer)
+  local time = redis.call('TIME')
+  redis.call('HSETNX', fence, 'c:' .. consumer, string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+  local bumped = redis.pcall('HINCRBY', fence, 'c:' .. consumer, 1)
+  -- What is no number, or the last one, equals no counter that anybody knows once it is the time again.
+  if type(bumped) == 'table' then redis.call('HSET', fence, 'c:' .. consumer, string.format('%.0f', time[1] * 1000 + 1)) end
+end
+
+-- A consumer without a counter was forgotten: whatever it knows, it may have lost everything since.
+local function is_unmoved(generation, counter, known_generation, known_counter)
+  return counter ~= '' and counter == known_counter and generation == known_generation
+end
+
+-- An entry taken under another generation, or after others had it, may look pending again under the same name: it is a new delivery.
+local function still_owned(queue, consumer, id, attempt, same_generation)
+  if not same_generation then return false end
+  local pending = redis.pcall('XPENDING', queue, 'g', id, id, 1, consumer)
+  return pending.err == nil and #pending > 0 and pending[1][4] == tonumber(attempt)
+end
+
+-- Whether one entry, in its attempt of that number, is still the consumer's.
+local function owns(queue, fence, consumer, known_generation, known_counter, id, attempt)
+  local generation, counter = fence_state(fence, consumer)
+  return is_unmoved(generation, counter, known_generation, known_counter)
+    or still_owned(queue, consumer, id, attempt, generation == known_generation)
+end

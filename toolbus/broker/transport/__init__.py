@@ -1,0 +1,1 @@
+"""Carry commands to the server: connections, discovery, the wire, and links that come back."""

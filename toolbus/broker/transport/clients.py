@@ -1,0 +1,71 @@
+"""The one place that makes redis-py's connections and clients. None of them tries anything again: that is for their users to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+import redis.asyncio as aredis
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
+from redis.retry import Retry
+
+CONNECT_TIMEOUT = 3.0
+"""Seconds for a TCP connection and its TLS handshake, one lost packet included."""
+
+_SYNCHRONOUS: dict[Any, Any] = {
+    aredis.Connection: redis.Connection,
+    aredis.SSLConnection: redis.SSLConnection,
+    aredis.UnixDomainSocketConnection: redis.UnixDomainSocketConnection,
+}
+
+
+def connection(options: Mapping[str, Any]) -> Any:
+    """An asynchronous connection that is not yet open; its reads are bounded by whoever reads."""
+    kind, given = _given({"socket_timeout": None, **options})
+    return kind(**given)
+
+
+def client(options: Mapping[str, Any], timeout: float) -> redis.Redis:
+    """A synchronous client with one connection; each connect and each answer may take ``timeout`` seconds."""
+    bounds = {"socket_timeout": timeout, "socket_connect_timeout": min(timeout, CONNECT_TIMEOUT)}
+    kind, given = _given({**options, **bounds})
+    pool = redis.ConnectionPool(connection_class=_SYNCHRONOUS[kind], **given)
+    # One connection that stays with it: whoever waits for an answer can be woken by its end.
+    made = redis.Redis(connection_pool=pool, retry=given["retry"], single_connection_client=True)
+    made.auto_close_connection_pool = True
+    return made
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Look whether connections can be made of these options.
+
+    :raises TypeError: one of them is unknown.
+    """
+    kind, given = _given(options)
+    kind(**given)
+    _SYNCHRONOUS[kind](**given)
+
+
+def encrypted(options: Mapping[str, Any]) -> bool:
+    """Whether connections of these options speak TLS."""
+    return options.get("connection_class") is aredis.SSLConnection
+
+
+def _given(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    given = {
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        "protocol": 3,
+        **options,
+        # A blind retry would publish twice, and ten of them at one node keep everybody waiting for the others.
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+    }
+    kind = given.pop("connection_class", aredis.Connection)
+    if kind is aredis.SSLConnection:
+        # Without one, OpenSSL asks at the terminal for the password of a key, and everything waits.
+        given.setdefault("ssl_password", "")
+    return kind, given

@@ -1,0 +1,239 @@
+"""From a URL to connections: redis-py opens, authenticates and speaks TLS; here its errors become ours."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from toolbus.broker import scripts
+from toolbus.broker.keys import Keys
+from toolbus.broker.reading import integer
+from toolbus.broker.transport import clients
+from toolbus.broker.transport.discovery import At, Discovery, Fixed, InCluster, Node, speaks_tls
+from toolbus.broker.transport.replies import info_fields
+from toolbus.broker.transport.sentinels import BySentinel
+from toolbus.broker.transport.tls import Files, explain, unreadable
+from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError, EnvelopeError, UnsupportedServer
+from toolbus.settings import PREFIX, Settings
+
+BLOCK = 2.0
+"""Seconds that a blocking read waits at the server; read timeouts allow for it."""
+
+_READ_TIMEOUT = BLOCK + 5.0
+# Connecting, authenticating and loading the scripts, all in all. A server that hangs is waited for, unless another may take its place.
+_OPEN_TIMEOUT, _OPEN_TIMEOUT_FOUND = 7.0, 3.0
+_PASSWORD = re.compile(r"(://[^/@:]*):.*@|(\w*password=)[^&]*")
+_CUT = re.compile(r"Connection closed by server|Error while reading from|while writing to socket")
+_SPEAKS_TLS = "if the server speaks TLS at this port, write rediss:// for redis://"
+_UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+class ServerInfo:
+    """What a server says of itself when a connection opens; ``node`` is where it was found, if it was looked for."""
+
+    __slots__ = ("client_id", "name", "node", "run_id", "version")
+
+    def __init__(self, name: str, version: str, run_id: str, client_id: int, node: Node | None = None) -> None:
+        self.name = name
+        self.version = version
+        self.run_id = run_id
+        self.client_id = client_id
+        self.node = node
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+class Connector:
+    """Opens connections for one URL and namespace, wherever the server is at that time.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://``, or the first two with ``+sentinel`` or ``+cluster``.
+        key: any key of the namespace, which names its slot in a cluster.
+        password_file: a file that holds the password; read at every connect, so that a rotated one is found.
+        files: the certificates, read at every connect as well.
+
+    :raises ConfigurationError: the URL can't be understood.
+    """
+
+    def __init__(self, url: str, *, key: str = "", password_file: str = "", files: Files | None = None) -> None:
+        self.display = redact(url)
+        self._password_file = password_file
+        self._reached = False
+        try:
+            self._tls = speaks_tls(url)
+            self._discovery = self._discover(url, key, (files or Files()).options(self._tls))
+            _check(self._discovery.options)
+        except (ValueError, redis.RedisError) as error:
+            raise ConfigurationError(f"the URL {self.display!r} is wrong: {error}") from None
+
+    def _discover(self, url: str, key: str, tls: Mapping[str, str]) -> Discovery:
+        parts = urlsplit(url)
+        if parts.scheme.endswith("+sentinel"):
+            return BySentinel(parts, tls)
+        if parts.scheme.endswith("+cluster"):
+            return InCluster(parts, key, self._password, tls)
+        return Fixed(url, tls)
+
+    @property
+    def discovery(self) -> Discovery:
+        """What finds the server."""
+        return self._discovery
+
+    @classmethod
+    def of(cls, settings: Settings) -> Connector:
+        """The connector of a process with these settings."""
+        return cls(settings.url, key=Keys(settings.namespace).live, password_file=settings.password_file, files=Files.of(settings))
+
+    async def connect(self) -> tuple[Any, ServerInfo]:
+        """An open, authenticated connection to a master with every script loaded, and what the server is.
+
+        :raises BrokerUnavailable: it can't be reached, or is a replica now.
+        :raises BrokerError: it refuses us.
+        :raises UnsupportedServer: it is too old.
+        """
+        return await self._open(await self.find())
+
+    async def find(self) -> Node | None:
+        """Where the server is now, or None when the URL says it.
+
+        :raises BrokerUnavailable: nobody could say.
+        """
+        with self.errors():
+            fixed = isinstance(self._discovery, (Fixed, At))
+            return self._discovery.find() if fixed else await asyncio.to_thread(self._discovery.find)
+
+    def at(self, node: Node) -> Connector:
+        """The same for one node of the cluster."""
+        other = copy.copy(self)
+        other.display = f"{node.host}:{node.port}"
+        other._discovery = At(node, self._discovery.options)
+        return other
+
+    def told(self, node: Node) -> None:
+        """Take a server's word that another one serves the namespace now."""
+        self._discovery.told(node)
+
+    async def _open(self, node: Node | None) -> tuple[Any, ServerInfo]:
+        with self.errors():
+            connection = clients.connection(self._options(node))
+            try:
+                # Not redis-py's own timeout: it waits by `asyncio.wait_for`, which loses cancellations in Python 3.11.
+                async with asyncio.timeout(_OPEN_TIMEOUT if node is None else _OPEN_TIMEOUT_FOUND):
+                    await connection.connect()
+                    server = await _greet(connection.send_command, connection.read_response)
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            server.node = node
+            self._reached = True
+            return connection, server
+
+    def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
+        """A synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
+
+        :raises redis.RedisError: nobody could say where the server is.
+        """
+        return clients.client(self._options(self._discovery.find()), timeout)
+
+    def _options(self, node: Node | None) -> dict[str, Any]:
+        options = dict(self._discovery.options)
+        if node is not None:
+            options |= node._asdict()
+        password = self._password()
+        if password is not None:
+            options["password"] = password
+        return options
+
+    def _password(self) -> str | None:
+        if not self._password_file:
+            return None
+        try:
+            return Path(self._password_file).read_text("utf-8").strip()
+        except OSError as error:
+            raise redis.AuthenticationError(f"the password file can't be read: {error}") from None
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn redis-py's exceptions into ours, naming the server and what to do."""
+        try:
+            yield
+        except (redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError) as error:
+            raise BrokerError(f"{self.display} refused the user or password: {error}") from None
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            reason = (str(error) or type(error).__name__).rstrip(".")
+            if self._tls and (refusal := unreadable(self._discovery.options) or explain(reason)):
+                raise BrokerError(f"{self.display}: {refusal}") from None
+            raise BrokerUnavailable(f"can't reach {self.display}: {reason}; {self._advice(reason)}") from None
+        except redis.ResponseError as error:
+            text = str(error)
+            if text.startswith(("WRONGPASS", "NOAUTH", "NOPERM")):
+                raise BrokerError(f"{self.display} refused the user or password: {text}") from None
+            raise BrokerError(f"{self.display}: {text}") from None
+        except redis.InvalidResponse as error:
+            raise BrokerError(f"{self.display} does not answer as a Redis server does ({error}); {_SPEAKS_TLS}") from None
+        except EnvelopeError as error:
+            raise BrokerError(f"{self.display} does not answer as a Redis server does: {error}") from None
+        except redis.RedisError as error:
+            raise BrokerError(f"{self.display}: {error}") from None
+
+    def _advice(self, reason: str) -> str:
+        """What to do about a server that can't be reached."""
+        late, cut = reason.startswith("Timeout"), _CUT.search(reason)
+        # What has answered once speaks the right protocol.
+        if self._reached or not (cut or (late and self._tls)):
+            return f"start a server with `toolbus dev`, or set {PREFIX}URL"
+        if late:
+            return "if the server does not speak TLS at this port, write redis:// for rediss://"
+        if self._tls:
+            return f"if the server wants a client certificate, set {PREFIX}TLS_CERT and {PREFIX}TLS_KEY to one that it trusts"
+        return _SPEAKS_TLS
+
+
+def redact(url: str) -> str:
+    """The URL without its passwords, fit for logs."""
+    return _PASSWORD.sub(lambda found: f"{found[2]}***" if found[2] else f"{found[1]}:***@", url)
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Find parameters of a URL that no connection would take."""
+    try:
+        clients.check(options)
+    except TypeError as error:
+        unknown = _UNKNOWN.search(str(error))
+        if unknown is None:
+            raise ValueError(str(error)) from None
+        why = "needs rediss://" if unknown[1].startswith("ssl_") and not clients.encrypted(options) else "is unknown"
+        raise ValueError(f"its parameter {unknown[1]!r} {why}") from None
+
+
+async def _greet(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]]) -> ServerInfo:
+    await send("INFO", "server")
+    fields = info_fields(await read())
+    await send("INFO", "replication")
+    fields |= info_fields(await read())
+    name = "Valkey" if "valkey_version" in fields else "Redis"
+    version = fields.get("valkey_version") or fields.get("redis_version", "unknown")
+    major = version.split(".", 1)[0]
+    if major.isdigit() and int(major[:9]) < 7:
+        raise UnsupportedServer(f"the server is {name} {version}; toolbus needs Redis 7.0 or Valkey 7.2, or newer")
+    if fields.get("role", "master") != "master":
+        raise redis.ConnectionError(f"it is a read-only replica of {fields.get('master_host')}:{fields.get('master_port')}")
+    # The scripts are the real probe: whatever lacks their flags or commands can't serve.
+    for script in scripts.ALL:
+        await send("SCRIPT", "LOAD", script.source)
+    for script in scripts.ALL:
+        try:
+            await read()
+        except redis.ResponseError as error:
+            raise UnsupportedServer(f"the server is {name} {version} and can't load the script {script.name!r}: {error}") from None
+    await send("CLIENT", "ID")
+    return ServerInfo(name, version, fields.get("run_id", ""), integer(await read(), most=2**63))

@@ -1,0 +1,399 @@
+"""``Link``: a connection to the server that comes back when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from toolbus import telemetry
+from toolbus.broker.scripts import Script, with_source
+from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, Reply, ReplyError, WrongTypeError, answer
+from toolbus.broker.transport.connection import BLOCK, Connector
+from toolbus.broker.transport.discovery import Node
+from toolbus.broker.transport.redirect import Side
+from toolbus.broker.transport.wire import SUBSCRIBING, Wire, pack
+
+_STALLED = BLOCK + 5.0
+_SOON_AFTER = 0.03
+# A connection that refuses commands again within so many seconds of its opening is no progress.
+_SETTLED = 5.0
+_BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
+_CLOSING = 1.0
+
+
+class LinkStatistics(NamedTuple):
+    """Counts of one link since it was made; ``unsent`` and ``unanswered`` are current."""
+
+    connects: int
+    commands: int
+    writes: int
+    unsent: int
+    unanswered: int
+
+
+class Refused(NamedTuple):
+    """A command that was not carried out and is to be sent again: after a moment if ``soon``, or to ``node`` while the slot moves."""
+
+    command: Command
+    soon: bool = False
+    node: Node | None = None
+
+
+class Link(Wire):
+    """One connection to the server, reconnecting with jittered backoff.
+
+    A command that was sent with ``repeatable=True`` is written again after a reconnect,
+    in order; one that was not is answered with ``BrokerUnavailable``, because it may have been carried out. With
+    ``same_server=True`` as well it is written again only to the process it was written to before:
+    another one (a restart, a failover) may have forgotten what the first one did. A command that the
+    server refused to carry out because it is a replica, loading, or not in charge of the slot is
+    written again wherever it is carried out, and a script that the server has forgotten is sent with its source.
+
+    Commands are carried out in the order in which they were sent. After a refusal nothing is written until all that is in flight was
+    answered; then what was refused is sent again one by one, and then the rest. What is in flight behind a refused command may be
+    carried out before it: whoever can't bear that has only one of such commands in flight.
+
+    Args:
+        connector: opens connections.
+        on_push: called with each out-of-band message ``[kind, channel, payload]``.
+        on_up: called after each connect, first one included, with ``restarted`` true when the server is another process.
+        limit: most bytes that wait to be written; more are refused.
+
+    Attributes:
+        on_wrong_type: called when the server has refused a command because a key is not of the type that it should be.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        on_push: Callable[[list[Any]], None] | None = None,
+        on_up: Callable[[bool], None] | None = None,
+        limit: int = 64 * 1024 * 1024,
+    ) -> None:
+        super().__init__(connector, on_push=on_push, limit=limit)
+        self._on_up = on_up
+        self._going: asyncio.Transport | None = None
+        self._disconnected = asyncio.Event()
+        self._channels: set[str] = set()
+        self._lost = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._relocated = asyncio.Event()
+        self._refused: deque[Refused] = deque()
+        # Whether the refused commands are sent again, and whether the first of them waits for its moment or another node.
+        self._repeating = self._waiting = False
+        self._refusals = 0
+        self._leaving = False
+        self._connected_at = 0.0
+        self._delay = _BACKOFF_FIRST
+        self.on_wrong_type: Callable[[], None] | None = None
+        self._sides: dict[Node, Side] = {}
+        self._connects = 0
+
+    def statistics(self) -> LinkStatistics:
+        """Counts of this link."""
+        return LinkStatistics(self._connects, self._commands, self._writes, len(self._refused) + len(self._unsent), len(self._unanswered))
+
+    async def connect(self) -> None:
+        """Open the first connection.
+
+        :raises BrokerUnavailable: the server can't be reached.
+        :raises BrokerError: it refuses us.
+        """
+        connection, server = await self._connector.connect()
+        restarted = self.server is not None and self.server.run_id != server.run_id
+        self.server = server
+        self._lost.clear()
+        self._disconnected.clear()
+        self._take_over(connection)
+        self._connects += 1
+        self._leaving = False
+        self._connected_at = self._loop.time()
+        # What was written to the old connection and may be repeated goes first, then what never left.
+        again = list(self._unanswered)
+        self._unanswered.clear()
+        for channel in sorted(self._channels):
+            self._subscribe(channel)
+        self._write_again([command for command in again if not (restarted and command.same_server)])
+        if restarted:
+            self._answer_lost([command for command in again if command.same_server], "the server is another process now")
+        if self._on_up is not None:
+            self._on_up(restarted)
+
+    async def maintain(self) -> None:
+        """Reconnect whenever the connection is lost; runs until ``close``."""
+        while not self._closing:
+            try:
+                async with asyncio.timeout(_STALLED / 2):
+                    await self._lost.wait()
+            except TimeoutError:
+                self._abort_if_stalled()
+                continue
+            await self._unless(self._closed, self._reconnect())
+
+    async def _unless(self, event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that an event cuts short: connecting may take seconds. Raises what the work raises."""
+        working, cut = self._loop.create_task(work), self._loop.create_task(event.wait())
+        try:
+            await asyncio.wait([working, cut], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, cut):
+                task.cancel()
+            await asyncio.wait([working, cut])
+        if not working.cancelled():
+            working.result()
+
+    async def settled(self) -> None:
+        """Wait until everything that was sent so far has been answered, refused commands included.
+
+        :raises BrokerUnavailable: the link was closed.
+        """
+        refusals = -1
+        while refusals != self._refusals:
+            refusals = self._refusals
+            await self.execute("PING", repeatable=True)
+
+    def close(self) -> None:
+        """Close the connection and answer everything that still waits with ``BrokerUnavailable``."""
+        self._end("the connection was closed")
+
+    def _end(self, reason: str) -> None:
+        self._closing = True
+        self._closed.set()
+        self._lost.set()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport, self._going = None, self._transport
+        for side in list(self._sides.values()):
+            side.close()
+        refused = [each.command for each in self._refused]
+        waiting = [*self._unanswered, *refused, *self._unsent] if self._repeating else [*refused, *self._unanswered, *self._unsent]
+        self._refused.clear()
+        self._unanswered.clear()
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._answer_lost(waiting, reason)
+
+    async def wait_closed(self) -> None:
+        """After ``close``: wait until what was written has left and TLS has ended in order, or cut it off after a second."""
+        if self._going is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSING):
+                await self._disconnected.wait()
+        except TimeoutError:
+            self._going.abort()
+            await self._disconnected.wait()
+
+    def relocate(self) -> None:
+        """Give up this connection, or the opening of one, and look afresh for the server: it is another one now."""
+        self._relocated.set()
+        self.abort()
+
+    def subscribe(self, channel: str) -> None:
+        """Receive a channel's messages through ``on_push``, also after reconnects. RESP3 carries them on this same connection."""
+        self._channels.add(channel)
+        self._flush()
+        self._subscribe(channel)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Keep what may be repeated for the next connection; the rest is told."""
+        self._transport = None
+        self._disconnected.set()
+        self._paused = False
+        written = list(self._unanswered)
+        self._unanswered.clear()
+        self._unanswered.extend(command for command in written if command.repeatable and not self._closing)
+        self._lost.set()
+        if not self._closing:
+            telemetry.log.warning("link.lost", server=self._connector.display, error=str(exc or "closed by the server"))
+        self._answer_lost([command for command in written if not command.repeatable], "the connection was lost")
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _subscribe(self, channel: str) -> None:
+        """Written at once, ahead of what waits; a refusal comes as an answer, a success as a push in its place."""
+        if self._transport is not None:
+            self._unanswered.append(SUBSCRIBING)
+            self._transport.write(pack(("SUBSCRIBE", channel)))
+
+    def _put_off(self, command: Command, error: ReplyError) -> bool:
+        """Keep a command that was refused for a reason that passes; False when the error is its answer."""
+        code, _, rest = str(error).partition(" ")
+        if code == "NOSCRIPT":
+            packed = with_source(command.packed)
+            if packed is None:
+                return False
+            self._hold(Refused(command._replace(packed=packed)))
+        elif code in ELSEWHERE:
+            self._hold(Refused(command))
+            if not self._leaving:
+                self._leaving = True
+                telemetry.log.warning("link.refused", server=self._connector.display, error=str(error))
+                if code == "MOVED":
+                    self._connector.told(Node.parse(rest.partition(" ")[2]))
+                self._loop.call_soon(self.abort)
+        elif code in SOON or (code == "ASK" and _is_script(command)):
+            # The next node takes a key that has not arrived for one that is gone. Scripts look at several, so they wait.
+            self._hold(Refused(command, soon=True))
+        elif code == "ASK":
+            self._hold(Refused(command, node=Node.parse(rest.partition(" ")[2])))
+        else:
+            if code == "WRONGTYPE" and self.on_wrong_type is not None:
+                self.on_wrong_type()
+            return False
+        return True
+
+    def _hold(self, refused: Refused) -> None:
+        self._refusals += 1
+        self._held_up = True
+        if self._repeating:
+            # Only the first one was in flight.
+            self._refused.appendleft(refused)
+        else:
+            self._refused.append(refused)
+
+    def _write_again(self, again: list[Command]) -> None:
+        """On a new connection: what was in flight on the old one, what that one refused, and then what waits."""
+        if not self._refused:
+            self._held_up = self._repeating = False
+            self._unsent[:0] = again
+            self._flush()
+            return
+        commands = [Refused(command) for command in again]
+        if self._repeating:
+            self._refused.extendleft(reversed(commands))
+        else:
+            # What was refused was sent before what was not answered.
+            self._refused.extend(commands)
+        self._all_answered()
+
+    def _all_answered(self) -> None:
+        """Send the next refused command again, or, when there is none, go on with what waits."""
+        if self._transport is None or self._leaving or self._waiting or self._unanswered:
+            return
+        if not self._refused:
+            self._held_up = self._repeating = False
+            self._flush()
+            return
+        self._repeating = True
+        first = self._refused[0]
+        if first.node is not None:
+            self._waiting = True
+            self._forward(first.node, first.command)
+        elif first.soon:
+            self._waiting = True
+            self._loop.call_later(_SOON_AFTER * random.uniform(0.5, 1.5), self._write_first)  # noqa: S311 - jitter, not a secret
+        else:
+            self._write_first()
+
+    def _write_first(self) -> None:
+        self._waiting = False
+        if self._transport is None or self._leaving or not self._refused:
+            return
+        command = self._refused.popleft().command
+        self._heard = self._loop.time()
+        self._commands += 1
+        self._writes += 1
+        self._unanswered.append(command)
+        self._transport.write(command.packed)
+
+    def _forward(self, node: Node, command: Command) -> None:
+        side = self._sides.get(node)
+        if side is None:
+            side = self._sides[node] = Side(self._connector.at(node), self._not_forwarded, lambda: self._sides.pop(node, None))
+
+        def carried_out(reply: Reply) -> None:
+            self._waiting = False
+            self._refused.popleft()
+            answer(command, reply)
+            self._all_answered()
+
+        side.carry_out(command._replace(on_reply=carried_out))
+
+    def _not_forwarded(self, _: Command) -> None:
+        """The other node did not carry the first refused command out: ask this one again."""
+        self._waiting = False
+        if self._refused:
+            self._refused[0] = Refused(self._refused[0].command, soon=True)
+            self._all_answered()
+
+    def _abort_if_stalled(self) -> None:
+        if self._unanswered and self._loop.time() - self._heard > _STALLED:
+            telemetry.log.warning("link.stalled", server=self._connector.display, unanswered=len(self._unanswered))
+            self.abort()
+        for side in list(self._sides.values()):
+            side.abort_if_stalled(_STALLED)
+
+    async def _reconnect(self) -> None:
+        if self._leaving and self._loop.time() - self._connected_at < _SETTLED:
+            # It opens and then refuses: without a pause this would go round as fast as it can.
+            await asyncio.sleep(self._delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            self._delay = min(self._delay * 2, _BACKOFF_MOST)
+        else:
+            self._delay = _BACKOFF_FIRST
+        delay = _BACKOFF_FIRST
+        while not self._closing:
+            self._relocated.clear()
+            try:
+                await self._unless(self._relocated, self.connect())
+            except Exception as error:  # noqa: BLE001 - whatever went wrong, the link must come back
+                telemetry.log.warning(
+                    "link.reconnect_failed",
+                    server=self._connector.display,
+                    error=str(error) or type(error).__name__,
+                    retry_in=round(delay, 2),
+                )
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter, not a secret
+                        await self._relocated.wait()
+                delay = min(delay * 2, _BACKOFF_MOST)
+                continue
+            if self._transport is not None:
+                telemetry.count("toolbus.reconnects")
+                telemetry.log.info("link.restored", server=self._connector.display)
+                return
+
+
+class ShortLink(Link):
+    """A link for a short while, which nobody maintains: when the connection is lost, whatever waits or comes is told.
+
+    It has no mender either, so the error for a key of a wrong type, a ``WrongTypeError``, names the key for people.
+    """
+
+    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
+        """Send a command and wait for its answer; its first argument is its key, if it has any."""
+        with _naming(args[1:2]):
+            return await super().execute(*args, repeatable=repeatable)
+
+    async def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Reply:
+        """Run a script and wait for its answer."""
+        with _naming(keys):
+            return await super().execute_script(script, keys, args, repeatable=repeatable)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End it; what may be repeated is told, too."""
+        super().connection_lost(exc)
+        self._end("the connection was lost")
+
+    def _put_off(self, command: Command, error: ReplyError) -> bool:
+        # There will be no other connection, to carry it out elsewhere.
+        return str(error).partition(" ")[0] not in ELSEWHERE and super()._put_off(command, error)
+
+
+@contextlib.contextmanager
+def _naming(keys: Sequence[object]) -> Iterator[None]:
+    try:
+        yield
+    except ReplyError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        raise WrongTypeError.naming(keys) from None
+
+
+def _is_script(command: Command) -> bool:
+    return b"\r\nEVAL" in command.packed[:16]

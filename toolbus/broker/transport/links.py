@@ -1,0 +1,157 @@
+"""The connections of a process: one that writes and never waits, one that waits in blocking reads, one that waits for replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.background import keep_running
+from toolbus.broker.transport.connection import Connector
+from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.mastership import mastership
+from toolbus.results import BrokerUnavailable, ToolbusError
+
+_OPENING = 10.0
+
+
+class Pair:
+    """Its links, kept connected from ``open`` until ``leave``, and the tasks that live as long.
+
+    Args:
+        on_push, on_up: of the writing link; ``on_blocking_up`` of the blocking one.
+        on_failed: called when a lasting task was given up: nothing here can be relied on any more.
+        on_moved: called when the links were dropped because another server is the master.
+        replicated: whether there is a link of its own for what waits for replicas.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        on_failed: Callable[[ToolbusError], None],
+        on_push: Callable[[list[Any]], None] | None = None,
+        on_up: Callable[[bool], None] | None = None,
+        on_blocking_up: Callable[[bool], None] | None = None,
+        on_moved: Callable[[], None] = lambda: None,
+        replicated: bool = False,
+    ) -> None:
+        self._connector = connector
+        self._on_failed = on_failed
+        self.writing = Link(connector, on_push=None if on_push is None else _guarded(on_push), on_up=self._up(on_up))
+        self.blocking = Link(connector, on_up=self._up(on_blocking_up))
+        self.replicated = Link(connector, on_up=self._up(None)) if replicated else self.writing
+        self._links = tuple(dict.fromkeys((self.writing, self.blocking, self.replicated)))
+        self.mastership = mastership(connector, self._links, on_moved)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._working: list[asyncio.Task[None]] = []
+        self._home: asyncio.Task[None] | None = None
+        self._leaving = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be spoken to now."""
+        return self.writing.connected and self.blocking.connected
+
+    @property
+    def closing(self) -> bool:
+        """Whether ``leave`` was called."""
+        return self._leaving.is_set()
+
+    @property
+    def open(self) -> bool:
+        """Whether it was opened and not left."""
+        return self._home is not None
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[None]:
+        """Connect both; within the block are the first commands, for which a lost connection is waited for a bounded time.
+
+        What goes wrong in it closes the connections again.
+
+        :raises BrokerUnavailable: the server can't be reached, or did not answer in time.
+        :raises BrokerError: it refuses us.
+        """
+        try:
+            for link in self._links:
+                await link.connect()
+            ready = asyncio.Event()
+            self._home = asyncio.create_task(self._live(ready), name="toolbus-links")
+            await ready.wait()
+            async with asyncio.timeout(_OPENING):
+                yield
+        except BaseException as error:
+            await self.leave()
+            if isinstance(error, TimeoutError):
+                raise BrokerUnavailable(f"{self._connector.display} did not answer within {_OPENING:g} s") from None
+            raise
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something until it is done, or until ``leave`` cancels it. What goes wrong in it is logged, and ends nothing else."""
+        if self._tasks is None or self.closing:
+            work.close()
+            return
+        task = self._tasks.create_task(_once(work))
+        self._working.append(task)
+        task.add_done_callback(self._working.remove)
+
+    def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something lasting until ``leave`` cancels it; it begins again when it fails."""
+        self.start(self._keep(name, work))
+
+    async def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await keep_running(name, work)
+        except ToolbusError as error:
+            self._on_failed(error)
+
+    def _up(self, callback: Callable[[bool], None] | None) -> Callable[[bool], None]:
+        def up(restarted: bool) -> None:
+            if callback is not None:
+                callback(restarted)
+            self.mastership.look()
+
+        return up
+
+    async def leave(self) -> None:
+        """Cancel what was started, and disconnect; what waits for answers gets ``BrokerUnavailable``."""
+        self._leaving.set()
+        for link in self._links:
+            link.close()
+        home, self._home = self._home, None
+        if home is not None:
+            await home
+        for link in self._links:
+            await link.wait_closed()
+
+    async def _live(self, ready: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for link in self._links:
+                self.keep("connection", link.maintain)
+            self.keep("mastership", self.mastership.run)
+            ready.set()
+            await self._leaving.wait()
+            for task in list(self._working):
+                task.cancel()
+
+
+async def _once(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - in a group it would cancel all others, reconnecting included
+        telemetry.log.exception("task.failed", task=getattr(work, "__qualname__", "task"))
+
+
+def _guarded(on_push: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+    """The same, but that what it raises is logged: in the protocol's callback it would cost the connection."""
+
+    def pushed(message: list[Any]) -> None:
+        try:
+            on_push(message)
+        except Exception:  # noqa: BLE001 - anybody may publish anything
+            telemetry.log.exception("listener.failed", what="message")
+
+    return pushed

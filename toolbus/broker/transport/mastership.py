@@ -1,0 +1,279 @@
+"""Whether the server is surely still the master, and who is told at once when it is not.
+
+A master that was replaced goes on answering until its Sentinels have demoted it, for about ten
+seconds, and what it acknowledges meanwhile is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.broker.transport import clients
+from toolbus.broker.transport.connection import Connector
+from toolbus.broker.transport.discovery import InCluster, Node
+from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.sentinels import BySentinel, Word, word_of
+from toolbus.broker.transport.wire import SUBSCRIBING, Wire, pack
+from toolbus.results import BrokerError
+
+_POLL = 1.0
+# While a master is silent or being replaced.
+_POLL_CLOSELY = 0.1
+# For so long a Sentinel's word holds: it is asked again several times before.
+_RECENT = 3.0
+_ANSWER = 1.0
+_RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
+_SILENT = 1.0
+# A planned failover takes a second or two.
+_REPLACING = 5.0
+_CHANNELS = ("+switch-master", "+try-failover", "+promoted-slave", "+sdown", "-sdown")
+
+
+class Mastership:
+    """What is known where nobody can be asked: whoever takes writes is the master.
+
+    Args:
+        links: the connections that are to be to the master.
+        on_moved: called when they were dropped because another server is the master.
+    """
+
+    def __init__(self, connector: Connector, links: Sequence[Link], on_moved: Callable[[], None]) -> None:
+        self._connector = connector
+        self._links = links
+        self._on_moved = on_moved
+        self._told = asyncio.Event()
+        self._when_admitted: list[Callable[[], None]] = []
+
+    @property
+    def sure(self) -> bool:
+        """Whether the links are to a server that is the master as surely as can be known."""
+        return True
+
+    @property
+    def steady(self) -> bool:
+        """Whether it is not known that the server is about to be replaced."""
+        return True
+
+    def admits(self, *, once: bool) -> bool:
+        """Whether work may be published now."""
+        return self.sure if once else self.steady
+
+    async def wait(self) -> None:
+        """Wait until it is sure."""
+        while not self.sure:
+            await self._told.wait()
+
+    def when_admitted(self, callback: Callable[[], None]) -> None:
+        """Call back, perhaps often, when work that waits to be published may be."""
+        self._when_admitted.append(callback)
+
+    async def run(self) -> None:
+        """Follow who is the master, until cancelled."""
+
+    def look(self) -> None:
+        """Take in that a connection was opened."""
+
+    def demoted(self, why: str) -> None:
+        """Drop the links, because their server said that it is no master."""
+        self._drop(self._links, why)
+
+    def compare(self) -> None:
+        """Drop the links when they are to different servers."""
+        servers = {link.server.run_id for link in self._links if link.connected and link.server is not None}
+        if len(servers) > 1:
+            self._drop(self._links, "the connections are to different servers")
+
+    def _drop(self, links: Sequence[Link], why: str) -> None:
+        telemetry.log.warning("server.moved", server=self._connector.display, reason=why)
+        for link in links:
+            link.relocate()
+        self._on_moved()
+
+    def _strangers(self, node: Node) -> list[Link]:
+        """The links that are to another server, or not yet to any."""
+        return [link for link in self._links if not link.connected or (link.server is not None and link.server.node != node)]
+
+
+class InClusterMastership(Mastership):
+    """A cluster's nodes refuse what is not theirs, so it is asked again only when the server is silent."""
+
+    async def run(self) -> None:
+        """Look for another master while the server owes an answer."""
+        while True:
+            await asyncio.sleep(_POLL / 2)
+            server = self._links[0].server
+            if self._links[0].silence < _SILENT or server is None:
+                continue
+            try:
+                node = await self._connector.find()
+            except BrokerError:
+                continue
+            if node is not None and node != server.node and self._links[0].silence >= _SILENT:
+                self._drop(self._strangers(node), f"{node.host}:{node.port} serves the slot now")
+
+
+class BySentinelMastership(Mastership):
+    """What the Sentinels say: a connection to each of them brings their events, and each is asked every second.
+
+    With the first word that another master was chosen, the links are dropped. The server is surely the master
+    while a majority has said so within three seconds, and nobody that it is being replaced.
+    """
+
+    def __init__(self, connector: Connector, links: Sequence[Link], on_moved: Callable[[], None], discovery: BySentinel) -> None:
+        super().__init__(connector, links, on_moved)
+        self._discovery = discovery
+        self._words: dict[Node, tuple[Word, float]] = {}
+        self._acted_on = -1
+        self._was_sure: bool | None = None
+        self._replacing_since: float | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether a majority of the Sentinels says so, and none that it is being replaced."""
+        nodes = {link.server.node if link.connected and link.server is not None else None for link in self._links}
+        since = time.monotonic() - _RECENT
+        words = [word for word, heard in self._words.values() if heard >= since]
+        if len(nodes) > 1 or any(word.replacing for word in words):
+            return False
+        return sum(word.node in nodes and not word.down for word in words) >= self._discovery.majority
+
+    @property
+    def steady(self) -> bool:
+        """Whether no Sentinel says that the server is being replaced, or has said so for long: a failover may come to nothing."""
+        return self._replacing_since is None or time.monotonic() - self._replacing_since > _REPLACING
+
+    async def run(self) -> None:
+        """Follow every Sentinel."""
+        async with asyncio.TaskGroup() as tasks:
+            for node in self._discovery.nodes:
+                tasks.create_task(self._follow(node))
+
+    async def _follow(self, node: Node) -> None:
+        delay = _RETRY_FIRST
+        while True:
+            observer = Observer(self._connector.at(node), self._discovery, node)
+            try:
+                await observer.open()
+                while True:
+                    asked = time.monotonic()
+                    word = await observer.ask()
+                    delay = _RETRY_FIRST
+                    self._hear(node, word, asked)
+                    await observer.event(_POLL_CLOSELY if word.down or word.replacing else _POLL)
+            except Exception as error:  # noqa: BLE001 - whatever one Sentinel answers, it is asked again, and the others are heard
+                telemetry.log.info("sentinel.lost", server=f"{node.host}:{node.port}", error=str(error) or type(error).__name__)
+            finally:
+                observer.close()
+                self._words.pop(node, None)
+                self._judge()
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            delay = min(2 * delay, _RETRY_MOST)
+
+    def _hear(self, node: Node, word: Word, asked: float) -> None:
+        self._words[node] = (word, asked)
+        self._judge()
+
+    def _judge(self) -> None:
+        newest = max((word for word, _ in self._words.values()), key=lambda word: word.epoch, default=None)
+        self._discovery.newest = newest
+        if not any(word.replacing for word, _ in self._words.values()):
+            self._replacing_since = None
+        elif self._replacing_since is None:
+            self._replacing_since = time.monotonic()
+        # Older words than what the links were connected by say nothing new.
+        if newest is not None and not newest.down and newest.epoch > max(self._acted_on, self._discovery.epoch):
+            self._acted_on = newest.epoch
+            self._drop(self._strangers(newest.node), f"{newest.node.host}:{newest.node.port} is the master now")
+        self.look()
+
+    def look(self) -> None:
+        """Let go on what waits and may."""
+        sure = self.sure
+        if self._was_sure and not sure:
+            said = [f"{node.host}:{node.port}" for node in self._words]
+            telemetry.log.warning("server.doubtful", server=self._connector.display, heard=said)
+        self._was_sure = sure
+        if sure:
+            self._told.set()
+            self._told.clear()
+        if sure or self.steady:
+            for callback in self._when_admitted:
+                callback()
+
+
+class Observer(Wire):
+    """A connection to one Sentinel, which is asked and tells of events."""
+
+    def __init__(self, connector: Connector, discovery: BySentinel, node: Node) -> None:
+        self._events = asyncio.Event()
+        super().__init__(connector, on_push=self._take)
+        self._discovery = discovery
+        self._node = node
+
+    async def open(self) -> None:
+        """Connect and subscribe; raises whatever goes wrong."""
+        connection = clients.connection(self._discovery.asking_options(self._node))
+        try:
+            async with asyncio.timeout(_ANSWER):
+                await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        self._take_over(connection)
+        for channel in _CHANNELS:
+            self._unanswered.append(SUBSCRIBING)
+            if self._transport is not None:
+                self._transport.write(pack(("SUBSCRIBE", channel)))
+
+    async def ask(self) -> Word:
+        """What it says now.
+
+        :raises ValueError: it does not know the master.
+        :raises BrokerError: it does not answer as it should.
+        :raises TimeoutError: it does not answer.
+        """
+        self._events.clear()
+        async with asyncio.timeout(_ANSWER):
+            return word_of(*await asyncio.gather(*(self.execute(*question) for question in self._discovery.questions())))
+
+    async def event(self, seconds: float) -> None:
+        """Wait for an event of our master's, at most so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._events.wait()
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._closing = True
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell who waits."""
+        self._transport = None
+        self._closing = True
+        lost = [command for command in (*self._unanswered, *self._unsent) if command is not SUBSCRIBING]
+        self._unanswered.clear()
+        self._unsent.clear()
+        self._answer_lost(lost, str(exc or "closed by the server"))
+        self._events.set()
+
+    def _take(self, message: list[Any]) -> None:
+        if len(message) == 3 and self._discovery.name.encode() in bytes(message[2]).split(b" "):
+            self._events.set()
+
+
+def mastership(connector: Connector, links: Sequence[Link], on_moved: Callable[[], None]) -> Mastership:
+    """What can be known of the server that a connector finds."""
+    discovery = connector.discovery
+    if isinstance(discovery, BySentinel):
+        return BySentinelMastership(connector, links, on_moved, discovery)
+    if isinstance(discovery, InCluster):
+        return InClusterMastership(connector, links, on_moved)
+    return Mastership(connector, links, on_moved)

@@ -1,0 +1,127 @@
+"""What Sentinels say of who is the master."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qs, unquote
+
+import redis
+
+from toolbus.broker.transport import clients
+from toolbus.broker.transport.asking import TIMEOUT, Manner, ask_each
+from toolbus.broker.transport.discovery import Node, base_options, nodes_of, tls_options
+
+_PORT = 26379
+# One that was cut off from the others may not know of a failover: more of them are heard, if they are quick.
+_GRACE = 0.2
+_DOWN = frozenset({"s_down", "o_down", "disconnected"})
+
+
+class Word(NamedTuple):
+    """What one Sentinel says.
+
+    Attributes:
+        node: the master, also while it is being replaced by it.
+        epoch: grows with each failover, so the word with the highest is the newest.
+        down: whether it is silent.
+        replacing: whether another one is being put in its place.
+    """
+
+    node: Node
+    epoch: int
+    down: bool
+    replacing: bool
+
+
+class BySentinel:
+    """The master of a name, as Sentinels know it: ``redis+sentinel://[user:password@]host[:port][,host...]/<name>[/<db>]``.
+
+    Attributes:
+        name: the master's.
+        nodes: the Sentinels of the URL.
+        newest: the newest word that a process which follows the Sentinels has, while it has any.
+        epoch: of the first word that was looked for.
+    """
+
+    def __init__(self, parts: SplitResult, tls: Mapping[str, str]) -> None:
+        path = [unquote(piece) for piece in parts.path.split("/") if piece]
+        if not 1 <= len(path) <= 2:
+            raise ValueError("the path of a Sentinel URL is /<master name>[/<db>]")
+        self.name = path[0]
+        self.nodes = nodes_of(parts, _PORT)
+        self.options = {**base_options(parts, path[1] if len(path) == 2 else "0"), **tls}
+        self.newest: Word | None = None
+        self.epoch = -1
+        self._asking = _credentials(parts) | (tls_options(self.options) if _sentinels_speak_tls(parts) else {})
+
+    @property
+    def majority(self) -> int:
+        """How many Sentinels can replace a master."""
+        return len(self.nodes) // 2 + 1
+
+    def find(self) -> Node:
+        """Ask the Sentinels, all at once; the newest word of a majority, or of whoever answers in time, counts."""
+        try:
+            words = ask_each(self.nodes, self._ask, Manner(enough=self.majority, grace=_GRACE))
+        except redis.ConnectionError as error:
+            raise redis.ConnectionError(f"no Sentinel knows a master {self.name!r}: {error}") from None
+        if self.newest is not None and not self.newest.down:
+            words.append(self.newest)
+        newest = max(words, key=lambda word: word.epoch)
+        if self.epoch < 0:
+            self.epoch = newest.epoch
+        return newest.node
+
+    def told(self, node: Node) -> None:
+        """Ignored: the Sentinels say it."""
+
+    def asking_options(self, node: Node) -> dict[str, Any]:
+        """What a connection to one Sentinel needs."""
+        return {**self._asking, **node._asdict()}
+
+    def questions(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The commands whose answers ``word_of`` reads."""
+        # In this order: a failover between the two makes the address newer than the epoch, never the other way round.
+        return ("SENTINEL", "MASTER", self.name), ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
+
+    def _ask(self, node: Node) -> Word:
+        with clients.client({**self.asking_options(node), "protocol": 2}, TIMEOUT) as client:
+            # The answers are read as they come.
+            client.response_callbacks.clear()
+            word = word_of(*(client.execute_command(*question) for question in self.questions()))
+        if word.down:
+            raise redis.ConnectionError(f"{word.node.host}:{word.node.port} does not answer the Sentinel at {node.host}:{node.port}")
+        return word
+
+
+def word_of(state: Any, address: Any) -> Word:
+    """A Sentinel's word from its answers to the ``questions``.
+
+    :raises ValueError: they can't be read, or it does not know the master.
+    """
+    if not state or not address:
+        raise ValueError("the Sentinel does not know the master")
+    pairs: Iterable[tuple[Any, Any]] = state.items() if isinstance(state, dict) else zip(state[::2], state[1::2], strict=True)
+    fields = {_text(name): _text(value) for name, value in pairs}
+    flags = set(fields.get("flags", "").split(","))
+    node = Node(_text(address[0]), int(address[1]))
+    # Once another one has been promoted the address is that one's, and the flags are still the old one's.
+    same = (node.host, str(node.port)) == (fields.get("ip"), fields.get("port"))
+    return Word(node, int(fields.get("config-epoch", "0")), same and bool(flags & _DOWN), same and "failover_in_progress" in flags)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _sentinels_speak_tls(parts: SplitResult) -> bool:
+    said = parse_qs(parts.query).get("sentinel_tls", ["yes"])[0]
+    if said not in {"yes", "no"}:
+        raise ValueError(f"sentinel_tls is yes or no, not {said!r}")
+    return said == "yes"
+
+
+def _credentials(parts: SplitResult) -> dict[str, Any]:
+    query = parse_qs(parts.query)
+    return {name: query[f"sentinel_{name}"][0] for name in ("username", "password") if f"sentinel_{name}" in query}

@@ -1,0 +1,68 @@
+"""What the server says of itself: its time, its memory policy, and whether it may have forgotten something."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.broker.lease.clock import ServerClock
+from toolbus.broker.protocols import Delivery
+from toolbus.broker.reading import integer
+from toolbus.broker.transport.command import ReplyError
+from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.replies import info_fields
+
+
+async def tell_time(link: Link, clock: ServerClock) -> None:
+    """Let a clock observe the server's time.
+
+    :raises BrokerError: the server could not be asked.
+    """
+    asked = time.monotonic()
+    seconds, micros = await link.execute("TIME", repeatable=True)
+    clock.observe(integer(seconds) * 1000 + integer(micros) / 1000, asked, time.monotonic())
+
+
+async def is_replica(link: Link) -> bool:
+    """Whether the server says that it is no master; False when we may not ask.
+
+    :raises BrokerUnavailable: the connection was lost.
+    """
+    try:
+        role = await link.execute("ROLE", repeatable=True)
+    except ReplyError:
+        return False
+    return replica_by(role)
+
+
+def replica_by(role: Any) -> bool:
+    """Whether an answer to ``ROLE`` is that of a replica."""
+    return isinstance(role, (list, tuple)) and bool(role) and role[0] in {b"slave", "slave"}
+
+
+async def warn_of_eviction(link: Link, server: str) -> None:
+    """Log when the server may evict keys."""
+    try:
+        info = info_fields(await link.execute("INFO", "memory", repeatable=True))
+    except ReplyError:
+        # Not permitted to look: `toolbus doctor`, run by an operator, is.
+        return
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        advice = "an evicted key is a lost call; set maxmemory-policy noeviction"
+        telemetry.log.warning("server.evicts", server=server, policy=policy, advice=advice)
+
+
+async def may_have_forgotten(link: Link, delivery: Delivery) -> bool:
+    """Whether this server may lack a mark that the one which accepted the request had."""
+    if not delivery.server or link.server is None or delivery.server == link.server.run_id.encode():
+        return False
+    # A restart with an append-only file keeps every mark; a restored snapshot or a promoted replica may not.
+    persistence = info_fields(await link.execute("INFO", "persistence", repeatable=True))
+    replication = info_fields(await link.execute("INFO", "replication", repeatable=True))
+    return (
+        persistence.get("aof_enabled") != "1"
+        or replication.get("master_replid2", "").strip("0") != ""
+        or "master_replid2" not in replication
+    )

@@ -1,0 +1,239 @@
+"""The hot path: a connection that packs a tick's commands into one write and calls back in order.
+
+redis-py opens the connection (TLS, AUTH, HELLO); this module takes its transport
+over and writes and reads by itself, which is several times faster (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+
+from toolbus import telemetry
+from toolbus.broker.scripts import Script
+from toolbus.broker.transport.command import Command, OnReply, Reply, ReplyError, answer
+from toolbus.broker.transport.connection import Connector, ServerInfo
+from toolbus.results import BrokerError, BrokerUnavailable
+
+# Its stub says "a tuple of one"; it takes a tuple of any length.
+pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+"""A command as it is written."""
+
+SUBSCRIBING = Command(b"", None, False)
+"""Stands among the unanswered for a subscription, whose success comes as a push."""
+
+_NOTHING = object()
+
+
+class Wire(asyncio.Protocol):
+    """One connection after another to a server: what is written, and who waits for which answer.
+
+    ``send`` never waits: commands of one event-loop tick leave in one write, and their answers come back through callbacks in the
+    same order. An error reply or a lost connection is passed to the callback as an exception value. What becomes of commands whose
+    connection is lost, or that the server did not carry out, is for those that are built on it to say.
+
+    Args:
+        connector: opens connections.
+        on_push: called with each out-of-band message ``[kind, channel, payload]``.
+        limit: most bytes that wait to be written; more are refused.
+    """
+
+    def __init__(self, connector: Connector, *, on_push: Callable[[list[Any]], None] | None = None, limit: int = 64 * 1024 * 1024) -> None:
+        self._connector = connector
+        self._on_push = on_push
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._opened_by: object = None
+        self._reader = hiredis.Reader()
+        self._unsent: list[Command] = []
+        self._unsent_bytes = 0
+        self._unanswered: deque[Command] = deque()
+        self._flushing = False
+        self._paused = False
+        # Whether nothing is written because refused commands come first.
+        self._held_up = False
+        self._closing = False
+        self._heard = 0.0
+        self._commands = self._writes = 0
+        self.server: ServerInfo | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether commands go out now rather than after a reconnect."""
+        return self._transport is not None
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which an answer has been owed and nothing was heard."""
+        return self._loop.time() - self._heard if self._unanswered else 0.0
+
+    def send(self, args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False, same_server: bool = False) -> None:
+        """Queue a command for the end of this tick. Never waits, never raises for the server's sake."""
+        packed = pack(args)
+        self._unsent_bytes += len(packed)
+        if self._closing or self._unsent_bytes > self._limit:
+            self._unsent_bytes -= len(packed)
+            reason = "the connection was closed" if self._closing else "the connection does not take more and its buffer is full"
+            self._answer_lost([Command(packed, on_reply, False)], reason)
+            return
+        self._unsent.append(Command(packed, on_reply, repeatable, same_server))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def run(
+        self,
+        script: Script,
+        keys: tuple[Any, ...],
+        args: tuple[Any, ...],
+        on_reply: OnReply | None = None,
+        *,
+        repeatable: bool = False,
+        same_server: bool = False,
+    ) -> None:
+        """Queue a script."""
+        packed = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        self.send(packed, on_reply, repeatable=repeatable, same_server=same_server)
+
+    def flush(self) -> None:
+        """Write what is queued now, and not only at the end of this tick, for those who have gathered a tick's commands already."""
+        self._flush()
+
+    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
+        """Send a command and wait for its answer.
+
+        :raises ReplyError: the server answered with an error.
+        :raises BrokerUnavailable: the connection was lost before it answered.
+        """
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self.send(args, lambda reply: _settle(future, reply), repeatable=repeatable)
+        return await future
+
+    async def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Reply:
+        """Run a script and wait for its answer; raises as ``execute`` does."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self.run(script, keys, args, lambda reply: _settle(future, reply), repeatable=repeatable)
+        return await future
+
+    def abort(self) -> None:
+        """Give the connection up."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol -------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what the server says."""
+        self._heard = self._loop.time()
+        reader = self._reader
+        reader.feed(data)
+        gets, unanswered = reader.gets, self._unanswered
+        while True:
+            try:
+                reply = gets()
+            except hiredis.ProtocolError as error:
+                telemetry.log.error("link.protocol_error", server=self._connector.display, error=str(error))
+                self.abort()
+                return
+            if reply is _NOTHING:
+                if self._held_up and not unanswered:
+                    self._all_answered()
+                return
+            if type(reply) is hiredis.PushNotification:
+                if unanswered and unanswered[0] is SUBSCRIBING and reply[0] == b"subscribe":
+                    unanswered.popleft()
+                elif self._on_push is not None:
+                    self._on_push(reply)
+                continue
+            if not unanswered:
+                telemetry.log.error("link.protocol_error", server=self._connector.display, error="an answer to nothing")
+                self.abort()
+                return
+            command = unanswered.popleft()
+            if command is SUBSCRIBING:
+                telemetry.log.error("link.subscribe_refused", server=self._connector.display, error=str(reply))
+                continue
+            if type(reply) is ReplyError and self._put_off(command, reply):
+                continue
+            if command.on_reply is not None:
+                answer(command, reply)
+
+    def pause_writing(self) -> None:
+        """Wait: the system takes no more now."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Write what waited."""
+        self._paused = False
+        self._flush()
+
+    def eof_received(self) -> bool:
+        """The server has ended the connection: so do we."""
+        return False
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _take_over(self, connection: Any) -> None:
+        transport, early = connection._writer.transport, connection._reader._buffer
+        if transport.is_closing():
+            # Lost during the greeting: a protocol that is set only now would never hear of it.
+            raise BrokerUnavailable(f"{self._connector.display}: the connection was lost while it was opened")
+        # A StreamWriter that is collected closes its transport, so it lives as long as the link uses it.
+        self._opened_by = connection._writer
+        # redis-py must not close what is ours now, nor warn about it.
+        connection._reader = connection._writer = None
+        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_NOTHING)
+        self._paused = False
+        self._heard = self._loop.time()
+        self._transport = transport
+        transport.set_protocol(self)
+        transport.resume_reading()
+        if early:
+            self.data_received(bytes(early))
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._transport is None or self._paused or self._held_up or not self._unsent:
+            return
+        unsent = self._unsent
+        if not self._unanswered:
+            self._heard = self._loop.time()
+        self._commands += len(unsent)
+        self._writes += 1
+        self._unanswered.extend(unsent)
+        data = unsent[0].packed if len(unsent) == 1 else b"".join([command.packed for command in unsent])
+        self._unsent = []
+        self._unsent_bytes = 0
+        self._transport.write(data)
+
+    def _put_in(self, *commands: Command) -> None:
+        if self._closing:
+            self._answer_lost(list(commands), "the connection was closed")
+            return
+        self._unsent.extend(commands)
+        self._flush()
+
+    def _put_off(self, command: Command, error: ReplyError) -> bool:
+        """Keep a command that was refused for a reason that passes; False when the error is its answer."""
+        return False
+
+    def _all_answered(self) -> None:
+        """Go on after refusals: called when nothing is in flight any more while ``_held_up``."""
+
+    def _answer_lost(self, commands: list[Command], reason: str) -> None:
+        for command in commands:
+            answer(command, BrokerUnavailable(f"{self._connector.display}: {reason}"))
+
+
+def _settle(future: asyncio.Future[Reply], reply: Reply) -> None:
+    if future.done():
+        return
+    if isinstance(reply, BrokerError):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)

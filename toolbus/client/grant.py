@@ -1,0 +1,50 @@
+"""What a model's call may be published as: the tool it was prepared for, and what a person allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from toolbus.client.tool import Tool
+from toolbus.confirmations import digest_of, plain
+from toolbus.results import EnvelopeError, ErrorInfo
+
+
+class Grant(msgspec.Struct, eq=False):
+    """A permit to publish one call, once; without one a program calls on its own account.
+
+    Attributes:
+        tool: the revision that the arguments were prepared for and that a person was asked about.
+        digest: of what the person allowed, see ``digest_of``; empty when nobody was asked.
+        superseded: whether the call was not published because the tool is another one by now.
+        published: whether the call was published, which uses a permission up.
+    """
+
+    tool: Tool
+    digest: str = ""
+    superseded: bool = False
+    published: bool = False
+
+    def problem(self, tool: Tool, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ErrorInfo | None:
+        """Why a call of a tool with these arguments may not be published, or None."""
+        if tool is not self.tool and tool != self.tool:
+            self.superseded = True
+            return ErrorInfo("unavailable", "revised", f"the tool {tool.name!r} has changed since the call was prepared", retryable=True)
+        if not tool.descriptor.confirm:
+            return None
+        if self.published:
+            message = f"the permission for this call of {tool.name!r} was used when it was published; another call needs another one"
+            return ErrorInfo("forbidden", "unconfirmed", message)
+        if not self.digest:
+            return ErrorInfo("forbidden", "unconfirmed", f"{tool.name!r} needs a person's permission, and nobody was asked")
+        try:
+            sent, _ = plain(arguments)
+        except EnvelopeError as error:
+            return ErrorInfo("invalid_arguments", message=str(error))
+        user, session = options.get("user", ""), options.get("session", "")
+        if digest_of("agent", tool.resolution.service, tool.name, user, session, "", sent) != self.digest:
+            message = f"a person allowed another call of {tool.name!r} than the one that was to be sent"
+            return ErrorInfo("forbidden", "unconfirmed", message)
+        return None

@@ -1,0 +1,186 @@
+"""Text that a person can trust their eyes with: nothing in it is hidden, turned around or taken for something else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import unicodedata
+from typing import Any, NamedTuple
+
+import msgspec
+
+# What a person reads at a glance, and what they are shown at most so that every key is there; characters.
+_MOST = 4_000
+_MOST_KEPT = 16_000
+# Marks on one character; further ones would cover the lines above and below.
+_MOST_MARKS = 4
+_SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# Printable by their category, and nothing is to be seen of them.
+_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+
+
+class TooMuch(ValueError):
+    """Something can't be shown without leaving out keys."""
+
+
+class _Layout(NamedTuple):
+    """How much of each value is shown.
+
+    Attributes:
+        text: characters of a text, and of an object or list in one line.
+        items: of a list.
+        depth: levels of objects and lists that are opened.
+    """
+
+    text: int
+    items: int
+    depth: int
+
+
+# From the widest to the tightest; the first one that fits is used.
+_LAYOUTS = tuple(
+    _Layout(*each)
+    for each in ((1000, 200, 20), (300, 100, 20), (100, 50, 12), (100, 20, 8), (60, 10, 6), (40, 5, 4), (40, 3, 3), (40, 3, 2), (24, 0, 1))
+)
+
+
+def visible(text: str) -> str:
+    """The text in one line, with everything that could hide, move or imitate a part of it written as an escape of JSON's."""
+    if text.isascii() and text.isprintable():
+        return text
+    made: list[str] = []
+    marks = _MOST_MARKS  # as many as there can be: a mark at the start would join what stands before
+    for character in text:
+        if unicodedata.category(character)[0] == "M" and not _BLANK.match(character):
+            marks += 1
+            made.append(character if marks <= _MOST_MARKS else _escaped(character))
+            continue
+        marks = 0 if character.isalnum() else _MOST_MARKS
+        made.append(character if character.isprintable() and not _BLANK.match(character) else _escaped(character))
+    return "".join(made)
+
+
+def visible_lines(text: str) -> str:
+    """The same, with line breaks left as they are."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or its start and how long it is; lone surrogates, which can't travel, are replaced."""
+    text = text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters, shortened)"
+    return text.encode("utf-8", "replace").decode()
+
+
+def readable(value: Any) -> tuple[str, bool]:
+    """A value of JSON for a person, and whether parts of it were shortened.
+
+    A shortened value says so outside of its quotation marks, where no value can say anything. Keys are never cut; those of an object
+    that is no argument itself may be counted instead.
+
+    :raises TooMuch: there are too many keys, or too long ones.
+    """
+    # A character has at most four bytes.
+    if len(msgspec.json.encode(value)) <= 4 * _MOST:
+        whole = pretty(value)
+        if len(whole) <= _MOST:
+            return whole, False
+    for layout in _LAYOUTS:
+        with contextlib.suppress(TooMuch):
+            return _Writer(layout, _MOST).written(value), True
+    return _Writer(_LAYOUTS[-1], _MOST_KEPT).written(value), True
+
+
+def pretty(value: Any) -> str:
+    """A value of JSON for a person, whole."""
+    return visible_lines(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def _escaped(character: str) -> str:
+    if character in _SHORT_ESCAPES:
+        return _SHORT_ESCAPES[character]
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
+def _line(value: Any) -> str:
+    return visible(json.dumps(value, ensure_ascii=False))
+
+
+class _Writer:
+    """Writes a value in one layout.
+
+    Args:
+        room: characters, after which it gives up.
+    """
+
+    def __init__(self, layout: _Layout, room: int) -> None:
+        self._layout = layout
+        self._room = room
+        self._parts: list[str] = []
+
+    def written(self, value: Any) -> str:
+        """The text.
+
+        :raises TooMuch: it is too long.
+        """
+        self._write(value, 0)
+        return "".join(self._parts)
+
+    def _add(self, text: str) -> None:
+        self._room -= len(text)
+        if self._room < 0:
+            raise TooMuch("there are too many keys, or too long ones, for a person to read")
+        self._parts.append(text)
+
+    def _write(self, value: Any, level: int) -> None:
+        layout = self._layout
+        if isinstance(value, str):
+            self._add(_text(value, layout.text))
+        elif not isinstance(value, (dict, list)):
+            self._add(_scalar(_line(value), layout.text))
+        elif level and (size := len(msgspec.json.encode(value))) <= layout.text:
+            self._add(_line(value))
+        elif level >= layout.depth and level:
+            self._add(f"{'{…}' if isinstance(value, dict) else '[…]'} ({_counted(value)}, {size:,} bytes, shortened)")
+        elif isinstance(value, dict):
+            self._write_object(value, level)
+        else:
+            self._write_list(value, level)
+
+    def _write_object(self, value: dict[str, Any], level: int) -> None:
+        opening = "{"
+        for key, part in value.items():
+            if len(key) > self._room:
+                raise TooMuch("there are too many keys, or too long ones, for a person to read")
+            self._add(f"{opening}\n{'  ' * (level + 1)}{_line(key)}: ")
+            self._write(part, level + 1)
+            opening = ","
+        self._add("{}" if opening == "{" else f"\n{'  ' * level}}}")
+
+    def _write_list(self, value: list[Any], level: int) -> None:
+        opening, margin = "[", f"\n{'  ' * (level + 1)}"
+        shown = value[: self._layout.items]
+        for part in shown:
+            self._add(f"{opening}{margin}")
+            self._write(part, level + 1)
+            opening = ","
+        if len(shown) < len(value):
+            self._add(f"{opening}{margin}… ({len(shown):,} of {_counted(value)} shown, shortened)")
+        self._add(f"\n{'  ' * level}]")
+
+
+def _text(value: str, limit: int) -> str:
+    if len(value) <= limit:
+        return _line(value)
+    tail = limit // 4
+    return f"{_line(value[: limit - tail])} … {_line(value[-tail:])} ({len(value):,} characters, shortened)"
+
+
+def _scalar(line: str, limit: int) -> str:
+    return line if len(line) <= limit else f"{line[:limit]}… ({len(line):,} digits, shortened)"
+
+
+def _counted(value: dict[str, Any] | list[Any]) -> str:
+    what = "key" if isinstance(value, dict) else "item"
+    return f"{len(value):,} {what}{'' if len(value) == 1 else 's'}"

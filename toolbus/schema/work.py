@@ -1,0 +1,377 @@
+"""How much work a schema makes of arguments: references let a short one apply a thousand others to a single value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+# Steps of about 20 ns that the checking of one value may take, with all that is nested in it along one path.
+MOST_STEPS = 2_000_000
+# Schemas within each other, and arguments in them, follow each other on the native stack: 500 overflow a thread of 256 KB.
+_MOST_HEIGHT = 400
+_MOST_LEVELS = 64
+# What is smaller even when every reference is replaced by what it refers to is not looked at more closely.
+_FEW = 2_000
+_MOST_NODES = 50_000
+_MOST_MEANT = 16
+_MOST_MERGED = 50_000
+_MOST_VISITS = 200_000
+# A pattern with look-around or a back-reference may backtrack for 3 ms.
+_BACKTRACKING = re.compile(r"\(\?<?[=!]|\\[1-9k]")
+_MOST_BACKTRACKING = 50
+
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_DEFINITIONS = ("$defs", "definitions")
+_UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+# To find out what was evaluated, everything that applies to the value is looked at again.
+_AGAIN = 3
+# What the size of a schema says too little of.
+_CLOSELY = frozenset({"$id", "patternProperties", *_UNEVALUATED})
+_UNKNOWN = ""
+# Keywords whose schemas apply to the value itself, to what has one of their names, and to anything in it.
+_LISTS = ("allOf", "anyOf", "oneOf")
+_HERE = ("not", "if", "then", "else")
+_WITHIN = ("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "unevaluatedItems", "additionalItems")
+
+
+class EndlessError(ValueError):
+    """A schema that can't be checked within bounds, with the reason."""
+
+
+class Work:
+    """The steps that a schema needs, by how deeply the arguments are nested.
+
+    Attributes:
+        levels: how many containers may stand within each other in the arguments; None when any number may.
+    """
+
+    __slots__ = ("_steps", "levels")
+
+    def __init__(self, steps: list[int], levels: int | None) -> None:
+        self._steps = steps
+        self.levels = levels
+
+    def steps(self, levels: int) -> int:
+        """Return about how many steps arguments with so many nested containers take, at most."""
+        return self._steps[min(levels, len(self._steps) - 1)]
+
+
+def work_of(schema: Mapping[str, Any]) -> Work:
+    """Return how much work a schema makes.
+
+    Raises:
+        EndlessError: it needs too many steps for any arguments, or applies itself to the same value without end.
+    """
+    size = unfolded(schema)
+    if size is not None and size <= _FEW:
+        return Work([size], None)
+    return _Graph(schema).work()
+
+
+def unfolded(schema: Mapping[str, Any]) -> int | None:
+    """Return the size of a schema with every reference replaced, or None when it is recursive or refers to more than its definitions."""
+    own: dict[str, tuple[int, list[str]]] = {}
+    for key in _DEFINITIONS:
+        parts = schema.get(key)
+        for name, part in parts.items() if isinstance(parts, Mapping) else ():
+            own[f"#/{key}/{name}"] = _size(part)
+    total, references = _size({key: value for key, value in schema.items() if key not in _DEFINITIONS})
+    sizes: dict[str, int] = {}
+    try:
+        return total + sum(_replaced(reference, own, sizes) for reference in references)
+    except (KeyError, RecursionError):
+        return None
+
+
+def _replaced(reference: str, own: Mapping[str, tuple[int, list[str]]], sizes: dict[str, int]) -> int:
+    known = sizes.get(reference)
+    if known is None:
+        total, references = own[reference]
+        # Endless for what refers to itself.
+        sizes[reference] = known = total + sum(_replaced(each, own, sizes) for each in references)
+    return known
+
+
+def _size(schema: object) -> tuple[int, list[str]]:
+    """How many steps a schema's own text makes at most, and what it refers to."""
+    total = 0
+    references: list[str] = []
+    left: list[object] = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping):
+            total += 1 + len(part)
+            for key, value in part.items():
+                if isinstance(value, (Mapping, list, tuple)):
+                    left.append(value)
+                elif key in REFERENCES and isinstance(value, str):
+                    references.append(value)
+                elif key == "pattern" and isinstance(value, str) and _BACKTRACKING.search(value):
+                    references.append(_UNKNOWN)
+                if key in _CLOSELY:
+                    references.append(_UNKNOWN)
+        elif isinstance(part, (list, tuple)):
+            total += len(part)
+            left += part
+    return total, references
+
+
+class _Node:
+    """One schema: its own steps, and those that apply to the same value, to its members by name, and to any of them.
+
+    ``here`` holds alternatives: a reference may mean one of several schemas.
+    """
+
+    __slots__ = ("again", "backtracking", "here", "named", "own", "within")
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.own = 1 + len(schema) + len(_listed(schema.get("enum")))
+        patterns = [*_mapped(schema.get("patternProperties")), schema.get("pattern")]
+        self.backtracking = sum(1 for each in patterns if isinstance(each, str) and _BACKTRACKING.search(each))
+        self.again = 1 if all(key not in schema for key in _UNEVALUATED) else _AGAIN
+        self.here: list[list[int]] = []
+        self.named: list[tuple[str, int]] = []
+        self.within: list[int] = []
+
+
+class _Graph:
+    """All schemas that a schema applies, and how."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._places = _Places(root)
+        self._numbers: dict[int, int] = {}
+        self._nodes: list[_Node] = []
+        self._waiting: list[tuple[int, Mapping[str, Any]]] = []
+        self._number(root)
+        while self._waiting:
+            self._fill(*self._waiting.pop())
+        self._order = self._postorder()
+
+    def _number(self, schema: object) -> int | None:
+        """The number of a schema; None for one that applies nothing."""
+        if not isinstance(schema, Mapping):
+            return None
+        known = self._numbers.get(id(schema))
+        if known is not None:
+            return known
+        if len(self._nodes) >= _MOST_NODES:
+            raise EndlessError(f"it consists of more than {_MOST_NODES} schemas")
+        number = self._numbers[id(schema)] = len(self._nodes)
+        self._nodes.append(_Node(schema))
+        self._waiting.append((number, schema))
+        return number
+
+    def _fill(self, number: int, schema: Mapping[str, Any]) -> None:
+        node = self._nodes[number]
+        for key in REFERENCES:
+            reference = schema.get(key)
+            if isinstance(reference, str):
+                self._alternatives(node, self._places.meant(schema, reference))
+        for key in _LISTS:
+            for part in _listed(schema.get(key)):
+                self._alternatives(node, [part])
+        for key in _HERE:
+            self._alternatives(node, [schema.get(key)])
+        for key in ("dependentSchemas", "dependencies"):
+            for part in _mapped(schema.get(key)).values():
+                self._alternatives(node, [part])
+        for name, part in _mapped(schema.get("properties")).items():
+            below = self._number(part)
+            if below is not None:
+                node.named.append((str(name) or "$", below))
+        items = schema.get("items")
+        further = [
+            *(schema.get(key) for key in _WITHIN), *_mapped(schema.get("patternProperties")).values(),
+            *_listed(schema.get("prefixItems")), *(items if isinstance(items, list) else [items]),
+        ]  # fmt: skip
+        node.within += [below for below in map(self._number, further) if below is not None]
+
+    def _alternatives(self, node: _Node, schemas: list[Any]) -> None:
+        numbers = [number for number in map(self._number, schemas) if number is not None]
+        if numbers:
+            node.here.append(numbers)
+
+    def _postorder(self) -> list[int]:
+        """The schemas, each after those that apply to the same value.
+
+        :raises EndlessError: one applies itself to the same value, perhaps by way of others.
+        """
+        order: list[int] = []
+        state = bytearray(len(self._nodes))
+        for start in range(len(self._nodes)):
+            path: list[tuple[int, Iterator[tuple[list[int], int]]]] = []
+            if not state[start]:
+                state[start] = 1
+                path.append((start, self._below(start)))
+            while path:
+                number, below = path[-1]
+                step = next(below, None)
+                if step is None:
+                    path.pop()
+                    state[number] = 2
+                    order.append(number)
+                    continue
+                alternatives, each = step
+                if state[each] == 1:
+                    if len(alternatives) == 1:
+                        raise EndlessError("a schema refers to itself for the same value, without end")
+                    # One of several that may be meant, and then certainly another one is.
+                    alternatives.remove(each)
+                elif not state[each]:
+                    state[each] = 1
+                    path.append((each, self._below(each)))
+        return order
+
+    def _below(self, number: int) -> Iterator[tuple[list[int], int]]:
+        for alternatives in self._nodes[number].here:
+            for each in tuple(alternatives):
+                yield alternatives, each
+
+    def work(self) -> Work:
+        """Add up the steps for each depth of arguments, until they are too many or grow no more."""
+        steps, levels = self._grown([node.own for node in self._nodes], MOST_STEPS)
+        patterns = [node.backtracking for node in self._nodes]
+        if any(patterns):
+            _, at_most = self._grown(patterns, _MOST_BACKTRACKING)
+            levels = at_most if levels is None else levels if at_most is None else min(levels, at_most)
+        return Work(steps, levels)
+
+    def _grown(self, own: list[int], most: int) -> tuple[list[int], int | None]:
+        """The sum of what is each schema's own, for each depth of arguments, and the greatest depth; None when any is possible."""
+        here, heights_here = [0] * len(own), [0] * len(own)
+        for number in self._order:
+            node = self._nodes[number]
+            here[number] = min(own[number] + node.again * sum(max(here[each] for each in group) for group in node.here), most + 1)
+            heights_here[number] = 1 + max((heights_here[each] for group in node.here for each in group), default=0)
+        costs, heights = here, heights_here
+        steps: list[int] = []
+        while len(steps) <= _MOST_LEVELS and (len(steps) < 2 or len(steps) * len(own) <= _MOST_VISITS):
+            further, higher = self._deeper(here, costs, heights, most)
+            if further[0] > most or higher[0] > _MOST_HEIGHT:
+                if not steps:
+                    raise EndlessError("its parts refer to each other so often that one value would be checked without end")
+                break
+            steps.append(further[0])
+            if further == costs and higher == heights:
+                return steps, None
+            costs, heights = further, higher
+        return steps, len(steps) - 1
+
+    def _deeper(self, here: list[int], costs: list[int], heights: list[int], most: int) -> tuple[list[int], list[int]]:
+        """Sums and heights for arguments one level deeper than those of ``costs`` and ``heights``."""
+        count = len(self._nodes)
+        within, named = [0] * count, [_NOTHING] * count
+        further, higher = [0] * count, [0] * count
+        merged = 0
+        for number in self._order:
+            node = self._nodes[number]
+            any_member = sum(costs[each] for each in node.within)
+            by_name = {name: costs[each] for name, each in node.named}
+            for group in node.here:
+                any_member += node.again * max(within[each] for each in group)
+                of_group = named[group[0]] if len(group) == 1 else _most([named[each] for each in group])
+                merged += len(of_group)
+                for name, cost in (of_group if merged < _MOST_MERGED else {_EACH: _highest(of_group)}).items():
+                    by_name[name] = by_name.get(name, 0) + node.again * cost
+            within[number], named[number] = any_member, by_name
+            further[number] = min(here[number] + any_member + _highest(by_name), most + 1)
+            below = max((heights[each] for each in (*node.within, *(each for _, each in node.named))), default=0)
+            higher[number] = 1 + max(below, max((higher[each] for group in node.here for each in group), default=0))
+        return further, higher
+
+
+_NOTHING: dict[str, int] = {}
+# Stands for each of many names, which are not told apart.
+_EACH = ""
+
+
+def _highest(by_name: dict[str, int]) -> int:
+    """The steps for the name that takes the most."""
+    return max((cost for name, cost in by_name.items() if name != _EACH), default=0) + by_name.get(_EACH, 0)
+
+
+class _Places:
+    """What references may mean: parts of the document by their path, by an anchor, or by an identifier."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._named: dict[str, list[Mapping[str, Any]]] = {}
+        self._anchors: dict[str, list[Mapping[str, Any]]] = {}
+        # Which schema with an identifier of its own each part stands in; the others stand in the root.
+        self._bases: dict[int, Mapping[str, Any]] = {}
+        left: list[tuple[object, Mapping[str, Any]]] = [(root, root)]
+        while left:
+            part, base = left.pop()
+            if isinstance(part, Mapping):
+                base = self._add(part, base)
+                left += [(each, base) for each in part.values() if isinstance(each, (Mapping, list, tuple))]
+            elif isinstance(part, (list, tuple)):
+                left += [(each, base) for each in part if isinstance(each, (Mapping, list, tuple))]
+
+    def _add(self, part: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
+        identifier = part.get("$id", part.get("id"))
+        if isinstance(identifier, str):
+            document, _, anchor = identifier.partition("#")
+            if document:
+                self._named.setdefault(_last(document), []).append(part)
+                base = part
+            else:
+                self._anchors.setdefault(anchor, []).append(part)
+        for key in ("$anchor", "$dynamicAnchor"):
+            name = part.get(key)
+            if isinstance(name, str):
+                self._anchors.setdefault(name, []).append(part)
+        if base is not self._root:
+            self._bases[id(part)] = base
+        return base
+
+    def meant(self, schema: Mapping[str, Any], reference: str) -> list[Any]:
+        """The schemas that a reference in a schema may mean.
+
+        :raises EndlessError: there are too many of them.
+        """
+        document, _, fragment = reference.partition("#")
+        if fragment and not fragment.startswith("/"):
+            found: list[Any] = self._anchors.get(unquote(fragment), [])
+        else:
+            named = self._named.get(_last(document)) if document else None
+            bases = named or [self._bases.get(id(schema), self._root), self._root]
+            found = [part for part in (_at(base, fragment) for base in bases[: _MOST_MEANT + 1]) if part is not None]
+        if len(found) > _MOST_MEANT:
+            raise EndlessError(f"{reference[:100]!r} may mean more than {_MOST_MEANT} schemas")
+        return [each for index, each in enumerate(found) if all(each is not other for other in found[:index])]
+
+
+def _last(document: str) -> str:
+    return document.rstrip("/").rpartition("/")[2]
+
+
+def _at(base: object, pointer: str) -> Any:
+    for step in unquote(pointer).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(base, Mapping):
+            base = base.get(name)
+        elif isinstance(base, (list, tuple)) and name.isdecimal() and int(name) < len(base):
+            base = base[int(name)]
+        else:
+            return None
+    return base
+
+
+def _most(parts: list[dict[str, int]]) -> dict[str, int]:
+    made: dict[str, int] = {}
+    for part in parts:
+        for name, cost in part.items():
+            made[name] = max(made.get(name, 0), cost)
+    return made
+
+
+def _mapped(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else _NOTHING
+
+
+def _listed(value: object) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []

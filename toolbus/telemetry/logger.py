@@ -1,0 +1,78 @@
+"""``log``: passes events on to the application's own logging, or straight to our own programs' lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from opentelemetry import trace
+
+from toolbus.telemetry.events import NAME
+from toolbus.telemetry.lines import FIELDS, ExcInfo, LineHandler, word
+from toolbus.telemetry.repeats import BOUNDED, repeats
+
+logger = logging.getLogger(NAME)
+"""Where events go; what is below it is the application's choice."""
+
+logger.addHandler(logging.NullHandler())
+
+logs = logger.isEnabledFor
+"""Whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
+
+# This function, the method of EventLog and Logger.log lie between a LogRecord and the place that logged the event.
+_STACK_LEVEL = 3
+
+
+class EventLog:
+    """Logs events: ``log.info("call.finished", tool=…, id=…, ms=…)``. Values of any kind do no harm."""
+
+    __slots__ = ()
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        """Log what only developers want to see."""
+        if logs(logging.DEBUG):
+            _emit(logging.DEBUG, event, fields, None)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        """Log what happens in the normal course of things."""
+        if logs(logging.INFO):
+            _emit(logging.INFO, event, fields, None)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        """Log what somebody may have to look into."""
+        if logs(logging.WARNING):
+            _emit(logging.WARNING, event, fields, None)
+
+    def error(self, event: str, /, *, exc_info: BaseException | None = None, **fields: Any) -> None:
+        """Log a failure, with the traceback of ``exc_info``."""
+        if logs(logging.ERROR):
+            _emit(logging.ERROR, event, fields, None if exc_info is None else (type(exc_info), exc_info, exc_info.__traceback__))
+
+    def exception(self, event: str, /, **fields: Any) -> None:
+        """Log a failure, with the traceback of the exception that is being handled."""
+        if logs(logging.ERROR):
+            error = sys.exception()
+            _emit(logging.ERROR, event, fields, None if error is None else (type(error), error, error.__traceback__))
+
+
+log = EventLog()
+
+
+def _emit(level: int, event: str, fields: dict[str, Any], raised: ExcInfo | None) -> None:
+    more = repeats.left_out(event, fields) if event in BOUNDED else 0
+    if more is None:
+        return
+    fields = {"event": event, **fields, "more": more} if more else {"event": event, **fields}
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        fields["trace_id"] = trace.format_trace_id(context.trace_id)
+        fields["span_id"] = trace.format_span_id(context.span_id)
+    handlers = logger.handlers
+    if len(handlers) == 1 and not logger.propagate and not logger.filters:
+        handler = handlers[0]
+        if type(handler) is LineHandler and level >= handler.level and not handler.filters:
+            handler.write_event(level, fields, raised)
+            return
+    line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items() if name != "event")])
+    logger.log(level, line, exc_info=raised, extra={FIELDS: fields}, stacklevel=_STACK_LEVEL)

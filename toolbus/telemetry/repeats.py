@@ -1,0 +1,76 @@
+"""What keeps one cause from filling the log: a line about each thing, and so many lines a minute."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+ABOUT: Mapping[str, tuple[str, ...]] = {
+    "confirmation.unreadable": ("id", "error"),
+    "descriptor.invalid": ("key", "error"),
+    "descriptor.mended": ("tool", "service", "changes"),
+    "registry.unreadable": ("service", "error"),
+    "tool.name_taken": ("tool", "service", "holder"),
+    "value.unreadable": ("key", "error"),
+}
+"""Events that are logged once for what these fields say: whoever reads the same again finds the same."""
+
+BOUNDED = frozenset(
+    {
+        *ABOUT,
+        "agent.resync_failed", "bury.refused", "cancel.failed", "cancelled.unread", "finish.refused", "frame.malformed", "frames.refused",
+        "key.group_moved", "key.wrong_type", "lease.beat_failed", "link.callback_failed", "link.protocol_error", "link.reconnect_failed",
+        "listener.failed", "replies.read_failed", "request.malformed", "requests.group_missing", "requests.take_failed",
+        "service.register_failed", "sessions.unsettled", "task.failed", "upkeep.failed", "usage.uncounted",
+    }
+)  # fmt: skip
+"""Events of which at most ``MOST_LINES`` are logged in a minute; the next line says in ``more`` how many were left out."""
+
+MOST_LINES = 30
+_PERIOD = 60.0
+_MOST_REMEMBERED = 8_192
+
+
+class Repeats:
+    """Says whether an event is to be logged.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        # Of each event: when its minute began, its lines since, and what was left out.
+        self._minutes: dict[str, tuple[float, int, int]] = {}
+
+    def left_out(self, name: str, fields: Mapping[str, object]) -> int | None:
+        """Return how many lines were left out before this one, or None when this one is to be left out, too."""
+        if name not in BOUNDED:
+            return 0
+        about = (name, *(str(fields.get(field)) for field in ABOUT[name])) if name in ABOUT else None
+        if about is not None and about in self._told:
+            self._told.move_to_end(about)
+            return None
+        began, lines, missed = self._minutes.get(name, (self._clock(), 0, 0))
+        if self._clock() - began > _PERIOD:
+            began, lines = self._clock(), 0
+        if lines >= MOST_LINES:
+            self._minutes[name] = (began, lines, missed + 1)
+            return None
+        self._minutes[name] = (began, lines + 1, 0)
+        if about is not None:
+            self._told[about] = None
+            if len(self._told) > _MOST_REMEMBERED:
+                self._told.popitem(last=False)
+        return missed
+
+    def forget(self) -> None:
+        """Log everything anew."""
+        self._told.clear()
+        self._minutes.clear()
+
+
+repeats = Repeats()
+"""What this process has logged."""

@@ -1,0 +1,166 @@
+"""Services that installed distributions bring, by short name: the entry-point group ``toolbus.workers``.
+
+A distribution offers a service with a line under ``[project.entry-points."toolbus.workers"]``::
+
+    weather = "my_tools.weather"
+    tables = "my_tools.tables [data]"
+
+The value is a module (or ``module:name``), and behind it the extras that it needs. The module's docstring says what it does, and a
+literal ``SETTINGS = {"VARIABLE": "meaning"}`` which environment variables it reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+from toolbus.results import ConfigurationError
+from toolbus.worker.modules import import_module
+
+GROUP = "toolbus.workers"
+
+_EXAMPLES = ("calculator", "joke", "json_query", "text")
+
+
+class InstalledService(msgspec.Struct, frozen=True):
+    """A service that a distribution offers.
+
+    Attributes:
+        name: its short name.
+        target: the module, or ``module:name``, that it stands for.
+        distribution: the distribution that offers it, and ``extras`` the optional parts of it that the module needs.
+    """
+
+    name: str
+    target: str
+    distribution: str
+    extras: tuple[str, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        """What ``pip install`` needs to be told for it."""
+        return f"{self.distribution}[{','.join(self.extras)}]" if self.extras else self.distribution
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What a module says about itself, read from its source without running it."""
+
+    summary: str = ""
+    settings: dict[str, str] = {}
+
+
+@functools.cache
+def installed_services() -> tuple[InstalledService, ...]:
+    """Return the services of every installed distribution, sorted by name; two distributions may offer the same name."""
+    found = {
+        InstalledService(point.name, _target(point), "" if point.dist is None else point.dist.name, tuple(point.extras))
+        for point in importlib.metadata.entry_points(group=GROUP)
+    }
+    return tuple(sorted(found, key=lambda each: (each.name, each.distribution)))
+
+
+def installed_service(name: str) -> InstalledService | None:
+    """Return the service of a short name, or None.
+
+    :raises ConfigurationError: several distributions offer that name.
+    """
+    found = [each for each in installed_services() if each.name == name]
+    if len(found) > 1:
+        offered = ", ".join(f"{each.target} of {each.distribution}" for each in found)
+        raise ConfigurationError(f"several distributions offer a service {name!r}: {offered}; give the module instead of the short name")
+    return found[0] if found else None
+
+
+def examples() -> list[ModuleType]:
+    """Import the services of toolbus itself that need no network and no settings.
+
+    :raises ConfigurationError: the installation does not know them, or one can't be imported.
+    """
+    own = {each.name: each for each in installed_services() if each.distribution == "toolbus"}
+    if missing := sorted(set(_EXAMPLES) - own.keys()):
+        raise ConfigurationError(f"this installation of toolbus lacks its services {', '.join(missing)}; install toolbus anew")
+    return [import_installed(own[name]) for name in _EXAMPLES]
+
+
+def import_installed(service: InstalledService) -> ModuleType:
+    """Import the module of an installed service, even if a package in the current folder has the same name.
+
+    :raises ConfigurationError: it can't be imported; names the extras to install.
+    """
+    name = service.target.partition(":")[0]
+    with _without_working_folder(name):
+        try:
+            module = import_module(name)
+        except ConfigurationError as error:
+            if not service.extras:
+                raise
+            raise ConfigurationError(f"{error}; install what it needs: pip install '{service.requirement}'") from None
+    return module
+
+
+def find_installed(name: str) -> ModuleSpec | None:
+    """Return where an installed module is, without importing anything; packages in the current folder do not count."""
+    path: list[str] | None = _installed_path(name.partition(".")[0])
+    spec: ModuleSpec | None = None
+    for depth in range(name.count(".") + 1):
+        spec = PathFinder.find_spec(".".join(name.split(".")[: depth + 1]), path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def describe(service: InstalledService) -> Described:
+    """Read what a service's module says about itself; empty when there is no source, and the reason when it can't be read."""
+    spec = find_installed(service.target.partition(":")[0])
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return Described()
+    try:
+        tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+        return Described((ast.get_docstring(tree) or "").partition("\n")[0].replace("``", ""), _settings(tree))
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        # Anybody's package may offer services, and one must not hide the others.
+        return Described(f"{spec.origin} can't be read: {error}")
+
+
+def _settings(tree: ast.Module) -> dict[str, str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and target.id == "SETTINGS" for target in node.targets):
+            return msgspec.convert(ast.literal_eval(node.value), dict[str, str])
+    return {}
+
+
+def _target(point: importlib.metadata.EntryPoint) -> str:
+    return f"{point.module}:{point.attr}" if point.attr else point.module
+
+
+def _installed_path(top: str) -> list[str]:
+    """Return the places to import an installed package from: without the current folder, unless it is found nowhere else."""
+    here = {"", str(Path.cwd())}
+    others = [place for place in sys.path if place not in here]
+    return others if PathFinder.find_spec(top, others) is not None else list(sys.path)
+
+
+@contextmanager
+def _without_working_folder(name: str) -> Iterator[None]:
+    top = name.partition(".")[0]
+    loaded = sys.modules.get(top)
+    spec = PathFinder.find_spec(top, _installed_path(top))
+    if loaded is not None and spec is not None and spec.origin and getattr(loaded, "__file__", None) not in {None, spec.origin}:
+        raise ConfigurationError(f"the package {top!r} of {loaded.__file__} hides the installed one of {spec.origin}; rename it")
+    before = list(sys.path)
+    sys.path[:] = _installed_path(top)
+    try:
+        yield
+    finally:
+        sys.path[:] = before

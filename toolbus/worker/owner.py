@@ -1,0 +1,96 @@
+"""The default owner of what a module publishes: the project that the module belongs to."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolbus import telemetry
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+def owner_of(module: str, qualname: str = "") -> str:
+    """Return who may change the names that a module publishes.
+
+    This is the installed distribution that holds the module's file, else the project that the nearest ``pyproject.toml`` above the
+    file names. A module of neither is owned by its topmost package, or by itself, together with ``qualname``. Host, path and
+    process never count, so that replicas on other machines have the same owner.
+
+    Args:
+        module: a module's name, as in ``sys.modules``.
+        qualname: the class that is published, if any.
+    """
+    file = _file_of(module)
+    if file is None:
+        return _unowned(module, qualname)
+    if not _INSTALLED.isdisjoint(file.parts):
+        # A virtual environment may lie inside another project's folder.
+        return _distribution_of(module, file) or _unowned(module, qualname)
+    return _project_of(file.parent) or _distribution_of(module, file) or _unowned(_top_of(file), qualname)
+
+
+def _file_of(module: str) -> Path | None:
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", ())), None)
+    return Path(file).resolve() if file else None
+
+
+def _distribution_of(module: str, file: Path) -> str:
+    """Return the installed distribution that holds a file; another project may have a top-level package of the same name."""
+    top = module.partition(".")[0]
+    for name in sorted(_distributions().get(top, [])):
+        place = importlib.metadata.distribution(name).locate_file("")
+        if file.is_relative_to(Path(str(place)).resolve()):
+            return _normal(name)
+    return ""
+
+
+@functools.cache
+def _project_of(folder: Path) -> str:
+    for each in (folder, *folder.parents):
+        place = each / "pyproject.toml"
+        if place.is_file():
+            document = _read(place)
+            name = document.get("project", {}).get("name") or document.get("tool", {}).get("poetry", {}).get("name")
+            if isinstance(name, str) and name:
+                return _normal(name)
+    return ""
+
+
+def _read(place: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(place.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        telemetry.log.warning("project.unreadable", file=str(place), error=str(error))
+        return {}
+
+
+def _top_of(file: Path) -> str:
+    """Return the topmost package around a file, or the file's own name."""
+    top = file.parent if file.name == "__init__.py" else file
+    while (top.parent / "__init__.py").is_file():
+        top = top.parent
+    return top.stem
+
+
+def _unowned(module: str, qualname: str) -> str:
+    top = module.partition(".")[0]
+    return f"{top}:{qualname}" if qualname else top
+
+
+def _normal(name: str) -> str:
+    """Return a project's name as package indexes compare it (https://packaging.python.org/en/latest/specifications/name-normalization/)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    # Reads every installed distribution, which takes tens of milliseconds.
+    return importlib.metadata.packages_distributions()

@@ -1,0 +1,119 @@
+"""A handler's questions to a person; while one is open the call's time stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Protocol
+
+from toolbus.broker.protocols import Delivery, Note, WorkerBroker
+from toolbus.confirmations import MOST_QUESTION, ConfirmationAnswer, ConfirmationRequest, denied, digest_of, plain, shown
+from toolbus.envelope import Confirm, new_run
+from toolbus.options import seconds
+from toolbus.results import BrokerError, ErrorInfo, ToolError
+
+
+class Asker(Protocol):
+    """What questions need of the run that asks them."""
+
+    delivery: Delivery
+
+    @property
+    def owner(self) -> str:
+        """Who published the tool."""
+
+    def tell(self, confirm: Confirm) -> None:
+        """Tell the caller that its call waits, or does so no longer."""
+
+    def extend(self, deadline: float) -> None:
+        """Take in a later deadline, monotonic seconds."""
+
+
+class Questions:
+    """The questions of one run, one at a time.
+
+    Args:
+        most: seconds that all of them together may wait.
+        limit: bytes of the data of one.
+    """
+
+    def __init__(self, asker: Asker, broker: WorkerBroker, most: float, limit: int) -> None:
+        self._asker = asker
+        self._broker = broker
+        self._left = most
+        self._limit = limit
+        self._one = asyncio.Lock()
+
+    async def ask(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
+        """Ask, and wait for the answer.
+
+        :raises ToolError: ``forbidden`` when it is no, ``deadline_exceeded`` when there is none, ``overloaded`` or ``unavailable`` when
+            nobody could be asked.
+        :raises ToolError: ``invalid_arguments`` when question or data are too long to be shown.
+        :raises EnvelopeError: JSON can't express the data.
+        :raises ConfigurationError: ``timeout`` is no time.
+        """
+        timeout = seconds(timeout, "timeout")
+        request = self._request(question, data)
+        async with self._one:
+            most = min(timeout, self._left)
+            answer = await self._asked(request, most) if most > 0 else None
+        if answer is None:
+            raise ToolError(ErrorInfo("deadline_exceeded", "unconfirmed", f"nobody answered within {most:g} s: {question}"))
+        if not answer.allowed:
+            raise ToolError(denied(repr(question), answer.reason, answer.by))
+        return answer
+
+    async def _asked(self, request: ConfirmationRequest, most: float) -> ConfirmationAnswer | None:
+        delivery, since = self._asker.delivery, time.monotonic()
+        deadline = delivery.deadline
+        answer: ConfirmationAnswer | None = None
+        told = False
+
+        def opened() -> None:
+            # Not before: whoever hears of the request may answer it at once.
+            nonlocal told
+            told = True
+            self._asker.tell(Confirm(request.id, request.question, since + most - time.monotonic()))
+
+        self._asker.extend(deadline + most)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(most):
+                    await self._broker.extend(delivery, Note(deadline, since, since + most))
+                left = since + most - time.monotonic()
+                answer = await self._broker.ask(delivery, request, left, opened) if left > 0 else None
+        except BrokerError as error:
+            raise ToolError(ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked: {error}", retryable=True)) from None
+        finally:
+            took = min(time.monotonic() - since, most)
+            self._left -= took
+            self._asker.extend(deadline + took)
+            if told:
+                self._asker.tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
+        with contextlib.suppress(BrokerError):
+            # Without it the next run has a little more time than it should.
+            await self._broker.extend(delivery, Note(delivery.deadline))
+        return answer
+
+    def _request(self, question: str, data: Any) -> ConfirmationRequest:
+        if len(question) > MOST_QUESTION:
+            # The end of it may be what matters.
+            message = f"a question has at most {MOST_QUESTION:,} characters, not {len(question):,}; the rest belongs in its data"
+            raise ToolError(message, type="invalid_arguments", code="unreadable")
+        call = self._asker.delivery.request
+        value, document = plain(data, anything=True)
+        return ConfirmationRequest(
+            new_run(),
+            call.id,
+            call.tool,
+            question,
+            asker="worker",
+            service=call.service,
+            owner=self._asker.owner,
+            user=call.user,
+            session=call.session,
+            digest=digest_of("worker", call.service, call.tool, call.user, call.session, question, value),
+            **({} if data is None else shown(value, document, self._limit)),
+        ).bounded()

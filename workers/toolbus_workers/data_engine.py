@@ -1,0 +1,270 @@
+"""The program in which the tables of one session live: DuckDB in a process of its own, which ``data_sessions`` starts.
+
+DuckDB's memory limit does not hold for every function, and some can't be interrupted: a limit of the operating
+system and a process that can be killed hold for all of them. The process has no environment, writes no file, and
+reads one: the unlinked file of which it was given the descriptor, where uploads are put.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from typing import Any, NamedTuple
+
+import duckdb
+
+from toolbus_workers.confined import Refused, answers_stream, confine, cut, serve
+
+MAX_TABLES = 50
+MAX_COLUMNS = 500
+MAX_CELL = 2_000
+MAX_MESSAGE = 500
+SAMPLE_ROWS = 5
+
+_DEEP = 200
+
+_READERS = {"csv": "read_csv('{}', sample_size=-1)", "json": "read_json('{}', sample_size=-1)", "parquet": "read_parquet('{}')"}
+_ALLOWED = (
+    "allowed are one SELECT, FROM, VALUES, WITH … SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES, PIVOT … ON … IN (…), "
+    "EXPLAIN of these, CREATE [OR REPLACE] TEMP TABLE or VIEW … AS, and DROP TABLE or VIEW"
+)
+_CREATE = re.compile(r"CREATE (OR REPLACE )?(TEMP|TEMPORARY) (TABLE|VIEW) ")
+_DROP = re.compile(r"DROP (TABLE|VIEW) ")
+
+
+class Plan(NamedTuple):
+    """A statement that passed the gate; ``wrapped`` when it can stand in a FROM clause."""
+
+    sql: str
+    wrapped: bool
+
+
+class Engine:
+    """One database in memory.
+
+    Attributes:
+        upload: the one path that can be read.
+    """
+
+    def __init__(self, memory: int, upload: int) -> None:
+        self.upload = f"/dev/fd/{upload}"
+        self._db = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": f"{memory}B",
+                "threads": "1",
+                "temp_directory": "",
+                "python_enable_replacements": "false",
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+                "enable_external_file_cache": "false",
+            },
+        )
+        self._db.execute(f"SET allowed_paths = ['{self.upload}']")
+        self._db.execute("SET enable_external_access = false")
+        self._db.execute("SET lock_configuration = true")
+
+    def interrupt(self) -> None:
+        """Stop what runs; from another thread."""
+        self._db.interrupt()
+
+    def tables(self) -> dict[str, Any]:
+        """Every table and view, by name."""
+        found = self._db.execute(
+            "SELECT table_name, estimated_size, column_count, temporary FROM duckdb_tables() UNION ALL "
+            "SELECT view_name, NULL, column_count, temporary FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
+        )
+        return {
+            "tables": [
+                {"name": name, "rows": rows, "columns": columns, "temporary": temporary}
+                for name, rows, columns, temporary in found.fetchall()
+            ]
+        }
+
+    def describe(self, table: str) -> dict[str, Any]:
+        """A table's columns, its number of rows, and its first rows."""
+        known = [each["name"] for each in self.tables()["tables"]]
+        if table not in known:
+            raise Refused(f"there is no table {cut(table, 64)!r}; {_known(known)}", "no_table")
+        source = _quoted(table)
+        sample = self._rows(f"FROM {source} LIMIT {SAMPLE_ROWS}", SAMPLE_ROWS, 20_000)
+        (count,) = self._db.execute(f"SELECT count(*) FROM {source}").fetchall()[0]  # noqa: S608 - a quoted name
+        return {**sample, "table": table, "total": count}
+
+    def load(self, table: str, format: str, *, append: bool) -> dict[str, Any]:
+        """Make a table of the uploaded file, or append it to one."""
+        names = [each["name"] for each in self.tables()["tables"]]
+        source = _READERS[format].format(self.upload)
+        if append:
+            if table not in names:
+                raise Refused(f"there is no table {table!r} to append to; {_known(names)}", "no_table")
+            self._db.execute(f"INSERT INTO {_quoted(table)} BY NAME SELECT * FROM {source}")  # noqa: S608 - as above
+        else:
+            self._check_room([name for name in names if name != table])
+            self._check_columns(source)
+            self._db.execute(f"CREATE OR REPLACE TABLE {_quoted(table)} AS SELECT * FROM {source}")  # noqa: S608 - as above
+        described = self.describe(table)
+        return {"table": table, "total": described["total"], "columns": described["columns"]}
+
+    def query(self, sql: str, max_rows: int, max_bytes: int) -> dict[str, Any]:
+        """Run one statement that passes the gate."""
+        plan = self._gate(sql)
+        if plan.wrapped:
+            return self._rows(plan.sql, max_rows, max_bytes)
+        found = self._db.execute(plan.sql)
+        if plan.sql.startswith("EXPLAIN"):
+            text = "\n".join(str(row[-1]) for row in found.fetchall())
+            return {"columns": [], "rows": [], "more": False, "cut": int(len(text) > max_bytes), "text": text[:max_bytes]}
+        return {"columns": [], "rows": [], "more": False, "cut": 0, "text": "Done."}
+
+    def _rows(self, sql: str, max_rows: int, max_bytes: int) -> dict[str, Any]:
+        """The first rows of a query, each value as JSON has it; nothing it does to tables outlives it."""
+        self._db.execute("BEGIN TRANSACTION READ ONLY")
+        try:
+            described = self._db.execute(f"SELECT * FROM (\n{sql}\n) LIMIT 0").description or []  # noqa: S608 - it passed the gate
+            if len(described) > MAX_COLUMNS:
+                raise Refused(f"the result has {len(described)} columns; select at most {MAX_COLUMNS}", "too_many_columns")
+            # to_json turns every type into text here: no value needs a Python type of its own.
+            found = self._db.execute(f"SELECT to_json(COLUMNS(*)) FROM (\n{sql}\n) LIMIT {max_rows + 1}")  # noqa: S608 - as above
+            rows: list[list[Any]] = []
+            cut = size = 0
+            more = False
+            while batch := found.fetchmany(50):
+                for row in batch:
+                    size += sum(min(len(text or ""), MAX_CELL) + 1 for text in row)
+                    if len(rows) == max_rows or (size > max_bytes and rows):
+                        more = True
+                        break
+                    cut += sum(len(text or "") > MAX_CELL for text in row)
+                    rows.append([_value(text) for text in row])
+                if more:
+                    break
+        finally:
+            with contextlib.suppress(duckdb.Error):
+                self._db.execute("ROLLBACK")
+        return {"columns": [{"name": each[0], "type": str(each[1])} for each in described], "rows": rows, "more": more, "cut": cut}
+
+    def _gate(self, sql: str) -> Plan:
+        """What to run for a statement; what it reads stands in a FROM clause, where nothing that changes data may stand.
+
+        :raises Refused: it is not one statement, or not of an allowed kind.
+        """
+        sql, words = _tokens(sql)
+        statements = self._db.extract_statements(sql)
+        if len(statements) != 1:
+            raise Refused(f"{len(statements)} statements were given; run one at a time", "one_statement")
+        kind = statements[0].type.name
+        if kind == "SELECT":
+            return Plan(sql, wrapped=True)
+        start = " ".join(word for word, _ in words[:6]).upper() + " "
+        if kind == "EXPLAIN":
+            verb = "EXPLAIN ANALYZE" if start.startswith("EXPLAIN ANALYZE ") else "EXPLAIN"
+            if (inner := self._inner(sql, words[verb.count(" ") :])) is not None:
+                return Plan(f"{verb} {inner}", wrapped=False)
+        if kind == "DROP" and _DROP.match(start):
+            return Plan(sql, wrapped=False)
+        if kind == "CREATE" and _CREATE.match(start):
+            self._check_room([each["name"] for each in self.tables()["tables"]])
+            at = next((at for at, (word, _) in enumerate(words) if word.upper() == "AS"), len(words))
+            if (inner := self._inner(sql, words[at:])) is not None:
+                return Plan(f"{sql.encode()[: words[at][1]].decode()} {inner}", wrapped=False)
+        word = "PIVOT without IN" if kind == "MULTI" else " ".join(start.split()[: 2 if kind in {"CREATE", "DROP"} else 1])
+        raise Refused(f"{cut(word, 40)} is not allowed here; {_ALLOWED}", "statement_refused", "forbidden")
+
+    def _inner(self, sql: str, words: list[tuple[str, int]]) -> str | None:
+        """The query that stands behind the first of these words, for a statement around it; None when it is no query."""
+        plan = self._gate(sql.encode()[words[0][1] :].decode()) if words else None
+        return f"SELECT * FROM (\n{plan.sql}\n)" if plan is not None and plan.wrapped else None  # noqa: S608 - it passed the gate
+
+    def _check_columns(self, source: str) -> None:
+        """Whether the columns were told apart: where quotes do not match, DuckDB takes whole lines for values."""
+        names = [each[0] for each in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]  # noqa: S608 - our own path
+        if source.startswith("read_csv") and len(names) == 1 and re.search(r"[,;\t|]", names[0]):
+            raise Refused(
+                f"the columns {cut(names[0], 80)!r} can't be told apart: rows differ in length, or a quote is not closed", "bad_csv"
+            )
+        if len(names) > MAX_COLUMNS:
+            raise Refused(f"the table has {len(names)} columns; at most {MAX_COLUMNS} are allowed", "too_many_columns")
+
+    def _check_room(self, names: list[str]) -> None:
+        if len(names) >= MAX_TABLES:
+            raise Refused(f"the session has {len(names)} tables, the most it may have; drop some with DROP TABLE", "too_many_tables")
+
+
+def _tokens(sql: str) -> tuple[str, list[tuple[str, int]]]:
+    """A statement without what follows its end, and its words with the places in bytes where each ends."""
+    raw = sql.encode()
+    tokens = [(at, kind.name) for at, kind in duckdb.tokenize(sql)]
+    ends = [*(at for at, _ in tokens[1:]), len(raw)][: len(tokens)]
+    words = [(raw[at:end].decode().strip(), at, end) for (at, kind), end in zip(tokens, ends, strict=True) if kind != "comment"]
+    while words and words[-1][0] == ";":
+        words.pop()
+    if not words:
+        raise Refused(f"the statement is empty; {_ALLOWED}", "one_statement")
+    return raw[: words[-1][2]].decode().rstrip(), [(word, end) for word, _, end in words]
+
+
+def _value(text: str | None) -> Any:
+    if text is None:
+        return None
+    if len(text) > MAX_CELL:
+        return cut(text[1:-1] if text.startswith('"') else text, MAX_CELL)
+    if text.count("[") + text.count("{") > _DEEP:
+        return text
+    return json.loads(text, parse_constant=str)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _known(names: list[str]) -> str:
+    if not names:
+        return "the session has no tables: upload one with data_upload (they go when the session is idle or ended)"
+    return f"the session has: {cut(', '.join(names), 300)}"
+
+
+def _failure(error: BaseException, engine: Engine) -> dict[str, str]:
+    """What a model is told; it names no file and stays short."""
+    if isinstance(error, Refused):
+        return error.told()
+    if isinstance(error, (MemoryError, duckdb.OutOfMemoryException)):
+        message = "the statement needs more memory than a session has; aggregate or filter first, or drop tables that are not needed"
+        return {"type": "tool_error", "code": "out_of_memory", "message": message}
+    said = str(error).replace(engine.upload, "the upload")
+    said = " ".join(said.partition("Possible ")[0].partition("Candidate ")[0].split())
+    # Lines are counted in what the statement is wrapped in, and not as its author has them.
+    said = cut(re.sub(r"^[\w ]+ Error: | LINE \d+: .*", "", said), MAX_MESSAGE)
+    if isinstance(error, duckdb.InterruptException):
+        return {"type": "deadline_exceeded", "code": "interrupted", "message": "the statement was interrupted"}
+    if isinstance(error, duckdb.PermissionException):
+        message = f"SQL has no access to files, networks and settings here; upload data with data_upload. {said}"
+        return {"type": "forbidden", "code": "no_access", "message": message}
+    if isinstance(error, duckdb.CatalogException) and "Table with name" in said:
+        said = f"{said.partition(' Did you mean')[0]} {_known([each['name'] for each in engine.tables()['tables']])}"
+    return {"type": "invalid_arguments", "code": "bad_sql", "message": said}
+
+
+def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+    operation = request.pop("do")
+    try:
+        return {"ok": getattr(engine, operation)(**request)}
+    except (duckdb.FatalException, duckdb.InternalException):
+        # The database can't be trusted any more; the session starts anew.
+        raise
+    except (Refused, MemoryError, duckdb.Error, ValueError, RecursionError) as error:
+        return {"error": _failure(error, engine)}
+
+
+def main(memory: int, upload: int) -> None:
+    """Serve requests from standard input until it ends."""
+    answers = answers_stream()
+    engine = Engine(memory, upload)
+    confine(memory)
+    serve(answers, lambda request: _answer(engine, request), engine.interrupt)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,117 @@
+"""Programs in processes of their own, which are asked one thing at a time and can be interrupted or killed.
+
+What a program does is beyond its worker's memory, its files and its loop: a library that crashes, hangs or eats memory
+takes only this process with it. The other end is ``toolbus_workers.confined``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from toolbus import ToolError
+
+# An interrupted request that has not ended by then is ended with its process.
+_GRACE, _INTERRUPTIONS = 0.5, 10
+_MAX_ANSWER = 16 << 20
+_PACKAGES = str(Path(__file__).parents[1])
+
+
+class Program:
+    """One process; its owner sees to it that requests take turns.
+
+    Args:
+        lost: what a model is told when the process ends in the middle of a request.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, lost: str) -> None:
+        self._process = process
+        self._lost = lost
+        self._killed = False
+
+    @classmethod
+    async def start(cls, script: Path, *arguments: object, lost: str, cwd: str = "/", pass_fds: Sequence[int] = ()) -> Program:
+        """Start the process, without the worker's environment; it answers once it is ready.
+
+        :raises OSError: it can't be started.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            str(script),
+            *map(str, arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            pass_fds=pass_fds,
+            env={"PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, _PACKAGES])), "MALLOC_ARENA_MAX": "2"},
+            cwd=cwd,
+        )
+        return cls(process, lost)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process can still be asked."""
+        return self._process.returncode is None
+
+    async def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
+        """The answer, or None when time was up; however this ends, nothing of it runs afterwards.
+
+        :raises ToolError: the process ended.
+        """
+        self._send(request)
+        reading = asyncio.ensure_future(self._read())
+        try:
+            await asyncio.wait([reading], timeout=seconds)
+        finally:
+            late = not reading.done()
+            if late:
+                await self._stop(reading)
+        return None if late else await reading
+
+    async def aclose(self) -> None:
+        """End the process."""
+        self._kill()
+        await self._process.wait()
+
+    def _kill(self) -> None:
+        # Only once: a second time would take the exit status away from who waits for it.
+        if self.alive and not self._killed:
+            self._killed = True
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _stop(self, reading: asyncio.Future[dict[str, Any]]) -> None:
+        try:
+            # An interruption that comes before the request has really begun goes unheard.
+            for _ in range(_INTERRUPTIONS):
+                self._send({"do": "interrupt"})
+                if (await asyncio.wait([reading], timeout=_GRACE / _INTERRUPTIONS))[0]:
+                    break
+        finally:
+            if not reading.done():
+                self._kill()
+            with contextlib.suppress(ToolError):
+                await reading
+
+    def _send(self, request: dict[str, Any]) -> None:
+        payload = json.dumps(request).encode()
+        cast("asyncio.StreamWriter", self._process.stdin).write(struct.pack(">I", len(payload)) + payload)
+
+    async def _read(self) -> dict[str, Any]:
+        source = cast("asyncio.StreamReader", self._process.stdout)
+        with contextlib.suppress(EOFError, OSError):
+            (size,) = struct.unpack(">I", await source.readexactly(4))
+            if size < _MAX_ANSWER:
+                answer: dict[str, Any] = json.loads(await source.readexactly(size))
+                return answer
+        self._kill()
+        await self._process.wait()
+        raise ToolError(self._lost, type="tool_error", code="session_lost")

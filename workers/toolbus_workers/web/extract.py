@@ -1,0 +1,113 @@
+"""``ContentExtractor``: from a fetched page to its title, text and links, whatever the page does to its parser."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from toolbus import ToolError
+from toolbus_workers.web.fetch import Page
+
+MAX_CHARS = 100_000
+PARSE_SECONDS = 10
+PARSE_MEMORY = 1 << 30
+
+_PROGRAM = str(Path(__file__).with_name("document.py"))
+_MARKUP = frozenset({"text/html", "application/xhtml+xml"})
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A link of a page: its words and the absolute address it leads to."""
+
+    text: str
+    href: str
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What a page says.
+
+    Attributes:
+        cut: the page has more text than ``text``.
+        links: to other pages, each once, at most 500.
+    """
+
+    title: str
+    text: str
+    cut: bool
+    links: tuple[Link, ...] = ()
+
+
+class ContentExtractor:
+    """Reads pages, each in a process of its own that is killed when it takes too long.
+
+    Args:
+        seconds: time for one page; a page waits for its turn up to twice as long.
+        memory: bytes of address space for one page.
+        parallel: pages read at the same time; the others wait. Half of the processors when left out.
+    """
+
+    def __init__(self, *, seconds: int = PARSE_SECONDS, memory: int = PARSE_MEMORY, parallel: int = 0) -> None:
+        self._seconds = seconds
+        self._memory = memory
+        self._turns = asyncio.Semaphore(parallel or max(1, (os.cpu_count() or 2) // 2))
+
+    async def extract(self, page: Page, *, max_chars: int = MAX_CHARS) -> Content:
+        """A page's title, text and links; what is not HTML is text as it stands.
+
+        :raises ToolError: it can't be read within the limits.
+        """
+        text = page.text
+        if page.media_type not in _MARKUP:
+            return Content("", text[:max_chars], len(text) > max_chars)
+        options = {"base": page.url, "max_chars": max_chars, "memory": self._memory, "seconds": self._seconds}
+        async with self._turn():
+            answer = await self._run(msgspec.json.encode(options) + b"\n" + text.encode(errors="replace"), page.url)
+        try:
+            return msgspec.json.decode(answer, type=Content)
+        except msgspec.MsgspecError:
+            raise _unreadable(page.url) from None
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(2 * self._seconds):
+                await self._turns.acquire()
+        except TimeoutError:
+            message = "this worker reads other pages, and they take long; try again later"
+            raise ToolError(message, type="overloaded", code="busy", retryable=True) from None
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _run(self, document: bytes, url: str) -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # the program's own folder is no place to import from
+            _PROGRAM,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(self._seconds):
+                answer, _ = await process.communicate(document)
+        except TimeoutError:
+            raise _unreadable(url) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                # Also takes in what it had written, without which its pipes stay open.
+                await process.communicate()
+        return answer
+
+
+def _unreadable(url: str) -> ToolError:
+    message = f"the page {url} could not be read: its HTML is damaged or made to be costly; try another page"
+    return ToolError(message, code="unreadable_page")
