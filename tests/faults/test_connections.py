@@ -92,6 +92,21 @@ async def test_replies_that_never_arrive_repeat_nothing(proxied: tuple[EmbeddedS
     assert sorted(ran, key=int) == [str(number) for number in range(50)]
 
 
+async def test_an_agent_that_comes_back_is_not_taken_for_dead(proxied: tuple[EmbeddedServer, Proxy]) -> None:
+    """Its reply stream is gone, as with a server's memory, and is there again before a worker can see a call of its new connection."""
+    server, proxy = proxied
+    chance = random.Random(7)
+    async with Worker([echo], settings=settings_of(server.port)), ToolBus(settings=settings_of(proxy.port)) as bus:
+        await bus.wait_for_tool("echo")
+        with redis.Redis.from_url(server.url) as client:
+            [replies] = client.scan_iter("tb:{default}:rsp:*")
+            for number in range(20):
+                client.delete(replies)
+                proxy.cut(1.0, chance=chance)
+                result = await bus.call("echo", {"text": str(number)}, timeout=5.0)
+                assert result.output == str(number)
+
+
 async def test_a_rotated_password_is_found_in_its_file(fresh_server: FreshServer, tmp_path: Path) -> None:
     """Connections that the new password shuts out come back by themselves when the file says it too."""
     server = fresh_server(config={"requirepass": "old secret"})

@@ -22,7 +22,7 @@ from toolbus.broker.publish.sharing import SharedCalls
 from toolbus.broker.reading import identifier, skip, uses_up
 from toolbus.broker.recover.mending import Mender
 from toolbus.broker.registry.registry import Registry, RegistryFollower
-from toolbus.broker.transport.command import ReplyError
+from toolbus.broker.transport.command import Reply, ReplyError
 from toolbus.broker.transport.connection import BLOCK, Connector
 from toolbus.broker.transport.links import Pair
 from toolbus.broker.transport.replication import Replication
@@ -116,6 +116,8 @@ class RedisAgentBroker:
             self._resync = False
             self._pair.keep("mender", mender.run)
             await self._make_replies()
+            # A worker that finds no reply stream takes the agent for dead, so there must be one before a call is published again.
+            self._link.greet(scripts.LISTEN, (self._replies,), (self._ttl_ms(),), self._greeted)
             await self._load()
         self._pair.keep("upkeep", self._upkeep)
         self._pair.keep("reader", self._read)
@@ -284,8 +286,7 @@ class RedisAgentBroker:
         """After a reconnect or a gap: the replies from their start, and a fresh snapshot."""
         self._resync = False
         try:
-            if not await self._link.execute("EXISTS", self._replies, repeatable=True):
-                await self._make_replies()
+            if await self._make_replies():
                 self._listener.on_replies_lost()
             self._position = b"0"
             await self._load()
@@ -305,8 +306,12 @@ class RedisAgentBroker:
             self._resync = True
             await asyncio.sleep(_AFTER_ERROR)
 
-    async def _make_replies(self) -> None:
-        await self._link.execute_script(scripts.LISTEN, (self._replies,), (self._ttl_ms(),))
+    async def _make_replies(self) -> bool:
+        return bool(await self._link.execute_script(scripts.LISTEN, (self._replies,), (self._ttl_ms(),), repeatable=True))
+
+    def _greeted(self, reply: Reply) -> None:
+        if reply == 1:
+            self._listener.on_replies_lost()
 
     # -- upkeep -----------------------------------------------------------------------------------
 

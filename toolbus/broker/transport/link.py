@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker.scripts import Script, with_source
-from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, Reply, ReplyError, WrongTypeError, answer
+from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError, WrongTypeError, answer
 from toolbus.broker.transport.connection import BLOCK, Connector
 from toolbus.broker.transport.discovery import Node
 from toolbus.broker.transport.redirect import Side
@@ -80,6 +80,7 @@ class Link(Wire):
         self._going: asyncio.Transport | None = None
         self._disconnected = asyncio.Event()
         self._channels: set[str] = set()
+        self._greeting: Command | None = None
         self._lost = asyncio.Event()
         self._closed = asyncio.Event()
         self._relocated = asyncio.Event()
@@ -118,6 +119,8 @@ class Link(Wire):
         self._unanswered.clear()
         for channel in sorted(self._channels):
             self._subscribe(channel)
+        if self._greeting is not None:
+            self._write_now(self._greeting)
         self._write_again([command for command in again if not (restarted and command.same_server)])
         if restarted:
             self._answer_lost([command for command in again if command.same_server], "the server is another process now")
@@ -200,6 +203,11 @@ class Link(Wire):
         self._flush()
         self._subscribe(channel)
 
+    def greet(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], on_reply: OnReply) -> None:
+        """Begin every later connection with a script, before anything is repeated; it changes nothing when it runs again."""
+        # With its source: what is written behind it would overtake it at a server that does not know the script.
+        self._greeting = Command(pack(("EVAL", script.source, len(keys), *keys, *args)), on_reply, repeatable=False)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep what may be repeated for the next connection; the rest is told."""
         self._transport = None
@@ -220,6 +228,13 @@ class Link(Wire):
         if self._transport is not None:
             self._unanswered.append(SUBSCRIBING)
             self._transport.write(pack(("SUBSCRIBE", channel)))
+
+    def _write_now(self, command: Command) -> None:
+        if self._transport is not None:
+            self._commands += 1
+            self._writes += 1
+            self._unanswered.append(command)
+            self._transport.write(command.packed)
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
         """Keep a command that was refused for a reason that passes; False when the error is its answer."""
@@ -295,12 +310,8 @@ class Link(Wire):
         self._waiting = False
         if self._transport is None or self._leaving or not self._refused:
             return
-        command = self._refused.popleft().command
         self._heard = self._loop.time()
-        self._commands += 1
-        self._writes += 1
-        self._unanswered.append(command)
-        self._transport.write(command.packed)
+        self._write_now(self._refused.popleft().command)
 
     def _forward(self, node: Node, command: Command) -> None:
         side = self._sides.get(node)
