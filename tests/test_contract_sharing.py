@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -330,8 +331,9 @@ async def test_a_refusal_keeps_the_key_of_work_that_an_earlier_attempt_began(red
     assert stage.starts == []
 
 
-async def test_a_call_that_nobody_can_run_frees_the_key(redis_place: Place) -> None:
+async def test_a_call_that_nobody_can_run_frees_the_key(redis_place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A tool that its service does not have, and a request that an operator purges, leave no record of the key."""
+    caplog.set_level(logging.INFO, "toolbus")
     settings = redis_place.settings
     async with redis_place.serving(fragile_once) as bus:
         ghost = {"type": "tool-service", "name": "ghost", "description": "None.", "service": "sharing", "effect": "once"}
@@ -344,6 +346,7 @@ async def test_a_call_that_nobody_can_run_frees_the_key(redis_place: Place) -> N
             assert [*client.scan_iter(f"tb:{{{settings.namespace}}}:key:*")] == []
             async with Admin(settings) as admin:
                 await admin.pause("sharing")
+                await eventually(lambda: "service.paused" in caplog.text)
                 waiting = asyncio.create_task(bus.call("fragile_once", idempotency_key="k"))
                 await eventually(lambda: client.xlen(f"tb:{{{settings.namespace}}}:q:sharing"))
                 assert await admin.purge("sharing") == 1

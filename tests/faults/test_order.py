@@ -143,10 +143,11 @@ async def test_calls_are_published_in_their_order(fresh_server: FreshServer) -> 
     server = fresh_server()
     settings = Settings.load({}, url=server.url, lease=5.0)
     queue = Keys(settings.namespace).queue("ordered")
+    async with Admin(settings) as admin:
+        # A worker hears of a pause a moment later, but looks for one before it takes anything.
+        await admin.pause("ordered")
     async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("echo")
-        async with Admin(settings) as admin:
-            await admin.pause("ordered")
         calls: list[asyncio.Task[Any]] = []
         with redis.Redis.from_url(server.url) as client:
 

@@ -222,7 +222,8 @@ class RedisWorkerBroker:
         # Cancelled calls are known before the first take: subscribed first, then mirrored.
         self._link.subscribe(stream.wake)
         await self._mirror_cancelled(stream)
-        stream.paused = bool(await self._link.execute("SISMEMBER", self._keys.paused, service.id, repeatable=True))
+        paused = await self._link.execute("SISMEMBER", self._keys.paused, service.id, repeatable=True)
+        stream.pause(bool(paused), time.monotonic())
         self._streams[service.id] = stream
         # What the last worker handed back has waited for this one.
         await self._upkeep.take_back(stream)
@@ -448,7 +449,7 @@ class RedisWorkerBroker:
         elif word == "back" and rest in self._streams:
             self._pair.start(self._upkeep.take_back(self._streams[rest]))
         elif word in {"pause", "resume"} and rest in self._streams:
-            self._pause(rest, word == "pause")
+            self._pause(rest, word == "pause", time.monotonic())
         else:
             self._told_of_session(channel, word, rest)
 
@@ -462,9 +463,8 @@ class RedisWorkerBroker:
             elif word == "end":
                 self._listener.sessions.closed(stream.service, *document(rest, _pairs))
 
-    def _pause(self, service: str, paused: bool) -> None:
-        if self._streams[service].paused != paused:
-            self._streams[service].paused = paused
+    def _pause(self, service: str, paused: bool, asked: float) -> None:
+        if self._streams[service].pause(paused, asked):
             telemetry.log.info("service.paused" if paused else "service.resumed", service=service)
             if not paused:
                 self._pair.start(self._upkeep.take_back(self._streams[service]))
@@ -489,8 +489,8 @@ class RedisWorkerBroker:
         self._clock.observe(beat.server_ms, beat.asked, beat.answered)
         self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))
         for service, stream in self._streams.items():
-            if (service in beat.paused) != stream.paused:
-                self._pause(service, service in beat.paused)
+            if service in beat.paused:
+                self._pause(service, beat.paused[service], beat.asked)
             if service in beat.renewed:
                 self._renewed(stream, beat.renewed[service])
         if beat.missing and self._registered:

@@ -51,7 +51,7 @@ class Beat(NamedTuple):
     asked: float
     answered: float
     missing: list[str]
-    paused: set[str]
+    paused: dict[str, bool]
     renewed: dict[str, list[Renewal]]
 
 
@@ -192,7 +192,7 @@ class LeaseThread:
             asked=asked,
             answered=answered,
             missing=[members[index - 1] for index in reply[1]],
-            paused={name.decode() for name in reply[2]},
+            paused={service: service.encode() in reply[2] for service in streams},
             renewed=renewed,
         )
 

@@ -145,6 +145,7 @@ class RequestStream:
         # How many requests the stream held, queued and running, when this worker last finished one.
         self.depth = 0
         self.paused = False
+        self._paused_since = float("-inf")
         # Whether calls of one session go to one worker.
         self.sticky = False
         self._keys = keys
@@ -154,6 +155,14 @@ class RequestStream:
         # Unique without a system call per run, which cost a tenth of a worker's time.
         self._runs_prefix = f"{new_run()}."
         self._runs = itertools.count()
+
+    def pause(self, paused: bool, known: float) -> bool:
+        """Take in whether the service was paused at a local monotonic time; True when that is news. What was known earlier says nothing."""
+        if known < self._paused_since:
+            return False
+        news = paused != self.paused
+        self.paused, self._paused_since = paused, known
+        return news
 
     def fence_is(self, generation: bytes, counter: bytes) -> None:
         """Take in the fence's state. What was held under another generation is nobody's any more."""
