@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,16 +13,9 @@ from typing import Any
 
 import redis
 
-from toolbus.broker.embedded import HOST, EmbeddedServer, find_binary
+from toolbus.broker.embedded import HOST, EmbeddedServer, find_binary, free_port
 
 SLOTS = 16_384
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
 
 
 def until(condition: Any, timeout: float = 40.0) -> Any:

@@ -11,8 +11,7 @@ import pytest
 import redis
 from redis.asyncio.connection import parse_url
 
-from tests.topologies import free_port
-from toolbus.broker.embedded import HOST
+from toolbus.broker.embedded import HOST, free_port
 from toolbus.broker.transport import clients
 from toolbus.broker.transport.asking import Manner, ask_each
 

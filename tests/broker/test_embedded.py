@@ -125,8 +125,8 @@ def test_free_port_lost_to_another_is_replaced(fresh_server: Fresh, monkeypatch:
     """When somebody takes the free port between the look and the bind, another port is tried."""
     other = fresh_server()
     offers = iter([other.port, other.port])
-    free_port = embedded._free_port
-    monkeypatch.setattr(embedded, "_free_port", lambda: next(offers, None) or free_port())
+    free_port = embedded.free_port
+    monkeypatch.setattr(embedded, "free_port", lambda: next(offers, None) or free_port())
     server = fresh_server()
     assert server.port != other.port
     with client(server) as connection:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from tests.cli.shell import Shell, eventually_sync
 from tests.topologies import until
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.broker.embedded import EmbeddedServer, free_port
 from toolbus.cli import main
 from toolbus.settings import Settings
 
@@ -235,14 +235,6 @@ def test_a_reloaded_worker_keeps_its_probe(shell: Shell) -> None:
     absent = shell.start("worker", "not.there", "--reload")
     assert absent.stderr is not None
     assert "there is no module 'not.there'" in absent.stderr.readline()
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(

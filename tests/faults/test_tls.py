@@ -23,9 +23,8 @@ from tests.cli.shell import Shell
 from tests.faults.wired import count, echo
 from tests.servers import KINDS, eventually
 from tests.tls import Authority, settings_for, terminating
-from tests.topologies import free_port
 from toolbus import BrokerError, BrokerUnavailable, Settings, ToolBus, Worker, sync
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.broker.embedded import EmbeddedServer, free_port
 
 pytestmark = pytest.mark.anyio
 

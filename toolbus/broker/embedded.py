@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,6 +22,8 @@ from toolbus.results import BrokerUnavailable, ConfigurationError
 HOST = "127.0.0.1"
 
 _PORT_TRIES = 10
+# Above well-known ones, below what Linux (32768), macOS and Windows (49152) give to outgoing connections.
+_PORTS = (20_000, 32_000)
 _POLL = 0.01
 _STOP_GRACE = 5.0
 
@@ -166,7 +170,7 @@ class EmbeddedServer:
     def _start_on_a_port(self, binary: Path, folder: Path, deadline: float) -> None:
         for _ in range(_PORT_TRIES):
             if not self._fixed_port:
-                self._port = _free_port()
+                self._port = free_port()
             self._process = self._spawn(binary, folder)
             if self._answers_before(deadline, self._process):
                 return
@@ -250,11 +254,16 @@ def find_binary() -> Path:
         ) from None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on now, and that the system gives to no outgoing connection, so that a restart finds it free again."""
+    for _ in range(_PORT_TRIES):
+        port = random.randrange(*_PORTS)  # noqa: S311 - no secret
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind((HOST, port))
+            return port
     with socket.socket() as listener:
         listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])
 
 
 def _answering_pid(port: int, password: str) -> int | None:

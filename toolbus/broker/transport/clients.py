@@ -28,13 +28,17 @@ def connection(options: Mapping[str, Any]) -> Any:
 
 
 def client(options: Mapping[str, Any], timeout: float) -> redis.Redis:
-    """A synchronous client with one connection; each connect and each answer may take ``timeout`` seconds."""
-    bounds = {"socket_timeout": timeout, "socket_connect_timeout": min(timeout, CONNECT_TIMEOUT)}
+    """A synchronous client with one open connection, whose answers may take ``timeout`` seconds each."""
+    # A server that hangs accepts connections and never greets: whoever could tell that another took its place has nothing to close yet.
+    opening = min(timeout, CONNECT_TIMEOUT)
+    bounds = {"socket_timeout": opening, "socket_connect_timeout": opening}
     kind, given = _given({**options, **bounds})
     pool = redis.ConnectionPool(connection_class=_SYNCHRONOUS[kind], **given)
     # One connection that stays with it: whoever waits for an answer can be woken by its end.
     made = redis.Redis(connection_pool=pool, retry=given["retry"], single_connection_client=True)
     made.auto_close_connection_pool = True
+    opened: Any = made.connection
+    opened.update_current_socket_timeout(timeout)
     return made
 
 
