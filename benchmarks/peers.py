@@ -82,7 +82,8 @@ def environment() -> dict[str, str]:
 def install(spec: PeerSpec) -> None:
     """Make a peer's environment unless it is there as pinned.
 
-    :raises InstallError: with the last line pip wrote.
+    Raises:
+        InstallError: with the last line pip wrote.
     """
     if not spec.requirements:
         return

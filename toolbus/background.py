@@ -19,7 +19,8 @@ _SETTLED = 60.0
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Do something until it returns, and begin again, after a growing pause, whenever it raises.
 
-    :raises ToolbusError: it has failed again and again, and is given up.
+    Raises:
+        ToolbusError: it has failed again and again, and is given up.
     """
     failures = 0
     while True:

@@ -142,8 +142,9 @@ class ConfirmationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 def digest_of(asker: str, service: str, tool: str, user: str, session: str, question: str, arguments: Any) -> str:
     """What an answer is for: BLAKE2b (32 bytes, hexadecimal) of these as canonical JSON.
 
-    :param question: of a handler; empty for a call that has not begun.
-    :param arguments: plain values of JSON, as they travel.
+    Args:
+        question: of a handler; empty for a call that has not begun.
+        arguments: plain values of JSON, as they travel.
     """
     parts = (asker, service, tool, user, session, question, arguments)
     return hashlib.blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=32).hexdigest()
@@ -152,8 +153,11 @@ def digest_of(asker: str, service: str, tool: str, user: str, session: str, ques
 def plain(value: Any, *, anything: bool = False) -> tuple[Any, bytes]:
     """A value as it arrives on the other side, and the JSON that it travels as.
 
-    :param anything: objects that JSON can't express are shown as their ``str()``.
-    :raises EnvelopeError: JSON can't express it.
+    Args:
+        anything: objects that JSON can't express are shown as their ``str()``.
+
+    Raises:
+        EnvelopeError: JSON can't express it.
     """
     try:
         document = msgspec.json.encode(value, enc_hook=str) if anything else encode(value)
@@ -168,7 +172,8 @@ def plain(value: Any, *, anything: bool = False) -> tuple[Any, bytes]:
 def shown(value: Any, document: bytes, limit: int) -> dict[str, Any]:
     """The fields of a request that show a value of at most ``limit`` bytes.
 
-    :raises ToolError: ``invalid_arguments``: it is too large, or can't be shown without hiding keys of it.
+    Raises:
+        ToolError: ``invalid_arguments``: it is too large, or can't be shown without hiding keys of it.
     """
     try:
         if len(document) > limit:

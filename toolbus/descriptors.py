@@ -162,7 +162,8 @@ def digest(value: object) -> str:
 def parse_service(document: object) -> ServiceDescriptor:
     """Read a service descriptor (``id``, ``config-params``, …) from decoded JSON.
 
-    :raises DescriptorError: naming the field that is wrong.
+    Raises:
+        DescriptorError: naming the field that is wrong.
     """
     fields = _mapping(document, "a service descriptor")
     known = {
@@ -192,7 +193,8 @@ def parse_service(document: object) -> ServiceDescriptor:
 def check_service(service: ServiceDescriptor) -> ServiceDescriptor:
     """Check what types can't say; returns the service unchanged.
 
-    :raises DescriptorError: naming the field that is wrong.
+    Raises:
+        DescriptorError: naming the field that is wrong.
     """
     if not _SERVICE_ID.match(service.id):
         raise DescriptorError(f"{service.id!r} is not 1 to 128 letters, digits, '_', '.' or '-'", path="$.id")
@@ -225,7 +227,8 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
     params, and ``type`` and ``service`` may be left out. Without it (the service
     is not known yet) every key that is not reserved counts as a config value.
 
-    :raises DescriptorError: naming the key and the tool.
+    Raises:
+        DescriptorError: naming the key and the tool.
     """
     fields = dict(_mapping(document, "a tool descriptor"))
     name = fields.get("name")
@@ -263,7 +266,8 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
 def check_tool(tool: ToolDescriptor) -> ToolDescriptor:
     """Check what types can't say; returns the tool unchanged.
 
-    :raises DescriptorError: naming the field that is wrong.
+    Raises:
+        DescriptorError: naming the field that is wrong.
     """
     if not _TOOL_NAME.match(tool.name):
         raise DescriptorError(f"{tool.name!r} is not 1 to 128 characters without spaces, slashes or braces", path="$.name")
@@ -282,7 +286,8 @@ def check_tool(tool: ToolDescriptor) -> ToolDescriptor:
 def check_types(tool: ToolDescriptor) -> ToolDescriptor:
     """Check that every field of a tool made in this process can be published and read; returns the tool unchanged.
 
-    :raises DescriptorError: naming the field that is wrong.
+    Raises:
+        DescriptorError: naming the field that is wrong.
     """
     try:
         published = msgspec.json.decode(msgspec.json.encode(tool))
@@ -314,7 +319,8 @@ def _check_effect(tool: str, effect: object) -> None:
 def check_config(tool: ToolDescriptor, service: ServiceDescriptor) -> None:
     """Check a tool's inline config values against its service's config params.
 
-    :raises DescriptorError: a key is undeclared, or a required param is missing.
+    Raises:
+        DescriptorError: a key is undeclared, or a required param is missing.
     """
     declared = {param.name for param in service.config_params}
     for key in tool.config:

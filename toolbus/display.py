@@ -78,7 +78,8 @@ def readable(value: Any) -> tuple[str, bool]:
     A shortened value says so outside of its quotation marks, where no value can say anything. Keys are never cut; those of an object
     that is no argument itself may be counted instead.
 
-    :raises TooMuch: there are too many keys, or too long ones.
+    Raises:
+        TooMuch: there are too many keys, or too long ones.
     """
     # A character has at most four bytes.
     if len(msgspec.json.encode(value)) <= 4 * _MOST:
@@ -122,7 +123,8 @@ class _Writer:
     def written(self, value: Any) -> str:
         """The text.
 
-        :raises TooMuch: it is too long.
+        Raises:
+            TooMuch: it is too long.
         """
         self._write(value, 0)
         return "".join(self._parts)

@@ -178,7 +178,8 @@ _ADDRESS_FIELD = re.compile(rb'"(id|agent)"\s*:\s*"([A-Za-z0-9_-]{1,64})"')
 def encode(message: object) -> bytes:
     """Encode a request, a frame, or a value that one of them carries.
 
-    :raises EnvelopeError: a value in it can't be expressed in JSON.
+    Raises:
+        EnvelopeError: a value in it can't be expressed in JSON.
     """
     try:
         return _encoder.encode(message)
@@ -189,7 +190,8 @@ def encode(message: object) -> bytes:
 def encode_request(request: Request, *, limit: int) -> bytes:
     """Encode a request of at most ``limit`` bytes.
 
-    :raises EnvelopeError: it is too large, or a value in it can't be expressed in JSON.
+    Raises:
+        EnvelopeError: it is too large, or a value in it can't be expressed in JSON.
     """
     document = encode(request)
     if len(document) > limit:
@@ -200,7 +202,8 @@ def encode_request(request: Request, *, limit: int) -> bytes:
 def decode_request(payload: bytes, *, limit: int) -> Request:
     """Decode a request of at most ``limit`` bytes.
 
-    :raises EnvelopeError: it is too large, malformed, or of a newer major version.
+    Raises:
+        EnvelopeError: it is too large, malformed, or of a newer major version.
     """
     if len(payload) > limit:
         raise EnvelopeError(f"request of {len(payload)} bytes is over the limit of {limit}")

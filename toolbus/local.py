@@ -30,10 +30,11 @@ class ToolRegistry:
     What is registered here runs unchanged in workers, with the same results. Listing works at any time; ``execute`` and
     ``executor`` within ``async with``, whose end runs every clean-up.
 
-    :param targets: registered at once, see ``register``.
-    :param user, session: on whose behalf tools run.
-    :param settings: limits and times; the transport is always this process.
-    :param provide: what handlers' parameters of these types are filled in with, as for ``Worker``.
+    Args:
+        targets: registered at once, see ``register``.
+        user, session: on whose behalf tools run.
+        settings: limits and times; the transport is always this process.
+        provide: what handlers' parameters of these types are filled in with, as for ``Worker``.
     """
 
     def __init__(
@@ -61,9 +62,12 @@ class ToolRegistry:
     def register(self, target: object, *, replace: bool = False) -> None:
         """Add a function (decorated with ``@tool`` or as it is), a ``ToolService``, or a module: all of its tools or none.
 
-        :param replace: take the place of what has one of the names; the first keeps it otherwise.
-        :raises RegistrationRefused: a tool has the name already.
-        :raises ConfigurationError: it is no tool, or the registry is open.
+        Args:
+            replace: take the place of what has one of the names; the first keeps it otherwise.
+
+        Raises:
+            RegistrationRefused: a tool has the name already.
+            ConfigurationError: it is no tool, or the registry is open.
         """
         if self._stack is not None:
             raise ConfigurationError("register tools before the registry is opened")
@@ -118,14 +122,16 @@ class ToolRegistry:
     async def execute(self, name: str, arguments: Mapping[str, Any] | None = None) -> ToolResult:
         """Run a tool; whatever goes wrong is a failed result, and is logged.
 
-        :raises ConfigurationError: the registry is not open.
+        Raises:
+            ConfigurationError: the registry is not open.
         """
         return await self.executor().execute(name, dict(arguments or {}))
 
     def executor(self, **options: Unpack[CallOptions]) -> ToolExecutor:
         """An executor of a model's tool calls, see ``ToolBus.executor``.
 
-        :raises ConfigurationError: the registry is not open.
+        Raises:
+            ConfigurationError: the registry is not open.
         """
         return self._opened().executor(**{**self._options, **options})
 
@@ -133,7 +139,8 @@ class ToolRegistry:
     def events(self) -> EventBus:
         """Tells observers of every execution's start, its frames, and its end.
 
-        :raises ConfigurationError: the registry is not open.
+        Raises:
+            ConfigurationError: the registry is not open.
         """
         return self._opened().events
 

@@ -49,7 +49,8 @@ _KNOWN = frozenset(CallOptions.__optional_keys__)
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Defaults overridden by what was given.
 
-    :raises ConfigurationError: an option does not exist.
+    Raises:
+        ConfigurationError: an option does not exist.
     """
     if not given:
         return defaults
@@ -62,7 +63,8 @@ def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str
 def seconds(value: Any, name: str) -> float:
     """An option that is a time.
 
-    :raises ConfigurationError: it is no finite number of seconds above 0.
+    Raises:
+        ConfigurationError: it is no finite number of seconds above 0.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {value!r}")

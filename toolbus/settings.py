@@ -68,7 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
         With ``base`` the other values are its own, and variables are not looked at.
 
-        :raises ConfigurationError: naming the variable or argument that is wrong.
+        Raises:
+            ConfigurationError: naming the variable or argument that is wrong.
         """
         values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
         variables = {} if base is not None else os.environ if environ is None else environ
@@ -83,7 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def sources(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> dict[str, tuple[Any, str]]:
         """Each setting's value and where it comes from: an argument, a variable, or ``default``.
 
-        :raises ConfigurationError: naming the variable or argument that is wrong.
+        Raises:
+            ConfigurationError: naming the variable or argument that is wrong.
         """
         given = _given(os.environ if environ is None else environ, arguments)
         settings = cls.load(environ, **arguments)

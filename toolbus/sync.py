@@ -36,7 +36,8 @@ def _run(portal: BlockingPortal, function: Callable[[], T]) -> T: ...
 def _run(portal: BlockingPortal, function: Callable[[], Any]) -> Any:
     """Run a function in the bus's event loop and wait for it; Ctrl-C here cancels it there.
 
-    :raises ConfigurationError: the bus was closed.
+    Raises:
+        ConfigurationError: the bus was closed.
     """
     try:
         future = portal.start_task_soon(function)
@@ -272,7 +273,8 @@ class ToolBus(_View):
     def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
         """Wait until a tool can be called.
 
-        :raises TimeoutError: it could not within ``timeout`` seconds.
+        Raises:
+            TimeoutError: it could not within ``timeout`` seconds.
         """
         return _run(self._portal_or_fail(), lambda: self._bus.wait_for_tool(name, timeout))
 

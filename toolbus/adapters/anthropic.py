@@ -24,7 +24,8 @@ async def converse(
 ) -> Message:
     """Messages until one calls no tool; ``messages`` grows by what is said. The last turn may call none.
 
-    :raises ConfigurationError: an option of the executor or ``max_turns`` is wrong.
+    Raises:
+        ConfigurationError: an option of the executor or ``max_turns`` is wrong.
     """
     for last in turns(max_turns):
         tools = executor.tools.definitions("anthropic")

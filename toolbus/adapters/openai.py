@@ -19,7 +19,8 @@ async def chat(
 ) -> ChatCompletion:
     """Chat completions until one calls no tool; ``messages`` grows by what is said. The last turn may call none.
 
-    :raises ConfigurationError: there is no model, or an option of the executor or ``max_turns`` is wrong.
+    Raises:
+        ConfigurationError: there is no model, or an option of the executor or ``max_turns`` is wrong.
     """
     for last in turns(max_turns):
         body = executor.build_request(messages, **parameters)
@@ -39,7 +40,8 @@ async def respond(
 ) -> Response:
     """Responses until one calls no tool; ``items`` grows by what is said. The last turn may call none.
 
-    :raises ConfigurationError: an option of the executor or ``max_turns`` is wrong.
+    Raises:
+        ConfigurationError: an option of the executor or ``max_turns`` is wrong.
     """
     for last in turns(max_turns):
         tools = executor.tools.definitions("responses", namespaces=False)

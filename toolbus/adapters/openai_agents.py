@@ -18,7 +18,8 @@ def function_tools(executor: ToolExecutor, *, strict: bool = False) -> list[Func
     Each is offered while it is there; ask again for tools that came later. A failure is an observation that tells the model what
     to do next, and never ends the run.
 
-    :param strict: say schemas so that the provider enforces them, wherever that is possible.
+    Args:
+        strict: say schemas so that the provider enforces them, wherever that is possible.
     """
     return [_function_tool(executor, definition["function"]) for definition in executor.tools.definitions("openai", strict=strict)]
 

@@ -18,8 +18,11 @@ async def outcome(
 ) -> tuple[str, ToolResult]:
     """Run a call as a model's, and return its observation and its result.
 
-    :param told: is given what happens to the call, as it happens.
-    :raises ConfigurationError: an option of the executor is wrong, or the bus is not open.
+    Args:
+        told: is given what happens to the call, as it happens.
+
+    Raises:
+        ConfigurationError: an option of the executor is wrong, or the bus is not open.
     """
     wanted = [ToolCall(call or new_id(), name, arguments)]
     # Who only waits for the end is no reader whom a person could answer.
@@ -35,7 +38,8 @@ async def outcome(
 def turns(most: int) -> Iterator[bool]:
     """For each turn of a conversation whether it is the last one, in which the model may call no tool.
 
-    :raises ConfigurationError: there is no turn at all.
+    Raises:
+        ConfigurationError: there is no turn at all.
     """
     if most < 1:
         raise ConfigurationError(f"max_turns must be at least 1, not {most}")

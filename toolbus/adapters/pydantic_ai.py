@@ -20,7 +20,8 @@ class BusToolset(AbstractToolset[Any]):
 
     The model reads the observation, of a failure too; the ``ToolResult`` is the tool return's ``metadata``.
 
-    :param id: tells it from other toolsets of one agent.
+    Args:
+        id: tells it from other toolsets of one agent.
     """
 
     def __init__(self, executor: ToolExecutor, *, id: str = "toolbus") -> None:

@@ -31,10 +31,13 @@ _DONE = "[DONE]"
 class ChatEndpoint:
     """An OpenAI-compatible endpoint; ``async with`` keeps its connections.
 
-    :param base_url: what ``/chat/completions`` is appended to.
-    :param api_key: sent as a bearer token, and never shown.
-    :param silence: most seconds without a byte of an answer.
-    :raises ConfigurationError: the address or the key can't be used.
+    Args:
+        base_url: what ``/chat/completions`` is appended to.
+        api_key: sent as a bearer token, and never shown.
+        silence: most seconds without a byte of an answer.
+
+    Raises:
+        ConfigurationError: the address or the key can't be used.
     """
 
     def __init__(self, base_url: str, api_key: str, *, silence: float = _SILENCE) -> None:
@@ -61,7 +64,8 @@ class ChatEndpoint:
     async def complete(self, body: Mapping[str, Any], heard: Callable[[str], object] = lambda text: None) -> Reply:
         """One chat completion; ``heard`` gets the model's words as they come.
 
-        :raises EndpointError: there is no whole answer; the message is one line.
+        Raises:
+            EndpointError: there is no whole answer; the message is one line.
         """
         reply = Reply()
         try:

@@ -74,12 +74,15 @@ class Agent:
     Attributes:
         messages: the conversation.
 
-    :param executor: made by ``bus.executor(model=…)``; its options hold for every call.
-    :param max_turns: how often the model is asked for one question.
-    :param max_seconds: time for one question, models, tools and people together.
-    :param walk: where it stands in a toolkit graph: each turn is offered what makes sense there, and moves it on.
-    :param parameters: added to each request (``temperature=0``).
-    :raises ConfigurationError: a bound is wrong, or the executor has no model.
+    Args:
+        executor: made by ``bus.executor(model=…)``; its options hold for every call.
+        max_turns: how often the model is asked for one question.
+        max_seconds: time for one question, models, tools and people together.
+        walk: where it stands in a toolkit graph: each turn is offered what makes sense there, and moves it on.
+        parameters: added to each request (``temperature=0``).
+
+    Raises:
+        ConfigurationError: a bound is wrong, or the executor has no model.
     """
 
     def __init__(
@@ -110,8 +113,9 @@ class Agent:
     async def ask(self, question: str, listener: Callable[[AgentEvent], object] | None = None) -> Answer:
         """The model's answer. ``listener`` hears its words, and what happens to each call, as they come; it must return at once.
 
-        :raises EndpointError: the endpoint does not answer.
-        :raises ConfigurationError: an option of the executor is wrong, or the bus is not open.
+        Raises:
+            EndpointError: the endpoint does not answer.
+            ConfigurationError: an option of the executor is wrong, or the bus is not open.
         """
         self._listener = listener or _ignore
         self._turns = self._calls = self._failed = 0

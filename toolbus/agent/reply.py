@@ -77,7 +77,8 @@ class Reply:
     def add(self, chunk: Chunk) -> str:
         """Take a chunk in, and return its words.
 
-        :raises ValueError: the model says too much.
+        Raises:
+            ValueError: the model says too much.
         """
         choice = next((each for each in chunk.choices or () if each.index == 0), None)
         if choice is None:

@@ -11,7 +11,8 @@ _MOST = 4_194_304
 class EventReader:
     """Takes the bytes of a stream as they come, cut anywhere, and gives the data of the events that are complete.
 
-    :param limit: most bytes of one event.
+    Args:
+        limit: most bytes of one event.
     """
 
     def __init__(self, limit: int = _MOST) -> None:
@@ -24,7 +25,8 @@ class EventReader:
     def feed(self, chunk: bytes) -> list[str]:
         """The data of the events that end in this chunk.
 
-        :raises ValueError: an event is too long.
+        Raises:
+            ValueError: an event is too long.
         """
         self._size += len(chunk)
         self._pieces.append(chunk)

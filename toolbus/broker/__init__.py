@@ -14,7 +14,8 @@ _MEMORY = "memory:"
 def agent_broker(settings: Settings) -> AgentBroker:
     """The caller's side of the broker that ``settings.url`` names.
 
-    :raises ConfigurationError: the URL can't be understood.
+    Raises:
+        ConfigurationError: the URL can't be understood.
     """
     if settings.url.startswith(_MEMORY):
         from toolbus.broker.memory import MemoryAgentBroker
@@ -28,7 +29,8 @@ def agent_broker(settings: Settings) -> AgentBroker:
 def worker_broker(settings: Settings) -> WorkerBroker:
     """The worker's side of the broker that ``settings.url`` names.
 
-    :raises ConfigurationError: the URL can't be understood.
+    Raises:
+        ConfigurationError: the URL can't be understood.
     """
     if settings.url.startswith(_MEMORY):
         from toolbus.broker.memory import MemoryWorkerBroker

@@ -59,7 +59,8 @@ class ServerHealth(NamedTuple):
 class Admin:
     """An operator's connection; use it with ``async with``.
 
-    :raises BrokerError: the server can't be reached or can't serve.
+    Raises:
+        BrokerError: the server can't be reached or can't serve.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -183,7 +183,8 @@ class RedisAgentBroker:
     async def _surely(self, change: Callable[[], Awaitable[T]]) -> T:
         """Make a change at a server that is surely the master, before and after; again, where it is not: another one loses it.
 
-        :raises BrokerUnavailable: no server is, for ten seconds.
+        Raises:
+            BrokerUnavailable: no server is, for ten seconds.
         """
         mastership = self._pair.mastership
         done: list[T] = []

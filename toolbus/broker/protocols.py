@@ -88,7 +88,8 @@ class Tallies(Protocol):
     async def spend(self, name: str, limit: int, period: float) -> float:
         """Count one use against a rate of ``limit`` per ``period`` seconds; returns 0, or the seconds until there is room.
 
-        :raises BrokerError: the server could not be asked.
+        Raises:
+            BrokerError: the server could not be asked.
         """
 
     async def use(self, name: str, limit: int, period: float) -> float:
@@ -100,7 +101,8 @@ class Tallies(Protocol):
     async def usage(self, days: int = 1) -> list[Usage]:
         """The usage of the last days (UTC, today is the first), by user and tool.
 
-        :raises BrokerError: the server could not be asked.
+        Raises:
+            BrokerError: the server could not be asked.
         """
 
 
@@ -112,26 +114,30 @@ class Confirmations(Protocol):
 
         A permission that names another digest than the request's is a refusal.
 
-        :raises ToolError: ``overloaded``, because too many requests wait.
-        :raises BrokerError: the server refuses.
+        Raises:
+            ToolError: ``overloaded``, because too many requests wait.
+            BrokerError: the server refuses.
         """
 
     async def pending(self) -> list[ConfirmationRequest]:
         """The open requests, the oldest first, without the ``whole`` of their arguments.
 
-        :raises BrokerError: the server could not be asked.
+        Raises:
+            BrokerError: the server could not be asked.
         """
 
     async def get(self, id: str) -> ConfirmationRequest:
         """One open request.
 
-        :raises ConfirmationClosed: it is not open.
+        Raises:
+            ConfirmationClosed: it is not open.
         """
 
     async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
         """Answer a request; of several answers exactly one wins.
 
-        :raises ConfirmationClosed: it is not open, or another answer won.
+        Raises:
+            ConfirmationClosed: it is not open, or another answer won.
         """
 
     def watch(self) -> AsyncIterator[ConfirmationRequest]:
@@ -178,7 +184,8 @@ class AgentBroker(Protocol):
     async def open(self, listener: AgentListener) -> None:
         """Connect, load the registry's snapshot, and start to listen.
 
-        :raises BrokerError: the server can't be reached or can't serve.
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
         """
 
     async def aclose(self) -> None:
@@ -189,7 +196,8 @@ class AgentBroker(Protocol):
 
         While the server can't be reached it waits here, until ``deadline`` (local monotonic seconds).
 
-        :raises EnvelopeError: the request can't be encoded, or is too large.
+        Raises:
+            EnvelopeError: the request can't be encoded, or is too large.
         """
 
     def cancel(
@@ -206,25 +214,29 @@ class AgentBroker(Protocol):
     async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
         """Tell the workers of these queues that a session is over, after everything that was published or cancelled before.
 
-        :raises BrokerError: the server can't be reached.
+        Raises:
+            BrokerError: the server can't be reached.
         """
 
     async def leave_sessions(self, queues: Collection[str]) -> None:
         """Tell the workers of these queues that this agent uses no session any more.
 
-        :raises BrokerError: the server can't be reached.
+        Raises:
+            BrokerError: the server can't be reached.
         """
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document under ``tool/<name>``, ``tool-service/<id>`` or ``toolkit/<name>``; with an ``owner``, who alone may change it.
 
-        :raises RegistrationRefused: the name is published by a service, or is somebody else's.
+        Raises:
+            RegistrationRefused: the name is published by a service, or is somebody else's.
         """
 
     async def delete_item(self, key: str, owner: str = "") -> bool:
         """Delete a document; False when there was none. Without an ``owner`` it is an operator who deletes it, whosever it is.
 
-        :raises RegistrationRefused: it is somebody else's.
+        Raises:
+            RegistrationRefused: it is somebody else's.
         """
 
     def statistics(self) -> dict[str, int]:
@@ -352,13 +364,15 @@ class WorkerBroker(Protocol):
     async def open(self, listener: WorkerListener) -> None:
         """Connect.
 
-        :raises BrokerError: the server can't be reached or can't serve.
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
         """
 
     async def register(self, publication: Publication) -> None:
         """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``.
 
-        :raises RegistrationRefused: names belong to another owner; nothing was published.
+        Raises:
+            RegistrationRefused: names belong to another owner; nothing was published.
         """
 
     async def unregister(self) -> None:
@@ -381,7 +395,8 @@ class WorkerBroker(Protocol):
     async def extend(self, delivery: Delivery, note: Note) -> None:
         """Note the later deadline of a delivery, so that its next run keeps to it.
 
-        :raises BrokerError: the server could not be told.
+        Raises:
+            BrokerError: the server could not be told.
         """
 
     async def begin(self, delivery: Delivery) -> Beginning:

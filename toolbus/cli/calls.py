@@ -101,7 +101,8 @@ async def _allowed(
 ) -> tuple[dict[str, Any], str]:
     """Ask for a person's permission, here and everywhere; returns what it is for and the digest of that.
 
-    :raises ToolError: it is not given, or the arguments are wrong.
+    Raises:
+        ToolError: it is not given, or the arguments are wrong.
     """
     from toolbus import Confirmation, ToolError
     from toolbus.cli.prompt import Person

@@ -51,7 +51,8 @@ class Failure(click.ClickException):
 def settings_of(context: click.Context, **overrides: Any) -> Settings:
     """Settings from the global options, the environment and the command's own options.
 
-    :raises ConfigurationError: naming the option or variable that is wrong.
+    Raises:
+        ConfigurationError: naming the option or variable that is wrong.
     """
     given = {**(context.find_root().obj or {}), **{name: value for name, value in overrides.items() if value is not None}}
     return Settings.load(**given)
@@ -60,7 +61,8 @@ def settings_of(context: click.Context, **overrides: Any) -> Settings:
 def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
     """The same, for commands that meet other processes.
 
-    :raises ConfigurationError: as above, or the URL names no server.
+    Raises:
+        ConfigurationError: as above, or the URL names no server.
     """
     settings = settings_of(context, **overrides)
     if settings.url.startswith("memory:"):
@@ -71,7 +73,8 @@ def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
 def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) -> T:
     """Do something over an operator's connection.
 
-    :raises ToolbusError: a setting is wrong, or the server can't be reached.
+    Raises:
+        ToolbusError: a setting is wrong, or the server can't be reached.
     """
     from toolbus.broker.admin import Admin
 
@@ -87,7 +90,8 @@ def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) ->
 def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) -> T:
     """Do something on the bus, as an agent.
 
-    :raises ToolbusError: a setting is wrong, or the server can't be reached.
+    Raises:
+        ToolbusError: a setting is wrong, or the server can't be reached.
     """
     from toolbus import ToolBus
 

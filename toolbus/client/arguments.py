@@ -17,7 +17,8 @@ _MOST_PREPARERS = 20_000
 def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
     """The arguments that a model said, as an object, and what was repaired.
 
-    :raises ToolError: ``invalid_arguments``: they can't be read without guessing.
+    Raises:
+        ToolError: ``invalid_arguments``: they can't be read without guessing.
     """
     if isinstance(arguments, (str, bytes)):
         return parse(arguments)
@@ -42,7 +43,8 @@ class Preparer:
     def prepare(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Arguments that the tool takes, and what was changed in them.
 
-        :raises ToolError: ``invalid_arguments``, naming the place.
+        Raises:
+            ToolError: ``invalid_arguments``, naming the place.
         """
         shape = self._shape
         try:
@@ -69,7 +71,8 @@ class Preparers:
     def prepare(self, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Arguments that the tool takes, and what was changed in them.
 
-        :raises ToolError: they do not fit, or the tool's schema is impossible.
+        Raises:
+            ToolError: they do not fit, or the tool's schema is impossible.
         """
         found = self._of.get(tool.descriptor.name)
         try:

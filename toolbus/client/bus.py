@@ -64,7 +64,8 @@ class ToolBus(BusView):
         settings: everything else.
         middleware: around every call, the first one outermost; see ``toolbus.middleware``.
 
-    :raises ConfigurationError: a setting or the URL is wrong.
+    Raises:
+        ConfigurationError: a setting or the URL is wrong.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class ToolBus(BusView):
     async def open(self) -> None:
         """Connect and load the registry's snapshot; opening an open bus does nothing.
 
-        :raises BrokerError: the server can't be reached or can't serve.
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
         """
         async with self._lock:
             if self._broker is not None:
@@ -154,7 +156,8 @@ class ToolBus(BusView):
     def tools(self) -> ToolView:
         """The live tools of the namespace, by name.
 
-        :raises ConfigurationError: the bus is not open.
+        Raises:
+            ConfigurationError: the bus is not open.
         """
         self._opened()
         return self._tools
@@ -186,8 +189,9 @@ class ToolBus(BusView):
     async def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
         """Wait until a tool can be called.
 
-        :raises TimeoutError: it could not within ``timeout`` seconds.
-        :raises ConfigurationError: the bus is not open, or was closed meanwhile.
+        Raises:
+            TimeoutError: it could not within ``timeout`` seconds.
+            ConfigurationError: the bus is not open, or was closed meanwhile.
         """
         self._check()
         catalogue = self._known()
@@ -202,8 +206,11 @@ class ToolBus(BusView):
     async def put(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document (JSON): a static descriptor under ``tool/<name>`` or ``tool-service/<id>``, a preset under ``toolkit/<name>``.
 
-        :param owner: who alone may change it from now on.
-        :raises RegistrationRefused: a service publishes that name, or it is somebody else's.
+        Args:
+            owner: who alone may change it from now on.
+
+        Raises:
+            RegistrationRefused: a service publishes that name, or it is somebody else's.
         """
         self._check()
         await self._opened().put_item(key, document, owner)
@@ -211,7 +218,8 @@ class ToolBus(BusView):
     async def delete(self, key: str, owner: str = "") -> bool:
         """Delete a document; False when there was none.
 
-        :raises RegistrationRefused: it is somebody else's than ``owner``'s, if one is given.
+        Raises:
+            RegistrationRefused: it is somebody else's than ``owner``'s, if one is given.
         """
         self._check()
         return await self._opened().delete_item(key, owner)
@@ -226,14 +234,16 @@ class ToolBus(BusView):
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call a tool and wait for its result. A failure of the tool is a value, not an exception.
 
-        :raises ConfigurationError: an option is wrong, or the bus is not open.
+        Raises:
+            ConfigurationError: an option is wrong, or the bus is not open.
         """
         return await self.make_call(Target(tool), arguments, merged(_NOTHING, options), streaming=False).result()
 
     def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
         """A call to be entered with ``async with`` and read as it is produced.
 
-        :raises ConfigurationError: an option is wrong, or the bus is not open.
+        Raises:
+            ConfigurationError: an option is wrong, or the bus is not open.
         """
         return self.make_call(Target(tool), arguments, merged(_NOTHING, options), streaming=True)
 
@@ -273,7 +283,8 @@ class ToolBus(BusView):
     def patience(self, options: Mapping[str, Any]) -> float:
         """Seconds that a call with these options waits for a worker to appear.
 
-        :raises ConfigurationError: the option is wrong.
+        Raises:
+            ConfigurationError: the option is wrong.
         """
         wait = options.get("wait")
         if not wait:

@@ -42,7 +42,8 @@ class Desk(Protocol):
     def launch(self, call: Call) -> Coroutine[Any, Any, None] | None:
         """Resolve, check and publish; returns what is to be awaited when the call waits for a worker.
 
-        :raises ConfigurationError: an option is wrong; nothing was published.
+        Raises:
+            ConfigurationError: an option is wrong; nothing was published.
         """
 
     def withdraw(self, call: Call) -> None:
@@ -149,7 +150,8 @@ class Call(msgspec.Struct, eq=False):
     async def events(self) -> AsyncIterator[Event]:
         """Everything that happens, in order; the last event is ``Finished``.
 
-        :raises RuntimeError: somebody else waits for this call's events.
+        Raises:
+            RuntimeError: somebody else waits for this call's events.
         """
         while await self._more():
             while self._events:
@@ -186,7 +188,8 @@ class Call(msgspec.Struct, eq=False):
     def resume_from(self, position: Any) -> None:
         """Leave out the text that the caller has from before it re-attached.
 
-        :raises ConfigurationError: it is no number of characters.
+        Raises:
+            ConfigurationError: it is no number of characters.
         """
         self._skip = _characters(position)
 

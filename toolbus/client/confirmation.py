@@ -38,8 +38,11 @@ class Confirmation:
         shared: whether other processes are asked, too.
         reason: why it was denied here.
 
-    :param limit: most bytes of the arguments.
-    :raises ToolError: ``invalid_arguments``: JSON can't express the arguments, or they can't be shown to a person.
+    Args:
+        limit: most bytes of the arguments.
+
+    Raises:
+        ToolError: ``invalid_arguments``: JSON can't express the arguments, or they can't be shown to a person.
     """
 
     def __init__(
@@ -167,24 +170,29 @@ class Confirmations(Mapping[str, Confirmation]):
     async def pending(self, *, user: str | None = None) -> list[ConfirmationRequest]:
         """The open requests of all processes, the oldest first, perhaps of one user only, without the ``whole`` of their arguments.
 
-        :raises BrokerError: the server can't be reached.
+        Raises:
+            BrokerError: the server can't be reached.
         """
         return [request for request in await self._store().pending() if user is None or request.user == user]
 
     async def get(self, id: str) -> ConfirmationRequest:  # type: ignore[override] # the mapping's own could only find ours
         """One open request of any process.
 
-        :raises ConfirmationClosed: it is not open.
-        :raises BrokerError: the server can't be reached.
+        Raises:
+            ConfirmationClosed: it is not open.
+            BrokerError: the server can't be reached.
         """
         return await self._store().get(id)
 
     async def allow(self, id: str, note: str = "", *, by: str = "", digest: str = "") -> None:
         """Let a call of any process go on.
 
-        :param digest: of the request that was shown to whoever allows it; left out, of the one that is open now.
-        :raises ConfirmationClosed: it is not open, or another answer won.
-        :raises BrokerError: the server can't be reached.
+        Args:
+            digest: of the request that was shown to whoever allows it; left out, of the one that is open now.
+
+        Raises:
+            ConfirmationClosed: it is not open, or another answer won.
+            BrokerError: the server can't be reached.
         """
         await self.answer(id, ConfirmationAnswer(True, note, by, digest))
 
@@ -195,7 +203,8 @@ class Confirmations(Mapping[str, Confirmation]):
     def watch(self) -> AsyncIterator[ConfirmationRequest]:
         """Each open request of all processes once, and then new ones as they come, until the bus is closed.
 
-        :raises BrokerError: the server can't be reached.
+        Raises:
+            BrokerError: the server can't be reached.
         """
         return self._store().watch()
 

@@ -40,7 +40,8 @@ def bare(tool: Tool, enforce: bool = False) -> Definition:
 def openai(tool: Tool, enforce: bool = False) -> Definition:
     """A tool of OpenAI's chat completions.
 
-    :raises DescriptorError: the schema can't be carried.
+    Raises:
+        DescriptorError: the schema can't be carried.
     """
     schema, enforced = _schema(tool, OPENAI if enforce else None)
     function: Definition = {"name": wire_name(tool.name), "description": _short(description_of(tool)), "parameters": schema}
@@ -52,7 +53,8 @@ def openai(tool: Tool, enforce: bool = False) -> Definition:
 def responses(tool: Tool, enforce: bool = False) -> Definition:
     """A function of OpenAI's responses; ``strict`` is always said, since leaving it out means true there.
 
-    :raises DescriptorError: the schema can't be carried.
+    Raises:
+        DescriptorError: the schema can't be carried.
     """
     schema, enforced = _schema(tool, OPENAI if enforce else None)
     name, description = wire_name(tool.name), _short(description_of(tool))
@@ -62,7 +64,8 @@ def responses(tool: Tool, enforce: bool = False) -> Definition:
 def anthropic(tool: Tool, enforce: bool = False) -> Definition:
     """A tool of Anthropic's messages.
 
-    :raises DescriptorError: the schema can't be carried.
+    Raises:
+        DescriptorError: the schema can't be carried.
     """
     schema, enforced = _schema(tool, ANTHROPIC if enforce else None)
     definition: Definition = {"name": wire_name(tool.name), "description": description_of(tool), "input_schema": schema}
@@ -74,7 +77,8 @@ def anthropic(tool: Tool, enforce: bool = False) -> Definition:
 def mcp(tool: Tool, enforce: bool = False) -> Definition:
     """A tool of the Model Context Protocol, with hints about its effect.
 
-    :raises DescriptorError: the schema is impossible.
+    Raises:
+        DescriptorError: the schema is impossible.
     """
     schema = tool.parameters
     check_possible(schema)
@@ -123,7 +127,8 @@ class Definitions:
     def make(self, key: Key, tools: Sequence[Tool]) -> list[Definition]:
         """Make a list of these tools' definitions, and keep it.
 
-        :raises ConfigurationError: there is no such format.
+        Raises:
+            ConfigurationError: there is no such format.
         """
         wanted, enforce, namespaces, _ = key
         if wanted not in _MAKERS:

@@ -99,7 +99,8 @@ class ToolExecutor:
         calls; see ``tool_calls``. Calls run together unless ``concurrent`` is False, and none is affected by another's failure.
         One that refers to an earlier one by ``{"$from": …}`` waits for it.
 
-        :raises ConfigurationError: ``message`` is nothing of the kind, an option is wrong, or the bus is not open.
+        Raises:
+            ConfigurationError: ``message`` is nothing of the kind, an option is wrong, or the bus is not open.
         """
         async with self.turn(message, concurrent=concurrent) as turn:
             return await turn.messages()
@@ -107,14 +108,16 @@ class ToolExecutor:
     def stream_tool_calls(self, message: object, *, concurrent: bool = True) -> Turn:
         """The same, for ``async with`` and ``async for``: what happens to each call as it happens, and then ``messages()``.
 
-        :raises ConfigurationError: ``message`` is nothing of the kind.
+        Raises:
+            ConfigurationError: ``message`` is nothing of the kind.
         """
         return self.turn(message, concurrent=concurrent, streaming=True)
 
     def turn(self, message: object, *, concurrent: bool = True, streaming: bool = False) -> Turn:
         """A turn's calls as an ``async with`` of which the messages and the results may be had; ``streaming`` when its events are read.
 
-        :raises ConfigurationError: ``message`` is nothing of the kind.
+        Raises:
+            ConfigurationError: ``message`` is nothing of the kind.
         """
         return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming)
 
@@ -128,7 +131,8 @@ class ToolExecutor:
 
         Without tools there is no word of them: an empty list is refused.
 
-        :raises ConfigurationError: neither the executor nor ``parameters`` name a model.
+        Raises:
+            ConfigurationError: neither the executor nor ``parameters`` name a model.
         """
         body: dict[str, Any] = {"model": self.model, "messages": messages}
         tools = self.tools.definitions("openai")
@@ -158,7 +162,8 @@ class ToolExecutor:
     def stream(self, grant: Grant, arguments: Mapping[str, Any], call: str, patience: float) -> Call:
         """One call on the bus, of what was granted alone; an idempotency key of the turn becomes one of the call.
 
-        :param patience: seconds that it waits for a worker, or 0.
+        Args:
+            patience: seconds that it waits for a worker, or 0.
         """
         options: dict[str, Any] = {**self._options}
         if "wait" in options:
@@ -172,7 +177,8 @@ class ToolExecutor:
     def patience(self) -> float:
         """Seconds that a call waits for a worker to appear.
 
-        :raises ConfigurationError: the option is wrong.
+        Raises:
+            ConfigurationError: the option is wrong.
         """
         return self._bus.patience(self._options)
 

@@ -68,7 +68,8 @@ class EventBus:
 
         It must return at once. What it raises is logged and nothing else.
 
-        :raises ConfigurationError: it is a coroutine function; ``watch()`` is for those.
+        Raises:
+            ConfigurationError: it is a coroutine function; ``watch()`` is for those.
         """
         if inspect.iscoroutinefunction(observer):
             raise ConfigurationError("an observer is a plain function; coroutines read `bus.events.watch()`")

@@ -117,7 +117,8 @@ def references(value: Any, level: int = 0) -> Iterator[str]:
 def resolved(value: Any, find: Callable[[str], Kept | None], path: str = "$", level: int = 0, *, where: str = "in this session") -> Any:
     """The arguments with what they refer to in its place; ``where`` says to the model which results can be referred to.
 
-    :raises ToolError: ``invalid_arguments``: there is no such result, or nothing at that path of it.
+    Raises:
+        ToolError: ``invalid_arguments``: there is no such result, or nothing at that path of it.
     """
     if level > _MOST_LEVELS:
         return value

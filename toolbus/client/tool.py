@@ -98,7 +98,8 @@ class Tool:
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Check arguments.
 
-        :raises ToolError: with type ``invalid_arguments``, naming the place.
+        Raises:
+            ToolError: with type ``invalid_arguments``, naming the place.
         """
         checker = self._checker
         if checker is None:

@@ -41,7 +41,8 @@ def tool_calls(message: object) -> list[ToolCall]:
     SDK's own objects; or a list of calls, items or content blocks; or plain ``{"name", "arguments", "id"?}``. What is no call
     (text, reasoning) is passed over; a call that can't be understood is one with a ``problem``, so that it is answered.
 
-    :raises ConfigurationError: this is nothing of the kind.
+    Raises:
+        ConfigurationError: this is nothing of the kind.
     """
     found = _listed(_plain(message))
     calls = [_call(_plain(item), index) for index, item in enumerate(found)]

@@ -86,7 +86,8 @@ class ToolView(Mapping[str, Tool]):
     ) -> ToolView:
         """A live view of the tools in any of these groups, of any of these categories, with any of these names.
 
-        :param user: leave out tools that are for other tenants.
+        Args:
+            user: leave out tools that are for other tenants.
         """
         selections, selection = self._selections, Selection(_frozen(groups), _frozen(categories), _frozen(names))
         if selection != Selection():
@@ -104,13 +105,16 @@ class ToolView(Mapping[str, Tool]):
     ) -> ActionView:
         """The tools that make sense when one of these actions is at hand, by the toolkit graph that is published in the namespace.
 
-        :param actions: ids or names of actions; those that the graph does not have count for nothing.
-        :param threshold: the lowest score of an edge that is followed, from 0 to 1.
-        :param hops: how many edges to next actions are followed.
-        :param toolkit: another graph in place of the published one.
-        :param tell_missing: say in ``prompt()`` which recommended tools are not there now; they are left out otherwise.
-        :raises ConfigurationError: networkx is not installed.
-        :raises ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
+        Args:
+            actions: ids or names of actions; those that the graph does not have count for nothing.
+            threshold: the lowest score of an edge that is followed, from 0 to 1.
+            hops: how many edges to next actions are followed.
+            toolkit: another graph in place of the published one.
+            tell_missing: say in ``prompt()`` which recommended tools are not there now; they are left out otherwise.
+
+        Raises:
+            ConfigurationError: networkx is not installed.
+            ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
         """
         try:
             from toolbus.toolkit.live import ActionView  # noqa: PLC0415 - an extra
@@ -133,10 +137,13 @@ class ToolView(Mapping[str, Tool]):
         A tool that the format can't carry is left out with a warning. The list is the caller's own; the definitions in it are
         shared, so copy what is to be changed.
 
-        :param format: ``bare`` (``{name, description, parameters}``), ``openai`` (chat), ``responses``, ``anthropic`` or ``mcp``.
-        :param strict: say schemas so that a provider can enforce them, wherever that is possible (not in ``bare`` and ``mcp``).
-        :param namespaces: gather the tools of a group in a namespace (``responses`` alone).
-        :raises ConfigurationError: there is no such format.
+        Args:
+            format: ``bare`` (``{name, description, parameters}``), ``openai`` (chat), ``responses``, ``anthropic`` or ``mcp``.
+            strict: say schemas so that a provider can enforce them, wherever that is possible (not in ``bare`` and ``mcp``).
+            namespaces: gather the tools of a group in a namespace (``responses`` alone).
+
+        Raises:
+            ConfigurationError: there is no such format.
         """
         # Users who see the same share what was made for one of them.
         key = (format, strict, namespaces, (self._selections, self._user if self._catalogue.restricted() else None))

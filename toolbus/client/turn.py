@@ -124,7 +124,8 @@ class Turn:
     async def results(self) -> list[ToolResult]:
         """The calls' results in their order, when all have ended; events that nobody read are dropped.
 
-        :raises ConfigurationError: an option is wrong, or the bus was closed.
+        Raises:
+            ConfigurationError: an option is wrong, or the bus was closed.
         """
         self._streaming = False
         self._events.clear()
@@ -138,7 +139,8 @@ class Turn:
     async def messages(self) -> list[dict[str, Any]]:
         """The messages that tell the model what came of its calls, in the shape in which it made them.
 
-        :raises ConfigurationError: an option is wrong, or the bus was closed.
+        Raises:
+            ConfigurationError: an option is wrong, or the bus was closed.
         """
         results = await self.results()
         limit = self._executor.output_limit
@@ -199,7 +201,8 @@ class Turn:
     async def _present(self, running: _Running, patience: float) -> tuple[Tool, float]:
         """The tool as it is now, waited for if it may come, and the seconds that are left to wait for it.
 
-        :raises ToolError: there is no such tool.
+        Raises:
+            ToolError: there is no such tool.
         """
         executor, name = self._executor, running.call.name
         tool = running.tool = executor.find(name)
@@ -292,7 +295,8 @@ class Turn:
     async def _confirmed(self, running: _Running, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Wait for a person's word; returns the arguments that it is for, and their digest.
 
-        :raises ToolError: ``forbidden`` or ``deadline_exceeded``, or ``invalid_arguments`` that nobody can be shown.
+        Raises:
+            ToolError: ``forbidden`` or ``deadline_exceeded``, or ``invalid_arguments`` that nobody can be shown.
         """
         executor = self._executor
         if executor.confirmer is None and not executor.confirm_anywhere and not executor.events and not self._streaming:

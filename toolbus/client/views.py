@@ -55,7 +55,8 @@ class BusView:
 
         A session that is used again afterwards starts anew.
 
-        :raises ConfigurationError: no session is bound.
+        Raises:
+            ConfigurationError: no session is bound.
         """
         session = self._defaults.get("session")
         if not session:
@@ -65,7 +66,8 @@ class BusView:
     async def usage(self, days: int = 1) -> list[Usage]:
         """What calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
 
-        :raises BrokerError: the server can't be reached.
+        Raises:
+            BrokerError: the server can't be reached.
         """
         return await self._bus.tallies.usage(days)
 
@@ -101,14 +103,17 @@ class BusView:
     ) -> ToolExecutor:
         """An executor of a model's tool calls, with these options for each of them.
 
-        :param tools: the tools that may be called (``bus.tools.filter(…)``); all when left out.
-        :param output_limit: most characters of an observation, for tools that set no limit of their own.
-        :param confirmer: asks a person about tools that declare ``confirm``.
-        :param confirm_timeout: seconds that a call waits for the person.
-        :param confirm_anywhere: whether any process of the namespace may answer; left out, when there is no confirmer.
-        :param sequential: tools whose calls wait for the calls before them in their turn, and are waited for by those after them.
-        :param model: the model of ``build_request``.
-        :raises ConfigurationError: an option is wrong.
+        Args:
+            tools: the tools that may be called (``bus.tools.filter(…)``); all when left out.
+            output_limit: most characters of an observation, for tools that set no limit of their own.
+            confirmer: asks a person about tools that declare ``confirm``.
+            confirm_timeout: seconds that a call waits for the person.
+            confirm_anywhere: whether any process of the namespace may answer; left out, when there is no confirmer.
+            sequential: tools whose calls wait for the calls before them in their turn, and are waited for by those after them.
+            model: the model of ``build_request``.
+
+        Raises:
+            ConfigurationError: an option is wrong.
         """
         return ToolExecutor(
             self._bus,

@@ -79,7 +79,8 @@ class Demo:
     async def run(self) -> list[Check]:
         """Run everything; the checks tell whether it held.
 
-        :raises ToolbusError: a part could not be started, or the demo took longer than a minute.
+        Raises:
+            ToolbusError: a part could not be started, or the demo took longer than a minute.
         """
         with tempfile.TemporaryDirectory(prefix="toolbus-demo-") as folder:
             try:

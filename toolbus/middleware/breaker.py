@@ -36,7 +36,8 @@ class CircuitBreaker:
         trips: the error types that count; others say nothing about the tool's health.
         by: what has one circuit; by default each tool.
 
-    :raises ConfigurationError: a value is out of its range.
+    Raises:
+        ConfigurationError: a value is out of its range.
     """
 
     def __init__(

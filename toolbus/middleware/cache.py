@@ -50,7 +50,8 @@ class Cache:
         most_bytes: of all answers; what was not asked for longest goes first, and no answer may have more than an eighth.
         by: whose answers may be given to whom: a text, or several, for each call; by default its user and session.
 
-    :raises ConfigurationError: a value is out of its range.
+    Raises:
+        ConfigurationError: a value is out of its range.
     """
 
     def __init__(

@@ -70,7 +70,8 @@ Middleware = Callable[[ToolCall, Next], Awaitable[ToolResult]]
 def checked(middleware: Iterable[Middleware]) -> tuple[Middleware, ...]:
     """Middleware as it was given, from the outermost to the innermost.
 
-    :raises ConfigurationError: one can't be called, or is a class that was not instantiated.
+    Raises:
+        ConfigurationError: one can't be called, or is a class that was not instantiated.
     """
     found = tuple(middleware)
     for each in found:

@@ -24,7 +24,8 @@ class RateLimit:
         by: what counts together: a text for each call, by default its user and tool.
         name: limits of one name share their counts; others are apart.
 
-    :raises ConfigurationError: a value is out of its range.
+    Raises:
+        ConfigurationError: a value is out of its range.
     """
 
     code = "rate_limit"

@@ -11,7 +11,8 @@ from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 class Timeout:
     """Gives up after ``seconds``, whatever the caller allows. The handler is cancelled; one in a thread is told.
 
-    :raises ConfigurationError: it is no positive number of seconds.
+    Raises:
+        ConfigurationError: it is no positive number of seconds.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -58,7 +58,8 @@ class TypedBinder:
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
         """The keyword arguments for the handler.
 
-        :raises ToolError: ``invalid_arguments``, naming the place and what was expected there.
+        Raises:
+            ToolError: ``invalid_arguments``, naming the place and what was expected there.
         """
         try:
             values = msgspec.convert(arguments, self._struct, str_keys=True, dec_hook=custom.convert)
@@ -112,7 +113,8 @@ class CheckedBinder:
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
         """The keyword arguments for the handler.
 
-        :raises ToolError: ``invalid_arguments``, naming the place and what is expected there.
+        Raises:
+            ToolError: ``invalid_arguments``, naming the place and what is expected there.
         """
         self._checker.check(arguments)
         names = arguments.keys()
@@ -137,7 +139,8 @@ class WholeBinder:
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
         """The one keyword argument for the handler.
 
-        :raises ToolError: ``invalid_arguments``, naming the place and what is expected there.
+        Raises:
+            ToolError: ``invalid_arguments``, naming the place and what is expected there.
         """
         self._checker.check(arguments)
         return {self._name: dict(arguments)}

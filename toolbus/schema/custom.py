@@ -11,7 +11,8 @@ _MOST_SAID = 3
 def describe(type_: type) -> dict[str, Any]:
     """The JSON Schema of a type of another library, with its own ``$defs``; msgspec's ``schema_hook``.
 
-    :raises NotImplementedError: nothing is known about it.
+    Raises:
+        NotImplementedError: nothing is known about it.
     """
     if _is_model(type_):
         # Its definitions get names that no other model's have.
@@ -27,8 +28,9 @@ def describe(type_: type) -> dict[str, Any]:
 def convert(type_: type, value: Any) -> Any:
     """A value of JSON as that type; msgspec's ``dec_hook``.
 
-    :raises ValueError: it does not fit.
-    :raises NotImplementedError: nothing is known about the type.
+    Raises:
+        ValueError: it does not fit.
+        NotImplementedError: nothing is known about the type.
     """
     if _is_model(type_):
         try:

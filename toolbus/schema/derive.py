@@ -50,9 +50,12 @@ def derive(
     any and passed as it is. With ``parameters`` that schema is enforced and values are not converted; a function with
     one positional parameter that is not a property of the schema receives all arguments as a dict.
 
-    :param injected: the types (or a predicate for them) of parameters that the worker fills in.
-    :param skip_self: leave out the first parameter, of a function that will be a method.
-    :raises DescriptorError: the function can't be called with named arguments, or does not fit ``parameters``.
+    Args:
+        injected: the types (or a predicate for them) of parameters that the worker fills in.
+        skip_self: leave out the first parameter, of a function that will be a method.
+
+    Raises:
+        DescriptorError: the function can't be called with named arguments, or does not fit ``parameters``.
     """
     signature = read_signature(function, injected=injected, skip_self=skip_self)
     if parameters is None:

@@ -47,7 +47,8 @@ _MOST_CHANGES = 20
 def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
     """The schema of a tool's arguments as JSON Schema, and what was changed: nothing, if it was possible as it was.
 
-    :raises DescriptorError: it describes no object at all, with the reason.
+    Raises:
+        DescriptorError: it describes no object at all, with the reason.
     """
     if isinstance(schema, Mapping) and _accepts_objects(schema.get("type", "object")):
         given = dict(schema)
@@ -67,7 +68,8 @@ def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
 def mended_document(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A tool's document with ``parameters`` as JSON Schema, and what was changed.
 
-    :raises DescriptorError: see ``mended``.
+    Raises:
+        DescriptorError: see ``mended``.
     """
     fields = dict(document)
     if fields.get("parameters") is None:

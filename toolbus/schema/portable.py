@@ -21,7 +21,8 @@ _MOST_PARTS = 1_000
 def check_possible(schema: object) -> None:
     """Accept a schema or refuse it.
 
-    :raises DescriptorError: it is impossible, with the reason.
+    Raises:
+        DescriptorError: it is impossible, with the reason.
     """
     if not is_simple(schema):
         Validator(schema, path="$.parameters")  # type: ignore[arg-type] # it says what else than a mapping it was given
@@ -35,7 +36,8 @@ def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
     Choices between objects become one object that has the properties of all; which of them belong together is still
     validated when the tool is called.
 
-    :raises DescriptorError: what stands at its top can't be an object.
+    Raises:
+        DescriptorError: what stands at its top can't be an object.
     """
     if "properties" in schema and schema.get("type") == "object" and schema.keys().isdisjoint(_NOT_AT_TOP):
         return schema

@@ -26,7 +26,8 @@ _ADVICE = "send one JSON object, with texts and keys in double quotes"
 def parse(text: str | bytes) -> tuple[dict[str, Any], list[str]]:
     """The arguments in a text, and what had to be repaired. Nothing at all, and ``null``, are no arguments.
 
-    :raises ToolError: ``invalid_arguments``: it is not an object, or can't be read without guessing.
+    Raises:
+        ToolError: ``invalid_arguments``: it is not an object, or can't be read without guessing.
     """
     try:
         value = msgspec.json.decode(text)
@@ -95,7 +96,8 @@ def decoded(text: str, check_number: Callable[[str], object] = _no_value) -> Any
         text: one value.
         check_number: raises for a number, as it is written, that is not to be read; it is given those that are not whole.
 
-    :raises UnclearError: a key stands in an object twice.
+    Raises:
+        UnclearError: a key stands in an object twice.
     """
     value = msgspec.json.decode(text)
     # The decoder keeps the last of equal keys, and somebody who slips may have meant the first.
@@ -111,7 +113,8 @@ def _checked_keys(pairs: list[tuple[str, Any]]) -> None:
 def _the_one(objects: list[Any]) -> dict[str, Any]:
     """The object that was meant: all are the same, or those before the last are empty.
 
-    :raises UnclearError: there is none, or more than one.
+    Raises:
+        UnclearError: there is none, or more than one.
     """
     if not objects:
         raise UnclearError(_ADVICE)

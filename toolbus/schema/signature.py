@@ -71,7 +71,8 @@ class Signature(msgspec.Struct, frozen=True):
 def read_signature(function: _Function, *, injected: Injected, skip_self: bool) -> Signature:
     """Read a function, method, partial or callable object.
 
-    :raises DescriptorError: it has no signature that Python can show, or a parameter to be injected is positional-only.
+    Raises:
+        DescriptorError: it has no signature that Python can show, or a parameter to be injected is positional-only.
     """
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     try:

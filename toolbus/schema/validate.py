@@ -32,7 +32,8 @@ class Checker(Protocol):
     def check(self, arguments: Mapping[str, Any], /) -> None:
         """Accept the arguments or refuse them.
 
-        :raises ToolError: ``invalid_arguments``, naming the place and what is expected there.
+        Raises:
+            ToolError: ``invalid_arguments``, naming the place and what is expected there.
         """
 
 
@@ -41,7 +42,8 @@ class Validator:
 
     The schema is compiled at once (about 10 µs, some 400 µs with ``\\p{…}`` patterns), because only that tells whether it is possible.
 
-    :raises DescriptorError: the schema is impossible; its ``path`` starts with ``path``.
+    Raises:
+        DescriptorError: the schema is impossible; its ``path`` starts with ``path``.
     """
 
     __slots__ = ("_compiled", "_levels", "_schema", "_work")
@@ -63,7 +65,8 @@ class Validator:
     def check(self, arguments: Mapping[str, Any], /) -> None:
         """Accept the arguments or refuse them.
 
-        :raises ToolError: ``invalid_arguments``, naming up to five places, what is expected there, and a hint of the schema.
+        Raises:
+            ToolError: ``invalid_arguments``, naming up to five places, what is expected there, and a hint of the schema.
         """
         if type(arguments) is not dict:
             arguments = _as_dict(arguments)
@@ -159,7 +162,8 @@ def required_only(names: Iterable[str]) -> Checker:
 def check_for(tool: ToolDescriptor) -> Checker:
     """The checker that a tool's descriptor asks for: its schema, its required arguments, or none.
 
-    :raises DescriptorError: the tool's schema is impossible.
+    Raises:
+        DescriptorError: the tool's schema is impossible.
     """
     if tool.parameters is not None:
         return Validator(tool.parameters, path="$.parameters")

@@ -197,7 +197,8 @@ class _Graph:
     def _postorder(self) -> list[int]:
         """The schemas, each after those that apply to the same value.
 
-        :raises EndlessError: one applies itself to the same value, perhaps by way of others.
+        Raises:
+            EndlessError: one applies itself to the same value, perhaps by way of others.
         """
         order: list[int] = []
         state = bytearray(len(self._nodes))
@@ -331,7 +332,8 @@ class _Places:
     def meant(self, schema: Mapping[str, Any], reference: str) -> list[Any]:
         """The schemas that a reference in a schema may mean.
 
-        :raises EndlessError: there are too many of them.
+        Raises:
+            EndlessError: there are too many of them.
         """
         document, _, fragment = reference.partition("#")
         if fragment and not fragment.startswith("/"):

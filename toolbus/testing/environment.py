@@ -114,9 +114,12 @@ class InvocationEnvironment:
     async def run(self, target: object, arguments: Mapping[str, Any] | None = None, *, tool: str = "") -> Outcome:
         """Call a ``@tool`` function, a service's ``@tool`` method, or a ``ToolService`` (class or instance) and wait for its end.
 
-        :param tool: which tool of a service; left out, its untyped ``invoke`` is called.
-        :raises ConfigurationError: it is not a tool, or the environment is not open.
-        :raises EnvelopeError: JSON can't carry the arguments, or they are too large.
+        Args:
+            tool: which tool of a service; left out, its untyped ``invoke`` is called.
+
+        Raises:
+            ConfigurationError: it is not a tool, or the environment is not open.
+            EnvelopeError: JSON can't carry the arguments, or they are too large.
         """
         if self._threads is None:
             raise ConfigurationError("the environment is not open; use `async with InvocationEnvironment() as environment:`")

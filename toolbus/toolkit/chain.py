@@ -49,7 +49,8 @@ def add_chain(service: ToolkitService, *items: Link) -> None:
     starts with an action is a part of the chain. What follows a tool, a group or a tuple of them is an action. Edges that
     are there keep their scores.
 
-    :raises ToolkitError: the chain does not say that (it is a ValueError); nothing was changed.
+    Raises:
+        ToolkitError: the chain does not say that (it is a ValueError); nothing was changed.
     """
     toolkit = service.get_toolkit()
     before: Action | None = None

@@ -42,8 +42,11 @@ def visualize(graph: Toolkit, title: str, show: bool = False, *, most: int = MOS
     Next edges are solid, Call edges dashed, edges from a group to its tools dotted. The same graph gives the same picture.
     The title says how many of the vertices are shown when there are more than ``most``.
 
-    :param show: open it in a window of matplotlib's backend, without waiting; otherwise matplotlib does not keep the figure.
-    :raises ToolkitError: ``most`` is not at least 1.
+    Args:
+        show: open it in a window of matplotlib's backend, without waiting; otherwise matplotlib does not keep the figure.
+
+    Raises:
+        ToolkitError: ``most`` is not at least 1.
     """
     if most < 1:
         raise ToolkitError(f"most is {most!r}: a picture shows at least one vertex")
@@ -80,7 +83,8 @@ def draw(graph: Toolkit, title: str = "", *, format: Literal["svg", "png"] = "sv
 def save(graph: Toolkit, path: str | FilePath, title: str = "", *, most: int = MOST) -> None:
     """Write the picture to a file: ``.svg``, ``.png``, or ``.html`` for the interactive page.
 
-    :raises ToolkitError: the name ends in nothing of that.
+    Raises:
+        ToolkitError: the name ends in nothing of that.
     """
     path = FilePath(path)
     if path.suffix == ".html":

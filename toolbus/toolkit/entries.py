@@ -119,7 +119,8 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def operator(self, id: str) -> OperatorEntry:
         """An operator.
 
-        :raises ToolkitError: there is none of that id.
+        Raises:
+            ToolkitError: there is none of that id.
         """
         for each in self.operators:
             if each.id == id:

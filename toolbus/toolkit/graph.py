@@ -64,7 +64,8 @@ class Toolkit:
     def predecessors(self, id: str) -> list[str]:
         """The vertices with an edge to this one.
 
-        :raises ToolkitError: there is no such vertex.
+        Raises:
+            ToolkitError: there is no such vertex.
         """
         self._present(id)
         return list(self._graph.predecessors(id))
@@ -72,7 +73,8 @@ class Toolkit:
     def successors(self, id: str) -> list[str]:
         """The vertices that this one has an edge to.
 
-        :raises ToolkitError: there is no such vertex.
+        Raises:
+            ToolkitError: there is no such vertex.
         """
         self._present(id)
         return list(self._graph.successors(id))
@@ -116,7 +118,8 @@ class Toolkit:
     def add_vertex(self, id: str, *, data: Item) -> None:
         """Add a vertex, or put ``data`` in the place of what stands there.
 
-        :raises ToolkitError: the data is no action, tool or group, or of another kind than what stands there.
+        Raises:
+            ToolkitError: the data is no action, tool or group, or of another kind than what stands there.
         """
         kind, there = kind_of(data), kind_of(self.item(id))
         if not kind:
@@ -128,7 +131,8 @@ class Toolkit:
     def add_edge(self, u: str, v: str, score: float | None = None) -> None:
         """Add an edge, which keeps the score it has when it is there already and ``score`` is None.
 
-        :raises ToolkitError: a vertex is missing, edges do not lead that way, or the score is not within 0 and 1.
+        Raises:
+            ToolkitError: a vertex is missing, edges do not lead that way, or the score is not within 0 and 1.
         """
         source, target = (kind_of(self.item(self._present(vertex))) for vertex in (u, v))
         if target not in _LEADS_TO[source]:
@@ -144,7 +148,8 @@ class Toolkit:
     def set_score(self, u: str, v: str, score: float) -> None:
         """Give an edge a score from 0 to 1.
 
-        :raises ToolkitError: there is no such edge, or the score is not within 0 and 1.
+        Raises:
+            ToolkitError: there is no such edge, or the score is not within 0 and 1.
         """
         check_score(score, f"the score of the edge {u!r} → {v!r}")
         if not self._graph.has_edge(u, v):
@@ -154,7 +159,8 @@ class Toolkit:
     def remove_edge(self, u: str, v: str) -> None:
         """Remove an edge, and its score with it; no vertex goes with it.
 
-        :raises ToolkitError: there is no such edge.
+        Raises:
+            ToolkitError: there is no such edge.
         """
         if not self._graph.has_edge(u, v):
             raise ToolkitError(f"there is no edge {u!r} → {v!r} to remove")
@@ -176,7 +182,8 @@ class Toolkit:
     def update(self, other: Toolkit) -> None:
         """Add another graph's vertices and edges; what is here keeps its data, and its edges their scores.
 
-        :raises ToolkitError: a vertex is of one kind here and of another there; nothing was changed.
+        Raises:
+            ToolkitError: a vertex is of one kind here and of another there; nothing was changed.
         """
         for vertex, item in other.items():
             here = kind_of(self.item(vertex))
@@ -232,7 +239,8 @@ def handed_out(item: Item) -> Item:
 def check_score(score: float, what: str) -> None:
     """Check that a score or threshold is a number from 0 to 1.
 
-    :raises ToolkitError: it is not; the message begins with ``what``.
+    Raises:
+        ToolkitError: it is not; the message begins with ``what``.
     """
     if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score) or not 0.0 <= score <= 1.0:
         raise ToolkitError(f"{what} is {score!r}, which is not a number from 0 to 1")

@@ -72,7 +72,8 @@ class Tool:
     def parameters(self) -> dict[str, Any]:
         """JSON Schema of the arguments.
 
-        :raises DescriptorError: the function can't be called with named arguments.
+        Raises:
+            DescriptorError: the function can't be called with named arguments.
         """
         if self._parameters is not None:
             return dict(self._parameters)
@@ -92,7 +93,8 @@ class Tool:
     def derived(self) -> Derived:
         """What the function says about itself; worked out when it is first asked for.
 
-        :raises DescriptorError: there is no function, or it can't be called with named arguments.
+        Raises:
+            DescriptorError: there is no function, or it can't be called with named arguments.
         """
         if self._derived is None:
             self._derived = derive(self._function, parameters=self._parameters)  # type: ignore[arg-type] # derive refuses None by itself

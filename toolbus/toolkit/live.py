@@ -158,7 +158,8 @@ def merged(documents: Mapping[str, bytes]) -> Toolkit:
 def operator_of(catalogue: Catalogue, name: str) -> OperatorEntry:
     """An operator of the published presets, in the order of their names.
 
-    :raises ToolkitError: none of them has it.
+    Raises:
+        ToolkitError: none of them has it.
     """
     known: list[str] = []
     for preset, document in sorted(catalogue.presets.items()):

@@ -29,7 +29,8 @@ def page(graph: Toolkit, title: str = "Toolkit", *, most: int = MOST) -> str:
     Script, style and data are in the page, and its content security policy allows nothing else. It says how many
     vertices were left out when there are more than ``most``.
 
-    :raises ToolkitError: ``most`` is not at least 1.
+    Raises:
+        ToolkitError: ``most`` is not at least 1.
     """
     if most < 1:
         raise ToolkitError(f"most is {most!r}: a page shows at least one vertex")

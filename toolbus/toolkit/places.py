@@ -32,7 +32,8 @@ class Source:
     def parse(self) -> Any:
         """What it says.
 
-        :raises ToolkitError: it is neither YAML nor JSON; the message names the line.
+        Raises:
+            ToolkitError: it is neither YAML nor JSON; the message names the line.
         """
         try:
             text = self._data.decode("utf-8-sig")

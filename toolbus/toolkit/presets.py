@@ -43,7 +43,8 @@ class LiveGroup(ToolGroup):
 def load_preset(path: str | Path) -> Preset:
     """Read a preset from a file; everything is checked before anything is made.
 
-    :raises ToolkitError: it can't be read or something in it is wrong; the message begins with file and line.
+    Raises:
+        ToolkitError: it can't be read or something in it is wrong; the message begins with file and line.
     """
     try:
         with Path(path).open("rb") as file:
@@ -56,7 +57,8 @@ def load_preset(path: str | Path) -> Preset:
 def read_preset(data: bytes, name: str = "preset") -> Preset:
     """Read a preset from YAML or JSON; ``name`` stands for it in messages.
 
-    :raises ToolkitError: see ``load_preset``.
+    Raises:
+        ToolkitError: see ``load_preset``.
     """
     if len(data) > MAX_BYTES:
         raise ToolkitError(f"{name}: a preset may have {MAX_BYTES:,} bytes, this one has more")
@@ -82,8 +84,11 @@ def json_schema() -> dict[str, Any]:
 def toolkit_of(preset: Preset, *, functions: bool = True) -> Toolkit:
     """The graph of a preset, made anew.
 
-    :param functions: whether it may name functions, which are imported: only where its file is trusted as code is.
-    :raises ToolkitError: a function can't be imported, or may not be.
+    Args:
+        functions: whether it may name functions, which are imported: only where its file is trusted as code is.
+
+    Raises:
+        ToolkitError: a function can't be imported, or may not be.
     """
     named = next((tool for tool in preset.tools if tool.function), None)
     if named is not None and not functions:

@@ -19,8 +19,11 @@ def recommend_subgraph(toolkit: Graph, actions: Iterable[Action | str], threshol
     of those groups. Only edges whose score is at least ``threshold`` are followed, and kept. Vertices are in the order in
     which they were met. Looks at nothing else than what it meets.
 
-    :param actions: actions or their ids; those that are not in the graph count for nothing.
-    :raises ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
+    Args:
+        actions: actions or their ids; those that are not in the graph count for nothing.
+
+    Raises:
+        ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
     """
     check_score(threshold, "the threshold")
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 0:

@@ -42,7 +42,8 @@ class ToolkitService:
         The actions of ``next_action_ids`` follow it with the score 1.0, those that are not there yet as soon as they come. Its
         ``tools`` are added with that score, too. Scored actions that are not in the graph are left out with a warning.
 
-        :raises ToolkitError: a score is not within 0 and 1, or the id is a tool's or group's; nothing was changed.
+        Raises:
+            ToolkitError: a score is not within 0 and 1, or the id is a tool's or group's; nothing was changed.
         """
         self._check([*next_actions, *prev_actions], action, *action.tools)
         self._put(action.id, action)
@@ -59,7 +60,8 @@ class ToolkitService:
 
         An action that is not in the graph is left out with a warning, and a tool that nothing leads to is taken out with another.
 
-        :raises ToolkitError: a score is not within 0 and 1, or the id is an action's or group's; nothing was changed.
+        Raises:
+            ToolkitError: a score is not within 0 and 1, or the id is an action's or group's; nothing was changed.
         """
         self._check(connected_actions, tool)
         self._put(tool.id, tool)
@@ -75,7 +77,8 @@ class ToolkitService:
         A group of that id that is there is replaced: tools that stay keep their edges and scores, and tools that are not
         in it any more go, unless an action or another group leads to them. Actions that are not in the graph are left out with a warning.
 
-        :raises ToolkitError: a score is not within 0 and 1, or an id is something else's; nothing was changed.
+        Raises:
+            ToolkitError: a score is not within 0 and 1, or an id is something else's; nothing was changed.
         """
         self._check(connected_actions, tool_group, *tool_group.tools)
         self._toolkit.add_vertex(tool_group.id, data=tool_group)
@@ -90,7 +93,8 @@ class ToolkitService:
     def get_action(self, action_id: str) -> Action:
         """A copy of an action.
 
-        :raises ToolkitError: there is no such action (it is a ValueError).
+        Raises:
+            ToolkitError: there is no such action (it is a ValueError).
         """
         action = self._toolkit.get_action(action_id)
         if action is None:
@@ -100,21 +104,24 @@ class ToolkitService:
     def remove_tool(self, tool_id: str) -> None:
         """Remove a tool, and the group whose last one it was; nothing happens when it is not there.
 
-        :raises ToolkitError: the id is an action's or a group's.
+        Raises:
+            ToolkitError: the id is an action's or a group's.
         """
         self._remove(tool_id, "tool")
 
     def remove_action(self, action_id: str) -> None:
         """Remove an action, and the tools that nothing else leads to; nothing happens when it is not there.
 
-        :raises ToolkitError: the id is a tool's or a group's.
+        Raises:
+            ToolkitError: the id is a tool's or a group's.
         """
         self._remove(action_id, "action")
 
     def remove_tool_group(self, group_id: str) -> None:
         """Remove a group and its tools; nothing happens when it is not there.
 
-        :raises ToolkitError: the id is an action's or a tool's.
+        Raises:
+            ToolkitError: the id is an action's or a tool's.
         """
         self._remove(group_id, "group")
 

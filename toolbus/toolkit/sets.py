@@ -24,8 +24,11 @@ def tool_of_bus(tool: BusTool) -> Tool:
 def group_of_service(tools: ToolView, service: str) -> ToolGroup:
     """Every tool of a service of the bus, sorted by name; the group's id is ``service:`` and the service's id.
 
-    :param tools: ``bus.tools``, or a part of it.
-    :raises ToolkitError: no tool of it is listed.
+    Args:
+        tools: ``bus.tools``, or a part of it.
+
+    Raises:
+        ToolkitError: no tool of it is listed.
     """
     return _of_bus(f"service:{service}", service, [tool for tool in tools.values() if tool.service == service], f"the service {service!r}")
 
@@ -33,8 +36,11 @@ def group_of_service(tools: ToolView, service: str) -> ToolGroup:
 def group_of_registry(tools: ToolView, group: str) -> ToolGroup:
     """Every tool of the bus that belongs to a registry group, sorted by name; the group's id is ``group:`` and its name.
 
-    :param tools: ``bus.tools``, or a part of it.
-    :raises ToolkitError: no tool of it is listed.
+    Args:
+        tools: ``bus.tools``, or a part of it.
+
+    Raises:
+        ToolkitError: no tool of it is listed.
     """
     return _of_bus(f"group:{group}", group, tools.filter(groups=[group]).values(), f"the group {group!r}")
 
@@ -44,7 +50,8 @@ def group_of_worker(target: ModuleType | ToolService | type[ToolService]) -> Too
 
     The group's id is ``worker:`` and the name of the module or the service's id.
 
-    :raises ConfigurationError: it has no tools, or one of them is wrong.
+    Raises:
+        ConfigurationError: it has no tools, or one of them is wrong.
     """
     served = collect(target, Settings())
     name = target.__name__ if isinstance(target, ModuleType) else served[0].id
@@ -58,7 +65,8 @@ def group_of_module(module: ModuleType) -> ToolGroup:
     Those in ``__all__``, else those that the module defines. Ids are the functions' qualified names, since functions of several
     modules may have one name. The group's id is ``module:`` and the module's name.
 
-    :raises ToolkitError: it has none.
+    Raises:
+        ToolkitError: it has none.
     """
     tools = (Tool.from_function(function, id=f"{function.__module__}.{function.__qualname__}") for function in _public(module))
     about = inspect.cleandoc(module.__doc__ or "").partition("\n")[0]
@@ -71,7 +79,8 @@ def group_of_definitions(id: str, definitions: Iterable[object], *, name: str = 
     A definition is a mapping or an object with ``name``, ``description`` and ``inputSchema`` (as an MCP server lists its
     tools) or ``parameters``.
 
-    :raises ToolkitError: there is none, one has no name, or two have the same.
+    Raises:
+        ToolkitError: there is none, one has no name, or two have the same.
     """
     tools: dict[str, Tool] = {}
     for index, definition in enumerate(definitions):

@@ -18,7 +18,8 @@ def shipped_presets() -> dict[str, Path]:
 def find_preset(place: str | Path) -> Path:
     """The file that is meant: one of that path, or the shipped preset of that name.
 
-    :raises ToolkitError: a name without a suffix is neither.
+    Raises:
+        ToolkitError: a name without a suffix is neither.
     """
     path = Path(place)
     if path.exists() or path.suffix or len(path.parts) != 1:

@@ -66,7 +66,8 @@ class Starter:
     def rank(self, sentence: str, limit: int = 5) -> list[Start]:
         """The actions that fit a sentence, the best first; none when nothing matches.
 
-        :raises ConfigurationError: the embedding function is async (``await arank(…)`` takes both), or what it gives is no vectors.
+        Raises:
+            ConfigurationError: the embedding function is async (``await arank(…)`` takes both), or what it gives is no vectors.
         """
         lexical = self._index.search(sentence, _depth(limit))
         if self._embed is None:
@@ -82,7 +83,8 @@ class Starter:
     async def arank(self, sentence: str, limit: int = 5) -> list[Start]:
         """The same, for embedding functions that are async; plain ones are called in the event loop.
 
-        :raises ConfigurationError: what the embedding function gives is no vectors.
+        Raises:
+            ConfigurationError: what the embedding function gives is no vectors.
         """
         lexical = self._index.search(sentence, _depth(limit))
         if self._embed is None:

@@ -20,11 +20,12 @@ class Walk:
     Attributes:
         at: ids or names of the actions at hand.
 
-    :param tools: ``bus.tools``, or a part of it.
-    :param starts: ids or names of the first actions.
-    :param threshold: the lowest score of an edge that is followed, from 0 to 1.
-    :param hops: how many edges to next actions are followed; 1 shows what follows.
-    :param toolkit: another graph in place of the published one.
+    Args:
+        tools: ``bus.tools``, or a part of it.
+        starts: ids or names of the first actions.
+        threshold: the lowest score of an edge that is followed, from 0 to 1.
+        hops: how many edges to next actions are followed; 1 shows what follows.
+        toolkit: another graph in place of the published one.
     """
 
     def __init__(

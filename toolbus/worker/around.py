@@ -46,8 +46,9 @@ class Passing:
     ) -> ToolResult:
         """Run the handler within the middleware; returns what is left to be said.
 
-        :param told: what an exception of the handler is as a value.
-        :param given_up: called when middleware cancels the handler.
+        Args:
+            told: what an exception of the handler is as a value.
+            given_up: called when middleware cancels the handler.
         """
 
         async def innermost(call: ToolCall) -> ToolResult:

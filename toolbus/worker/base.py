@@ -51,7 +51,8 @@ class ToolService:
     def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
         """Run one call.
 
-        :raises ToolError: to fail with a type, code and retry hint of its own.
+        Raises:
+            ToolError: to fail with a type, code and retry hint of its own.
         """
         raise ConfigurationError(f"{type(self).__name__} has neither invoke() nor a @tool method for this call")
 

@@ -41,8 +41,11 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
 
     A tool with a parameter for a service that nobody provides is left out, and named in the log.
 
-    :param services: what handlers' parameters are filled in with; those of the process when left out.
-    :raises ConfigurationError: a target is not a tool, or two services have one id.
+    Args:
+        services: what handlers' parameters are filled in with; those of the process when left out.
+
+    Raises:
+        ConfigurationError: a target is not a tool, or two services have one id.
     """
     services = Services() if services is None else services
     instances: dict[str, ToolService] = {}
@@ -101,8 +104,9 @@ class _Tools:
     def add(self, tool: ToolDescriptor, handler: Handler) -> None:
         """Add a tool.
 
-        :raises ConfigurationError: there is one of its name.
-        :raises DescriptorError: readers would refuse it; names the field.
+        Raises:
+            ConfigurationError: there is one of its name.
+            DescriptorError: readers would refuse it; names the field.
         """
         if tool.name in self._descriptors:
             raise ConfigurationError(f"service {tool.service!r} defines the tool {tool.name!r} twice")

@@ -168,7 +168,8 @@ def tool(
         memory_limit: bytes that an isolated call may take beyond what its process has at the start; 0 for no limit. Linux only.
         replace: take the place of another function's tool of that name in this process.
 
-    :raises ConfigurationError: another function of this process already has that name, or what is said does not go together.
+    Raises:
+        ConfigurationError: another function of this process already has that name, or what is said does not go together.
     """
 
     def register(decorated: F) -> F:

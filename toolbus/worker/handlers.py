@@ -90,7 +90,8 @@ class Served:
     def handler(self, request: Request) -> Handler:
         """The handler of a request.
 
-        :raises ToolError: there is none for it, or it is not what a person allowed.
+        Raises:
+            ToolError: there is none for it, or it is not what a person allowed.
         """
         found = self._handlers.get(request.tool) or self._untyped
         if found is not None and found.tenants and request.user not in found.tenants:
@@ -105,7 +106,8 @@ class Served:
     def _check_confirmed(self, request: Request) -> None:
         """Compare a call with what a person allowed.
 
-        :raises ToolError: it is another call, or the tool was described otherwise.
+        Raises:
+            ToolError: it is another call, or the tool was described otherwise.
         """
         if request.digest and request.digest != self.publication.digest:
             message = (

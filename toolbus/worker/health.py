@@ -59,7 +59,8 @@ def _write(path: Path, content: bytes | None) -> None:
 async def serve_port(worker: Patient, port: int) -> None:
     """Answer any HTTP request on this port of the loopback interface: 200 while healthy, else 503.
 
-    :raises OSError: the port is taken.
+    Raises:
+        OSError: the port is taken.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -72,7 +72,8 @@ def installed_services() -> tuple[InstalledService, ...]:
 def installed_service(name: str) -> InstalledService | None:
     """Return the service of a short name, or None.
 
-    :raises ConfigurationError: several distributions offer that name.
+    Raises:
+        ConfigurationError: several distributions offer that name.
     """
     found = [each for each in installed_services() if each.name == name]
     if len(found) > 1:
@@ -84,7 +85,8 @@ def installed_service(name: str) -> InstalledService | None:
 def examples() -> list[ModuleType]:
     """Import the services of toolbus itself that need no network and no settings.
 
-    :raises ConfigurationError: the installation does not know them, or one can't be imported.
+    Raises:
+        ConfigurationError: the installation does not know them, or one can't be imported.
     """
     own = {each.name: each for each in installed_services() if each.distribution == "toolbus"}
     if missing := sorted(set(_EXAMPLES) - own.keys()):
@@ -95,7 +97,8 @@ def examples() -> list[ModuleType]:
 def import_installed(service: InstalledService) -> ModuleType:
     """Import the module of an installed service, even if a package in the current folder has the same name.
 
-    :raises ConfigurationError: it can't be imported; names the extras to install.
+    Raises:
+        ConfigurationError: it can't be imported; names the extras to install.
     """
     name = service.target.partition(":")[0]
     with _without_working_folder(name):

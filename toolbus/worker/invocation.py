@@ -122,7 +122,8 @@ class Invocation:
     def check_cancelled(self) -> None:
         """Stop here when nobody waits any more; for handlers that run in a thread.
 
-        :raises CallCancelled: the call was cancelled, lost its lease or passed its deadline.
+        Raises:
+            CallCancelled: the call was cancelled, lost its lease or passed its deadline.
         """
         if self._host.stopped is not None:
             raise CallCancelled(str(self._host.stopped))
@@ -151,8 +152,9 @@ class Invocation:
     def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """``call`` for handlers that run in a thread.
 
-        :raises CallCancelled: nobody waits for this call any more; the nested call is cancelled with it.
-        :raises RuntimeError: called in the event loop's own thread, which it would block for good.
+        Raises:
+            CallCancelled: nobody waits for this call any more; the nested call is cancelled with it.
+            RuntimeError: called in the event loop's own thread, which it would block for good.
         """
         return self._wait_for(self.call(tool, arguments, **options), "call")
 
@@ -162,9 +164,12 @@ class Invocation:
         The request can be answered from any process, by ``toolbus confirm`` or ``bus.confirmations``. The call's time stands still
         meanwhile. A run that replaces this one after a crash asks anew.
 
-        :param timeout: seconds for which it can be answered.
-        :raises ToolError: ``forbidden`` when it is denied, ``deadline_exceeded`` when nobody answers; let it pass, and the call ends so.
-        :raises ConfigurationError: ``timeout`` is no time.
+        Args:
+            timeout: seconds for which it can be answered.
+
+        Raises:
+            ToolError: ``forbidden`` when it is denied, ``deadline_exceeded`` when nobody answers; let it pass, and the call ends so.
+            ConfigurationError: ``timeout`` is no time.
         """
         self.check_cancelled()
         return await self._host.confirm(question, data, timeout)
@@ -172,8 +177,9 @@ class Invocation:
     def confirm_sync(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
         """``confirm`` for handlers that run in a thread.
 
-        :raises CallCancelled: nobody waits for this call any more.
-        :raises RuntimeError: called in the event loop's own thread, which it would block for good.
+        Raises:
+            CallCancelled: nobody waits for this call any more.
+            RuntimeError: called in the event loop's own thread, which it would block for good.
         """
         return self._wait_for(self.confirm(question, data, timeout=timeout), "confirm")
 
@@ -213,7 +219,8 @@ enter = _current.set
 def invocation() -> Invocation:
     """The call that is running here, also in threads that the worker started for it.
 
-    :raises RuntimeError: no call is running here.
+    Raises:
+        RuntimeError: no call is running here.
     """
     try:
         host = _current.get()

@@ -21,7 +21,8 @@ def load(target: str) -> object:
     A name without dots is a module of the current folder, else an installed service (``toolbus.worker.installed``), else any module.
     ``:name`` picks one object of a module or path.
 
-    :raises ConfigurationError: it can't be found or imported; names the line that failed.
+    Raises:
+        ConfigurationError: it can't be found or imported; names the line that failed.
     """
     place, colon, name = target.partition(":")
     if not place or (colon and not name):

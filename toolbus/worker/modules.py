@@ -25,7 +25,8 @@ def init_tools(*places: str | ModuleType) -> list[object]:
     Returns:
         Functions decorated with ``@tool`` and ``ToolService`` classes and instances, module by module.
 
-    :raises ConfigurationError: a module can't be imported, naming it and the line; or there is no tool.
+    Raises:
+        ConfigurationError: a module can't be imported, naming it and the line; or there is no tool.
     """
     if not places:
         raise ConfigurationError("init_tools() needs the names of modules or packages: init_tools('mytools')")
@@ -39,7 +40,8 @@ def init_tools(*places: str | ModuleType) -> list[object]:
 def import_module(name: str) -> ModuleType:
     """Import a module.
 
-    :raises ConfigurationError: it can't be found or imported; names the line that failed.
+    Raises:
+        ConfigurationError: it can't be found or imported; names the line that failed.
     """
     try:
         return importlib.import_module(name)
@@ -56,7 +58,8 @@ def defined_in(module: ModuleType) -> list[object]:
 
     A service's class stands for itself unless an instance of it is there, or it is the base of others and has no id of its own.
 
-    :raises ConfigurationError: there are none, or a module can't be imported.
+    Raises:
+        ConfigurationError: there are none, or a module can't be imported.
     """
     modules = list(_with_submodules(module))
     values = [(each, value) for each in modules for value in list(vars(each).values())]

@@ -41,7 +41,8 @@ class NestedBus:
     async def get(self) -> Bus:
         """The open bus. While the server can't be reached it is tried again, for as long as the call that asks may run.
 
-        :raises BrokerError: the server refuses us.
+        Raises:
+            BrokerError: the server refuses us.
         """
         async with self._lock:
             delay = _RETRY_FIRST

@@ -25,7 +25,8 @@ class HandlerExit(Exception):
 async def without_exits(work: Awaitable[T]) -> T:
     """Await a user's code. An event loop ends when a task of it raises SystemExit, and with it every call of the worker.
 
-    :raises HandlerExit: for SystemExit, KeyboardInterrupt and their like, and for a cancellation that nobody asked for.
+    Raises:
+        HandlerExit: for SystemExit, KeyboardInterrupt and their like, and for a cancellation that nobody asked for.
     """
     try:
         return await work

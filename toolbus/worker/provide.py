@@ -40,7 +40,8 @@ def provide(type_: type[T], source: T | Callable[[], Any], *, replace: bool = Fa
             or async, that yields one and then cleans up. A worker makes one before it takes calls, for all of its handlers.
         replace: take the place of another source of that type in this process.
 
-    :raises ConfigurationError: the type has a source already, or the source is neither of these.
+    Raises:
+        ConfigurationError: the type has a source already, or the source is neither of these.
     """
     _check(type_, source)
     before = _provided.get(type_)
@@ -92,7 +93,8 @@ class Services(Container[type]):
     async def start(self) -> None:
         """Make what is wanted and was not made yet; ``aclose`` cleans up, also after a failure.
 
-        :raises ConfigurationError: a source failed; says which one and how.
+        Raises:
+            ConfigurationError: a source failed; says which one and how.
         """
         for type_ in self._wanted:
             if type_ not in self._made:

@@ -48,11 +48,12 @@ class Questions:
     async def ask(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
         """Ask, and wait for the answer.
 
-        :raises ToolError: ``forbidden`` when it is no, ``deadline_exceeded`` when there is none, ``overloaded`` or ``unavailable`` when
-            nobody could be asked.
-        :raises ToolError: ``invalid_arguments`` when question or data are too long to be shown.
-        :raises EnvelopeError: JSON can't express the data.
-        :raises ConfigurationError: ``timeout`` is no time.
+        Raises:
+            ToolError: ``forbidden`` when it is no, ``deadline_exceeded`` when there is none, ``overloaded`` or ``unavailable`` when
+                nobody could be asked.
+            ToolError: ``invalid_arguments`` when question or data are too long to be shown.
+            EnvelopeError: JSON can't express the data.
+            ConfigurationError: ``timeout`` is no time.
         """
         timeout = seconds(timeout, "timeout")
         request = self._request(question, data)

@@ -21,7 +21,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         most: most seconds between two runs.
         jitter: the fraction by which a delay is shortened at random, so that failures of one moment do not return together.
 
-    :raises ConfigurationError: a value is out of its range.
+    Raises:
+        ConfigurationError: a value is out of its range.
     """
 
     attempts: int = 3

@@ -111,7 +111,8 @@ class Slots:
     async def serve(self) -> None:
         """Take and run until ``stop``; then let what runs end within the grace period, and give the rest to other workers.
 
-        :raises ToolbusError: it could not go on.
+        Raises:
+            ToolbusError: it could not go on.
         """
         try:
             try:

@@ -42,7 +42,8 @@ class Worker:
     the drain. When half of the slots are held by handlers that can't be stopped it drains too, so that a supervisor
     starts a fresh process.
 
-    :raises ConfigurationError: there is nothing to serve, or a service or setting is wrong.
+    Raises:
+        ConfigurationError: there is nothing to serve, or a service or setting is wrong.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class Worker:
     async def drain(self) -> None:
         """Leave the registry, stop taking, finish what runs within the grace period, and close.
 
-        :raises ToolbusError: it has failed before.
+        Raises:
+            ToolbusError: it has failed before.
         """
         home, self._home = self._home, None
         slots = self._slots
@@ -240,7 +242,8 @@ class Worker:
     def statistics(self) -> dict[str, int]:
         """Counts: running, free, started and finished calls, open sessions, and the broker's own.
 
-        :raises ConfigurationError: the worker was never opened.
+        Raises:
+            ConfigurationError: the worker was never opened.
         """
         if self._slots is None:
             raise ConfigurationError("this worker has not served yet: use `async with worker`, or `await worker.run()`")

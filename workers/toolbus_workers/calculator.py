@@ -35,7 +35,8 @@ _GLUED = re.compile(r"(?<![\w.])((?:\d[\d_]*+\.?[\d_]*+|\.\d[\d_]*+)(?:[eE][+-]?
 def evaluate(expression: str) -> Number:
     """The value of an arithmetic expression.
 
-    :raises ToolError: it can't be read, names something unknown, has no value, or is too large.
+    Raises:
+        ToolError: it can't be read, names something unknown, has no value, or is too large.
     """
     return _Evaluator().value(_parse(expression))
 

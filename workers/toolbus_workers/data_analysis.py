@@ -178,7 +178,8 @@ class DataAnalysis(OperationService, config=DataConfig):
 def _payload(content: str, format: Format, encoding: str, limit: int) -> bytes:
     """The bytes of an upload; text formats in UTF-8.
 
-    :raises ToolError: it is empty, too large, not base64, or not text.
+    Raises:
+        ToolError: it is empty, too large, not base64, or not text.
     """
     if len(content) > limit * 4 // 3 + 4:
         raise _too_large(len(content), limit)

@@ -149,7 +149,8 @@ class Engine:
     def _gate(self, sql: str) -> Plan:
         """What to run for a statement; what it reads stands in a FROM clause, where nothing that changes data may stand.
 
-        :raises Refused: it is not one statement, or not of an allowed kind.
+        Raises:
+            Refused: it is not one statement, or not of an allowed kind.
         """
         sql, words = _tokens(sql)
         statements = self._db.extract_statements(sql)

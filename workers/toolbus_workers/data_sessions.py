@@ -74,7 +74,8 @@ class Session:
     async def start(cls, memory: int, running: asyncio.Semaphore) -> Session:
         """Start the process; it answers once it is ready.
 
-        :raises ToolError: DuckDB is not installed, or the process can't be started.
+        Raises:
+            ToolError: DuckDB is not installed, or the process can't be started.
         """
         if importlib.util.find_spec("duckdb") is None:
             raise ToolError("data_analysis needs the package duckdb: pip install 'toolbus[data]'", type="unavailable", code="not_installed")
@@ -98,8 +99,9 @@ class Session:
     async def ask(self, request: dict[str, Any], seconds: float, upload: bytes | None = None) -> dict[str, Any]:
         """Have a request carried out within so many seconds, its turn included.
 
-        :raises ToolError: it failed, took too long, or ended its process.
-        :raises SessionEnded: an earlier request ended the process; nothing was carried out.
+        Raises:
+            ToolError: it failed, took too long, or ended its process.
+            SessionEnded: an earlier request ended the process; nothing was carried out.
         """
         deadline = time.monotonic() + seconds
         async with contextlib.AsyncExitStack() as held:
@@ -155,7 +157,8 @@ class Sessions:
     async def ask(self, key: Key, request: dict[str, Any], seconds: float, upload: bytes | None = None) -> dict[str, Any]:
         """Have a request carried out in a session, which is started when there is none.
 
-        :raises ToolError: it failed, took too long, or no session can be started.
+        Raises:
+            ToolError: it failed, took too long, or no session can be started.
         """
         deadline = time.monotonic() + seconds
         while True:

@@ -71,7 +71,8 @@ def format_of(path: str) -> str:
 def read(content: bytes, path: str, most: int) -> Document:
     """The text of a document, at most so many characters of it.
 
-    :raises Unreadable: it is broken, binary, or of another format than its name says.
+    Raises:
+        Unreadable: it is broken, binary, or of another format than its name says.
     """
     kind = format_of(path)
     if kind in ZIPPED:
@@ -90,7 +91,8 @@ def read(content: bytes, path: str, most: int) -> Document:
 def decode(content: bytes) -> str:
     """Bytes as text: by their byte order mark, as UTF-8, or in the encoding they name, with what is wrong replaced.
 
-    :raises Unreadable: they are no text.
+    Raises:
+        Unreadable: they are no text.
     """
     for mark, encoding in _BOMS:
         if content.startswith(mark):

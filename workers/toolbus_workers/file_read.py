@@ -164,7 +164,8 @@ def _joined(folder: str, path: str) -> str:
 def _as_utf8(file: BinaryIO, size: int) -> BinaryIO:
     """The file, if it is text; in UTF-8 when it says that it is in UTF-16 or UTF-32.
 
-    :raises ToolError: it is binary; says what it is.
+    Raises:
+        ToolError: it is binary; says what it is.
     """
     head = file.read(_HEAD)
     for mark, encoding in _WIDE:
@@ -186,7 +187,8 @@ def _as_utf8(file: BinaryIO, size: int) -> BinaryIO:
 def _lines(file: BinaryIO, offset: int, start_line: int, lines: int, most: int) -> Part:
     """So many lines from a place on, and at most so many bytes.
 
-    :raises ToolError: the file has no such line, or it is too far into the file, or binary data.
+    Raises:
+        ToolError: the file has no such line, or it is too far into the file, or binary data.
     """
     at = _place_of(file, offset, start_line)
     file.seek(at)

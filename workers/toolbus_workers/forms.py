@@ -21,7 +21,8 @@ def parameters(form: type[msgspec.Struct]) -> dict[str, Any]:
 def read_arguments(form: type[Form], arguments: Mapping[str, Any]) -> Form:
     """A call's arguments as a form; tools that an operator adds later may come without enforced types.
 
-    :raises ToolError: they do not fit; names the field.
+    Raises:
+        ToolError: they do not fit; names the field.
     """
     try:
         return msgspec.convert(_given(arguments), form, strict=False)
@@ -33,7 +34,8 @@ def read_arguments(form: type[Form], arguments: Mapping[str, Any]) -> Form:
 def read_config(form: type[Form], config: Mapping[str, Any]) -> Form:
     """A tool's config values as a form.
 
-    :raises ToolError: they do not fit; names the field, for the operator who wrote the descriptor.
+    Raises:
+        ToolError: they do not fit; names the field, for the operator who wrote the descriptor.
     """
     try:
         return msgspec.convert(_given(config), form, strict=False)

@@ -233,7 +233,8 @@ class Engine:
 def check(query: str) -> None:
     """The gate: one statement, which only reads.
 
-    :raises Refused: it is something else; says what.
+    Raises:
+        Refused: it is something else; says what.
     """
     words: list[str] = []
     ended = False

@@ -82,7 +82,8 @@ _OPENINGS = {"knock-knock": "Knock, knock.\nWho's there?\n"}
 def style_of(config: Mapping[str, Any]) -> str:
     """The style that a tool's config asks for.
 
-    :raises ToolError: there are no jokes in that style.
+    Raises:
+        ToolError: there are no jokes in that style.
     """
     given = config.get("style") or DEFAULT_STYLE
     style = given.strip().lower().replace("_", "-").replace(" ", "-") if isinstance(given, str) else ""
@@ -97,7 +98,8 @@ def style_of(config: Mapping[str, Any]) -> str:
 def topic_of(arguments: Mapping[str, Any]) -> str:
     """The topic as it stands in a joke: one line, not too long.
 
-    :raises ToolError: it is not text.
+    Raises:
+        ToolError: it is not text.
     """
     given = arguments.get("topic")
     if given is None:

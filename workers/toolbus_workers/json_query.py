@@ -51,7 +51,8 @@ class Difference(NamedTuple):
 def load(document: object, name: str = "document") -> Any:
     """The value of a document given as JSON text or as a value.
 
-    :raises ToolError: it is malformed (with line and column), too large or too deep, or JSON can't carry it.
+    Raises:
+        ToolError: it is malformed (with line and column), too large or too deep, or JSON can't carry it.
     """
     value = _parse(document, name) if isinstance(document, str) else document
     Meter(name).weigh(value)
@@ -61,7 +62,8 @@ def load(document: object, name: str = "document") -> Any:
 def query(value: Any, expression: str) -> Any:
     """The result of a JMESPath expression on a checked value.
 
-    :raises ToolError: the expression is wrong, fails on this value, or asks for too much.
+    Raises:
+        ToolError: the expression is wrong, fails on this value, or asks for too much.
     """
     try:
         import jmespath  # noqa: PLC0415 - an extra; the other tools of this module do without it
@@ -98,7 +100,8 @@ def query(value: Any, expression: str) -> Any:
 def formatted(value: Any, indent: int, *, sort_keys: bool = False) -> Iterator[str]:
     """A checked value as JSON text, in parts; indent 0 means on one line.
 
-    :raises ToolError: the text grows too long; what came before is kept.
+    Raises:
+        ToolError: the text grows too long; what came before is kept.
     """
     separators = (",", ": ") if indent else (",", ":")
     encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent or None, separators=separators, sort_keys=sort_keys)
@@ -204,14 +207,16 @@ class Meter:
     def weigh(self, value: object) -> int:
         """About how many characters the value has as JSON.
 
-        :raises ToolError: it is too large or too deep, or JSON can't carry it.
+        Raises:
+            ToolError: it is too large or too deep, or JSON can't carry it.
         """
         return self._weigh(value, 1)[0]
 
     def spend(self, value: object) -> None:
         """Charge for a step of a query that produced ``value``.
 
-        :raises ToolError: the query has done too much, or the value is too large.
+        Raises:
+            ToolError: the query has done too much, or the value is too large.
         """
         self._work += 1 + self.weigh(value) // 64
         if self._work > MAX_WORK:

@@ -101,7 +101,8 @@ class Index:
 
         ``check`` is called between files and may raise to stop; what was done until then stays.
 
-        :raises ToolError: another call is still at it, or the root can't be read.
+        Raises:
+            ToolError: another call is still at it, or the root can't be read.
         """
         if not self._lock.acquire(timeout=max(0.0, seconds)):
             message = "the documents are still being indexed; try again in a few seconds"
@@ -118,7 +119,8 @@ class Index:
     def search(self, query: str, collection: str, most: int) -> list[tuple[int, float]]:
         """The passages that fit a query best: their places in the index, and scores of which more is better.
 
-        :raises ToolError: the query holds no word.
+        Raises:
+            ToolError: the query holds no word.
         """
         expression = _expression(query)
         sql = (
@@ -254,7 +256,8 @@ def _spaced(text: str) -> str:
 def _expression(query: str) -> str:
     """A query as the index's language has it: every word and every phrase in quotes, so that nothing in it is syntax.
 
-    :raises ToolError: there is no word in it.
+    Raises:
+        ToolError: there is no word in it.
     """
     terms: dict[str, None] = {}
     for phrase, word in _PHRASE.findall(query):

@@ -65,7 +65,8 @@ class OperationService(ToolService):
     def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
         """Run the operation that the tool's config names.
 
-        :raises ToolError: there is no such operation, or the config or the arguments are wrong.
+        Raises:
+            ToolError: there is no such operation, or the config or the arguments are wrong.
         """
         name = config.get("operation") or invocation().tool
         found = self._operations.get(name) if isinstance(name, str) else None
@@ -82,7 +83,8 @@ class OperationService(ToolService):
 def load_limits(limits: type[L], prefix: str, environ: Mapping[str, str] | None = None) -> L:
     """A service's own limits from ``<prefix><FIELD>`` variables, or their defaults.
 
-    :raises ConfigurationError: naming the variable that is wrong.
+    Raises:
+        ConfigurationError: naming the variable that is wrong.
     """
     variables = os.environ if environ is None else environ
     values: dict[str, Any] = {}

@@ -40,7 +40,8 @@ class Program:
     async def start(cls, script: Path, *arguments: object, lost: str, cwd: str = "/", pass_fds: Sequence[int] = ()) -> Program:
         """Start the process, without the worker's environment; it answers once it is ready.
 
-        :raises OSError: it can't be started.
+        Raises:
+            OSError: it can't be started.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -64,7 +65,8 @@ class Program:
     async def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         """The answer, or None when time was up; however this ends, nothing of it runs afterwards.
 
-        :raises ToolError: the process ended.
+        Raises:
+            ToolError: the process ended.
         """
         self._send(request)
         reading = asyncio.ensure_future(self._read())

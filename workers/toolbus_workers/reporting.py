@@ -60,7 +60,8 @@ class Table(msgspec.Struct, frozen=True):
 def markdown_report(title: str, sections: list[Section]) -> str:
     """The report as Markdown; charts are images within it.
 
-    :raises Problem: a table or chart is not what it must be, or something is too long.
+    Raises:
+        Problem: a table or chart is not what it must be, or something is too long.
     """
     lines = [f"# {_plain(title)}", ""]
     for at, section in enumerate(sections):
@@ -78,7 +79,8 @@ def markdown_report(title: str, sections: list[Section]) -> str:
 def html_report(title: str, sections: list[Section]) -> str:
     """The report as one HTML page that needs nothing else and runs nothing.
 
-    :raises Problem: see ``markdown_report``.
+    Raises:
+        Problem: see ``markdown_report``.
     """
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     lines = [

@@ -55,7 +55,8 @@ class Root:
     def open(self, path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
         """A regular file, opened, and what the system says about it.
 
-        :raises ToolError: the path is wrong, leads out of the root, or is no file that can be read.
+        Raises:
+            ToolError: the path is wrong, leads out of the root, or is no file that can be read.
         """
         *folders, name = split(path) or [""]
         if not name:
@@ -75,7 +76,8 @@ class Root:
     def entries(self, path: str, most: int) -> tuple[list[Entry], int]:
         """The first entries of a folder by name, folders first, and how many it has in all; of a huge one, only some are looked at.
 
-        :raises ToolError: the path is wrong, leads out of the root, or is no folder that can be read.
+        Raises:
+            ToolError: the path is wrong, leads out of the root, or is no folder that can be read.
         """
         parts = split(path)
         with self._folder(parts, path) as folder, _told(path):
@@ -130,7 +132,8 @@ class Root:
 def split(path: str) -> list[str]:
     """The components of a relative path.
 
-    :raises ToolError: it is absolute, goes up, is too long, or can't be a path.
+    Raises:
+        ToolError: it is absolute, goes up, is too long, or can't be a path.
     """
     if len(path) > MAX_PATH or path.count("/") > MAX_DEPTH:
         raise _wrong(f"the path is too long; at most {MAX_PATH} characters and {MAX_DEPTH} folders are allowed", "bad_path")

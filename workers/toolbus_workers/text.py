@@ -60,7 +60,8 @@ class Heading(NamedTuple):
 def check_text(text: str) -> str:
     """The text unchanged.
 
-    :raises ToolError: it is too long.
+    Raises:
+        ToolError: it is too long.
     """
     if len(text) > MAX_TEXT:
         raise _fail(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} are allowed", "too_long")

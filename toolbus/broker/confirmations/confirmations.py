@@ -60,8 +60,9 @@ class Confirmations:
 
         ``opened`` is called when it can be answered.
 
-        :raises ToolError: ``overloaded``, because too many requests wait.
-        :raises BrokerError: the server refuses.
+        Raises:
+            ToolError: ``overloaded``, because too many requests wait.
+            BrokerError: the server refuses.
         """
         until = time.monotonic() + seconds
         request = request.bounded()
@@ -123,7 +124,8 @@ class Confirmations:
     async def pending(self) -> list[ConfirmationRequest]:
         """The open requests, the oldest first, without the ``whole`` of their arguments.
 
-        :raises BrokerError: the server could not be asked.
+        Raises:
+            BrokerError: the server could not be asked.
         """
         ids = await self._link.execute("ZRANGE", self._keys.confirmations, 0, MOST_OPEN - 1, repeatable=True)
         found = await asyncio.gather(*(self._read_listed(each) for each in ids))
@@ -132,8 +134,9 @@ class Confirmations:
     async def get(self, id: str) -> ConfirmationRequest:
         """One open request.
 
-        :raises ConfirmationClosed: it is not open.
-        :raises BrokerError: the server could not be asked.
+        Raises:
+            ConfirmationClosed: it is not open.
+            BrokerError: the server could not be asked.
         """
         request = await self._read(id) if is_ident(id) else None
         if request is None:
@@ -145,8 +148,9 @@ class Confirmations:
     async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
         """Answer a request; of several answers exactly one wins.
 
-        :raises ConfirmationClosed: it is not open, or another answer won.
-        :raises BrokerError: the server could not be asked.
+        Raises:
+            ConfirmationClosed: it is not open, or another answer won.
+            BrokerError: the server could not be asked.
         """
         if not is_ident(id):
             raise closed(id)

@@ -91,7 +91,8 @@ class DeadLetters:
     async def get(self, queue: str, letter: str) -> DeadLetter:
         """One letter.
 
-        :raises ConfigurationError: there is none of that id.
+        Raises:
+            ConfigurationError: there is none of that id.
         """
         entries = await self._link.execute("XRANGE", self._keys.dead_letters(queue), _checked(letter), letter)
         if not entries:
@@ -104,8 +105,9 @@ class DeadLetters:
         The call is a new one: a fresh id and deadline, and no reply address, since its caller has had its answer. Its
         idempotency key is the original's, or the original's id. When it fails again it becomes a dead letter again.
 
-        :raises ConfigurationError: there is no such letter, its request can't be read, or nobody serves the queue.
-        :raises BrokerError: the queue is full; the letter stays where it is.
+        Raises:
+            ConfigurationError: there is no such letter, its request can't be read, or nobody serves the queue.
+            BrokerError: the queue is full; the letter stays where it is.
         """
         found = await self.get(queue, letter)
         if found.request is None:
@@ -135,7 +137,8 @@ class DeadLetters:
     async def drop(self, queue: str, letter: str) -> None:
         """Delete a letter.
 
-        :raises ConfigurationError: there is none of that id.
+        Raises:
+            ConfigurationError: there is none of that id.
         """
         if not await self._link.execute("XDEL", self._keys.dead_letters(queue), _checked(letter)):
             raise _no_such(queue, letter)

@@ -39,7 +39,8 @@ class Tallies:
 
         While the server can't be reached it waits. When a connection is lost at the wrong moment, one use may count twice.
 
-        :raises BrokerError: the server refuses, or the connection was closed for good.
+        Raises:
+            BrokerError: the server refuses, or the connection was closed for good.
         """
         return await self._count(scripts.SPEND, self._keys.rate(_digest(name)), limit, period)
 
@@ -56,7 +57,8 @@ class Tallies:
     async def usage(self, days: int = 1) -> list[Usage]:
         """The usage of the last days (UTC, today is the first), by user and tool.
 
-        :raises BrokerError: the server can't be reached.
+        Raises:
+            BrokerError: the server can't be reached.
         """
         found: dict[str, list[int]] = {}
         for day in days_back(days):

@@ -28,7 +28,8 @@ class MemoryConfirmations:
     ) -> ConfirmationAnswer | None:
         """Open a request and wait for its answer; None when nobody answers within ``seconds``. ``opened`` is called in between.
 
-        :raises ToolError: ``overloaded``, because too many requests wait.
+        Raises:
+            ToolError: ``overloaded``, because too many requests wait.
         """
         if len(self._open) >= MOST_OPEN:
             message = f"{MOST_OPEN} confirmation requests wait for an answer and there is room for no more"

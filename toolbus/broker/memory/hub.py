@@ -105,7 +105,8 @@ class Hub:
     def claim(self, key: str, owner: str) -> None:
         """Refuse a document that is somebody else's.
 
-        :raises RegistrationRefused: it is.
+        Raises:
+            RegistrationRefused: it is.
         """
         holder = self.owners.get(key, owner)
         if holder != owner:

@@ -211,7 +211,8 @@ def fate_of(call: str, reply: Reply) -> Fate:
 def read_verdicts(reply: Reply, count: int) -> list[Verdict]:
     """Return what became of the requests of one flush.
 
-    :raises EnvelopeError: the server's answer can't be read.
+    Raises:
+        EnvelopeError: the server's answer can't be read.
     """
     words = reply.split(b" ")
     if len(words) != count:

@@ -240,7 +240,8 @@ def write_note(note: Note, clock: ServerClock) -> str:
 def read_note(text: bytes, clock: ServerClock) -> Note:
     """Return the note in local times.
 
-    :raises EnvelopeError: it can't be read.
+    Raises:
+        EnvelopeError: it can't be read.
     """
     words = text.split(maxsplit=3)
     if len(words) != len(Note._fields):

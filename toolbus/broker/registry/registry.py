@@ -55,7 +55,8 @@ class Registry:
     async def register(self, publication: Publication, instance: str, start: int) -> Registration:
         """Publish for one instance; ``start`` is an earlier answer's, or 0 at a process start.
 
-        :raises RegistrationRefused: names belong to somebody else; nothing was published.
+        Raises:
+            RegistrationRefused: names belong to somebody else; nothing was published.
         """
         service = publication.service
         reply = await self._run(
@@ -95,8 +96,9 @@ class Registry:
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a static descriptor; with an ``owner``, who alone may then change it.
 
-        :raises RegistrationRefused: a service publishes the name, or it is somebody else's.
-        :raises BrokerUnavailable: it is stored, but too few replicas have it.
+        Raises:
+            RegistrationRefused: a service publishes the name, or it is somebody else's.
+            BrokerUnavailable: it is stored, but too few replicas have it.
         """
         reply = await self._put(key, document, owner)
         if reply[0] == b"refused":
@@ -105,8 +107,9 @@ class Registry:
     async def delete_item(self, key: str, owner: str = "") -> bool:
         """Delete a static descriptor; False when there was none.
 
-        :raises RegistrationRefused: it is somebody else's.
-        :raises BrokerUnavailable: it is deleted, but too few replicas know it.
+        Raises:
+            RegistrationRefused: it is somebody else's.
+            BrokerUnavailable: it is deleted, but too few replicas know it.
         """
         reply = await self._put(key, "", owner)
         if reply[0] == b"refused":
@@ -252,7 +255,8 @@ def _readable(service: str, value: bytes) -> ServiceRecord | None:
 async def read_items(link: Link, keys: Keys) -> dict[str, bytes]:
     """Return the static documents by key, without those whose key can't be read.
 
-    :raises BrokerError: the server could not be asked.
+    Raises:
+        BrokerError: the server could not be asked.
     """
     items: dict[str, bytes] = {}
     async for name, value in scan_hash(link, keys.items):

@@ -187,7 +187,8 @@ class Ownership:
     async def keep(self) -> None:
         """Renew the owners of sessions whose keys have used up a third of their time, a bounded number at once.
 
-        :raises BrokerError: the server can't be asked.
+        Raises:
+            BrokerError: the server can't be asked.
         """
         asked = time.monotonic()
         for stream, owned in self._owned.items():
@@ -216,7 +217,8 @@ class Ownership:
     async def pass_on(self) -> None:
         """Let anybody take what waits for this worker.
 
-        :raises BrokerError: the server can't be asked.
+        Raises:
+            BrokerError: the server can't be asked.
         """
         for stream in self._owned:
             passed = _MOST

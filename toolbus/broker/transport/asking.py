@@ -36,7 +36,8 @@ def ask_each(nodes: Sequence[N], ask: Callable[[N], T], manner: Manner) -> list[
 
     Each node is asked in a thread of its own, which nobody waits for when it is late.
 
-    :raises redis.ConnectionError: no node gave one; it tells of the last failure.
+    Raises:
+        redis.ConnectionError: no node gave one; it tells of the last failure.
     """
     came: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
     good: list[T] = []

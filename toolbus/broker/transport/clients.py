@@ -45,7 +45,8 @@ def client(options: Mapping[str, Any], timeout: float) -> redis.Redis:
 def check(options: Mapping[str, Any]) -> None:
     """Look whether connections can be made of these options.
 
-    :raises TypeError: one of them is unknown.
+    Raises:
+        TypeError: one of them is unknown.
     """
     kind, given = _given(options)
     kind(**given)

@@ -61,7 +61,8 @@ class Connector:
         password_file: a file that holds the password; read at every connect, so that a rotated one is found.
         files: the certificates, read at every connect as well.
 
-    :raises ConfigurationError: the URL can't be understood.
+    Raises:
+        ConfigurationError: the URL can't be understood.
     """
 
     def __init__(self, url: str, *, key: str = "", password_file: str = "", files: Files | None = None) -> None:
@@ -96,16 +97,18 @@ class Connector:
     async def connect(self) -> tuple[Any, ServerInfo]:
         """An open, authenticated connection to a master with every script loaded, and what the server is.
 
-        :raises BrokerUnavailable: it can't be reached, or is a replica now.
-        :raises BrokerError: it refuses us.
-        :raises UnsupportedServer: it is too old.
+        Raises:
+            BrokerUnavailable: it can't be reached, or is a replica now.
+            BrokerError: it refuses us.
+            UnsupportedServer: it is too old.
         """
         return await self._open(await self.find())
 
     async def find(self) -> Node | None:
         """Where the server is now, or None when the URL says it.
 
-        :raises BrokerUnavailable: nobody could say.
+        Raises:
+            BrokerUnavailable: nobody could say.
         """
         with self.errors():
             fixed = isinstance(self._discovery, (Fixed, At))
@@ -140,7 +143,8 @@ class Connector:
     def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
         """A synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
 
-        :raises redis.RedisError: nobody could say where the server is.
+        Raises:
+            redis.RedisError: nobody could say where the server is.
         """
         return clients.client(self._options(self._discovery.find()), timeout)
 

@@ -41,7 +41,8 @@ class Discovery(Protocol):
     def find(self) -> Node | None:
         """The server now, or None when ``options`` has its address. Blocks for a bounded time.
 
-        :raises redis.RedisError: nobody could say.
+        Raises:
+            redis.RedisError: nobody could say.
         """
 
     def told(self, node: Node) -> None:
@@ -120,7 +121,8 @@ class InCluster:
 def nodes_of(parts: SplitResult, usual: int) -> list[Node]:
     """The nodes that a URL names; ``usual`` is the port of those without one.
 
-    :raises ValueError: it names none, or wrongly.
+    Raises:
+        ValueError: it names none, or wrongly.
     """
     places = [place for place in parts.netloc.rpartition("@")[2].split(",") if place]
     if not places:

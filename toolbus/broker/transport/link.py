@@ -102,8 +102,9 @@ class Link(Wire):
     async def connect(self) -> None:
         """Open the first connection.
 
-        :raises BrokerUnavailable: the server can't be reached.
-        :raises BrokerError: it refuses us.
+        Raises:
+            BrokerUnavailable: the server can't be reached.
+            BrokerError: it refuses us.
         """
         connection, server = await self._connector.connect()
         restarted = self.server is not None and self.server.run_id != server.run_id
@@ -153,7 +154,8 @@ class Link(Wire):
     async def settled(self) -> None:
         """Wait until everything that was sent so far has been answered, refused commands included.
 
-        :raises BrokerUnavailable: the link was closed.
+        Raises:
+            BrokerUnavailable: the link was closed.
         """
         refusals = -1
         while refusals != self._refusals:

@@ -71,8 +71,9 @@ class Pair:
 
         What goes wrong in it closes the connections again.
 
-        :raises BrokerUnavailable: the server can't be reached, or did not answer in time.
-        :raises BrokerError: it refuses us.
+        Raises:
+            BrokerUnavailable: the server can't be reached, or did not answer in time.
+            BrokerError: it refuses us.
         """
         try:
             for link in self._links:

@@ -233,9 +233,10 @@ class Observer(Wire):
     async def ask(self) -> Word:
         """What it says now.
 
-        :raises ValueError: it does not know the master.
-        :raises BrokerError: it does not answer as it should.
-        :raises TimeoutError: it does not answer.
+        Raises:
+            ValueError: it does not know the master.
+            BrokerError: it does not answer as it should.
+            TimeoutError: it does not answer.
         """
         self._events.clear()
         async with asyncio.timeout(_ANSWER):

@@ -38,7 +38,8 @@ class Replication:
     async def run(self, script: Script, keys: tuple[object, ...], args: tuple[object, ...]) -> tuple[Reply, bool]:
         """The script's answer, and whether what it wrote is on the replicas. It is repeated after a lost connection.
 
-        :raises BrokerError: it was not answered; it may have been carried out.
+        Raises:
+            BrokerError: it was not answered; it may have been carried out.
         """
         if not self._replicas:
             return await self._link.execute_script(script, keys, args, repeatable=True), True

@@ -33,7 +33,8 @@ def fields_of(flat: Sequence[T]) -> dict[T, T]:
 async def scan_hash(link: Executor, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
     """Fields and values of a hash, in bounded parts that never block the server for long. Some may come twice.
 
-    :raises BrokerError: the server could not be asked.
+    Raises:
+        BrokerError: the server could not be asked.
     """
     cursor: bytes = b"0"
     while True:

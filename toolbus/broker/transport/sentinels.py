@@ -98,7 +98,8 @@ class BySentinel:
 def word_of(state: Any, address: Any) -> Word:
     """A Sentinel's word from its answers to the ``questions``.
 
-    :raises ValueError: they can't be read, or it does not know the master.
+    Raises:
+        ValueError: they can't be read, or it does not know the master.
     """
     if not state or not address:
         raise ValueError("the Sentinel does not know the master")

@@ -17,7 +17,8 @@ from toolbus.broker.transport.replies import info_fields
 async def tell_time(link: Link, clock: ServerClock) -> None:
     """Let a clock observe the server's time.
 
-    :raises BrokerError: the server could not be asked.
+    Raises:
+        BrokerError: the server could not be asked.
     """
     asked = time.monotonic()
     seconds, micros = await link.execute("TIME", repeatable=True)
@@ -27,7 +28,8 @@ async def tell_time(link: Link, clock: ServerClock) -> None:
 async def is_replica(link: Link) -> bool:
     """Whether the server says that it is no master; False when we may not ask.
 
-    :raises BrokerUnavailable: the connection was lost.
+    Raises:
+        BrokerUnavailable: the connection was lost.
     """
     try:
         role = await link.execute("ROLE", repeatable=True)

@@ -28,7 +28,8 @@ class Files(NamedTuple):
     def options(self, url_speaks_tls: bool) -> dict[str, str]:
         """What redis-py needs to use them.
 
-        :raises ValueError: they would not be used, or are not whole.
+        Raises:
+            ValueError: they would not be used, or are not whole.
         """
         given = [f"{PREFIX}TLS_{name.upper()}" for name, path in self._asdict().items() if path]
         if given and not url_speaks_tls:

@@ -107,8 +107,9 @@ class Wire(asyncio.Protocol):
     async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
         """Send a command and wait for its answer.
 
-        :raises ReplyError: the server answered with an error.
-        :raises BrokerUnavailable: the connection was lost before it answered.
+        Raises:
+            ReplyError: the server answered with an error.
+            BrokerUnavailable: the connection was lost before it answered.
         """
         future: asyncio.Future[Reply] = self._loop.create_future()
         self.send(args, lambda reply: _settle(future, reply), repeatable=repeatable)

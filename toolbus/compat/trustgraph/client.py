@@ -51,7 +51,8 @@ class ToolServiceClient:
     async def call(self, user: str, config: Mapping[str, Any] | None, arguments: Mapping[str, Any] | None, timeout: float = 600) -> str:
         """Call the service and wait for its whole observation.
 
-        :raises RuntimeError: with the service's message, when it failed; a ``TimeoutError`` as well, when it did not answer in time.
+        Raises:
+            RuntimeError: with the service's message, when it failed; a ``TimeoutError`` as well, when it did not answer in time.
         """
         await self.start()
         service = self._bus.service(self.request_topic)
@@ -70,7 +71,8 @@ class ToolServiceClient:
     ) -> str:
         """The same, and hand each piece to ``callback`` as it arrives.
 
-        :raises RuntimeError: as ``call`` does, and when another attempt said something else than what was handed on.
+        Raises:
+            RuntimeError: as ``call`` does, and when another attempt said something else than what was handed on.
         """
 
         async def recipient(response: ToolServiceResponse) -> bool:
@@ -154,7 +156,8 @@ class ToolServiceImpl:
     async def invoke(self, **arguments: Any) -> str:
         """Call the service.
 
-        :raises RuntimeError: with the service's message, when it failed.
+        Raises:
+            RuntimeError: with the service's message, when it failed.
         """
         client = await self._get_or_create_client()
         user = getattr(self.context, "_user", None) or DEFAULT_USER

@@ -11,7 +11,8 @@ _TINY = 1e-300
 def beta_cdf(x: float, a: float, b: float) -> float:
     """The probability that a Beta(a, b) variable is at most ``x``; exact to about 1e-10.
 
-    :raises ValueError: ``a`` or ``b`` is not above 0.
+    Raises:
+        ValueError: ``a`` or ``b`` is not above 0.
     """
     if a <= 0 or b <= 0:
         raise ValueError("the parameters of a beta distribution are above 0")

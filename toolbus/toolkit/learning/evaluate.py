@@ -120,7 +120,8 @@ def evaluate(
 ) -> Evaluation:
     """Learn from the first episodes, and replay the last.
 
-    :raises ConfigurationError: there are too few episodes to hold some out, or no call edges.
+    Raises:
+        ConfigurationError: there are too few episodes to hold some out, or no call edges.
     """
     options = options or Options()
     cut = round(len(logged) * (1 - options.held_out))

@@ -23,7 +23,8 @@ def locked(path: Path, *, reading: bool = False) -> Iterator[None]:
 
     Who is ``reading`` goes on without it where nothing can be written: nobody writes there.
 
-    :raises ConfigurationError: the folder is not there or can't be written.
+    Raises:
+        ConfigurationError: the folder is not there or can't be written.
     """
     name = path.with_name(f".{path.name}.lock")
     try:
@@ -44,7 +45,8 @@ def locked(path: Path, *, reading: bool = False) -> Iterator[None]:
 def replace(path: Path, content: bytes) -> None:
     """Write a file so that readers, and a crash, find the old content or the new and nothing between.
 
-    :raises ConfigurationError: it can't be written.
+    Raises:
+        ConfigurationError: it can't be written.
     """
     try:
         written = path.with_name(f".{path.name}.{secrets.token_hex(6)}")

@@ -28,7 +28,8 @@ class JsonlStore:
         max_bytes: size at which a file is full.
         files: how many files there are at most.
 
-    :raises ConfigurationError: a bound is too small.
+    Raises:
+        ConfigurationError: a bound is too small.
     """
 
     def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES, files: int = FILES) -> None:
@@ -50,8 +51,9 @@ class JsonlStore:
     def append(self, executions: Iterable[Execution]) -> int:
         """Add executions in one write; those whose id is in the log count, and are read once.
 
-        :raises RecordError: one of them has a field out of bounds; nothing is written.
-        :raises ConfigurationError: the file can't be written.
+        Raises:
+            RecordError: one of them has a field out of bounds; nothing is written.
+            ConfigurationError: the file can't be written.
         """
         lines = [encode(execution) + b"\n" for execution in executions]
         if not lines:
@@ -71,8 +73,9 @@ class JsonlStore:
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
         """Every execution, the oldest first.
 
-        :raises RecordError: a line can't be read, and there is no ``on_bad`` to tell.
-        :raises ConfigurationError: a file can't be read.
+        Raises:
+            RecordError: a line can't be read, and there is no ``on_bad`` to tell.
+            ConfigurationError: a file can't be read.
         """
         seen: set[str] = set()
         # A file may be renamed between the listing and its opening; the lock keeps writers away only until all are open.

@@ -55,7 +55,8 @@ def learn(static: Scores, logged: Sequence[Episode], parameters: Parameters, *, 
 
     ``now`` (seconds) is the time from which ages are counted; by default when the last episode ended.
 
-    :raises ConfigurationError: a parameter is out of bounds.
+    Raises:
+        ConfigurationError: a parameter is out of bounds.
     """
     parameters = parameters.checked()
     now = logged[-1].ended if now is None and logged else now or 0.0

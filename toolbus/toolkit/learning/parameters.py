@@ -38,7 +38,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     def checked(self) -> Parameters:
         """The same, when every one is within its bounds.
 
-        :raises ConfigurationError: one is not; the message names it.
+        Raises:
+            ConfigurationError: one is not; the message names it.
         """
         try:
             return msgspec.convert(msgspec.structs.asdict(self), Parameters)

@@ -63,7 +63,8 @@ class Episode:
             next_shown: the same for the actions that may follow.
             revision: the revision of the scores that decided it.
 
-        :raises RecordError: one of these can't be recorded, such as a probability of 0.
+        Raises:
+            RecordError: one of these can't be recorded, such as a probability of 0.
         """
         place = _Place(self, name, shown or {}, next_shown or {}, revision)
         encode(_record(place, "tool", 0, ToolResult(), 0.0))
@@ -98,7 +99,11 @@ class Recorder:
         self.dropped = 0
 
     def __enter__(self) -> Self:
-        """:raises ConfigurationError: it runs already."""
+        """Start it.
+
+        Raises:
+            ConfigurationError: it runs already.
+        """
         if self._thread is not None:
             raise ConfigurationError("this recorder is in use; make another")
         self._thread = threading.Thread(target=self._write, name="toolbus-recorder", daemon=True)

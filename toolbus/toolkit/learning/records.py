@@ -93,7 +93,8 @@ _versions = msgspec.json.Decoder(_Versioned)
 def encode(execution: Execution) -> bytes:
     """A record as one line of JSON, without the line's end.
 
-    :raises RecordError: a field is out of bounds.
+    Raises:
+        RecordError: a field is out of bounds.
     """
     # Fields that have their default are left out, but the version never is.
     fields = msgspec.to_builtins(execution)
@@ -105,7 +106,8 @@ def encode(execution: Execution) -> bytes:
 def decode(document: bytes, place: str) -> Execution:
     """A record from its JSON; ``place`` is named when it can't be read.
 
-    :raises RecordError: it is no JSON, too large, of a newer version, or a field is missing or out of bounds.
+    Raises:
+        RecordError: it is no JSON, too large, of a newer version, or a field is missing or out of bounds.
     """
     if len(document) > MAX_RECORD:
         raise RecordError(place, f"the record has {len(document)} bytes; at most {MAX_RECORD} are allowed")

@@ -104,7 +104,8 @@ class Revisions:
     Files are written as a whole or not at all, and one process writes at a time. Of more than 200 the oldest are deleted, but never the
     current one.
 
-    :raises ConfigurationError: the folder can't be made.
+    Raises:
+        ConfigurationError: the folder can't be made.
     """
 
     def __init__(self, folder: str | Path, *, keep: int = KEPT) -> None:
@@ -119,7 +120,8 @@ class Revisions:
     def get(self, id: str) -> Revision:
         """A revision, by its id or the number in it.
 
-        :raises ConfigurationError: there is no such revision, or its file can't be read.
+        Raises:
+            ConfigurationError: there is no such revision, or its file can't be read.
         """
         found = next((known for known in self.ids() if known == id or (id.isdecimal() and _number(known) == int(id))), None)
         if found is None:
@@ -132,7 +134,8 @@ class Revisions:
     def current(self) -> Revision | None:
         """The revision that holds; None when there is none yet.
 
-        :raises ConfigurationError: the folder's files can't be read.
+        Raises:
+            ConfigurationError: the folder's files can't be read.
         """
         try:
             named = (self.folder / "current").read_text("utf-8").strip()
@@ -147,7 +150,8 @@ class Revisions:
 
         In an empty folder the static scores become the first revision, so that they can be gone back to.
 
-        :raises ConfigurationError: the folder can't be written.
+        Raises:
+            ConfigurationError: the folder can't be written.
         """
         self._make()
         with locked(self.folder):
@@ -164,7 +168,8 @@ class Revisions:
         Nothing is deleted: going back to the newer one is the same command. A current revision that can't be read is no obstacle when
         the other one is named; it is None.
 
-        :raises ConfigurationError: there is none to go back to, or no such revision.
+        Raises:
+            ConfigurationError: there is none to go back to, or no such revision.
         """
         self._make()
         with locked(self.folder):

@@ -35,7 +35,8 @@ Row = Mapping[str, float]
 class Scores:
     """The scores of a graph's edges: ``scores.rows["call"]["count orders"]["run_sql"]``. It never changes.
 
-    :raises ConfigurationError: an edge is given twice.
+    Raises:
+        ConfigurationError: an edge is given twice.
     """
 
     def __init__(self, edges: Iterable[Edge]) -> None:
@@ -91,7 +92,8 @@ class ScoreFile(msgspec.Struct, frozen=True, kw_only=True):
 def load_scores(path: str | Path) -> tuple[Scores, dict[str, str]]:
     """The scores and texts of a file: ``{"edges": [{"kind", "source", "target", "score"}, …], "texts": {…}}``.
 
-    :raises ConfigurationError: it can't be read, or says something else; the message has the place in it.
+    Raises:
+        ConfigurationError: it can't be read, or says something else; the message has the place in it.
     """
     file = load_json(path, ScoreFile, "file of scores")
     try:
@@ -103,7 +105,8 @@ def load_scores(path: str | Path) -> tuple[Scores, dict[str, str]]:
 def load_json(path: str | Path, kind: type[T], what: str) -> T:
     """A JSON document of a known shape.
 
-    :raises ConfigurationError: it can't be read, or has another shape; the message names the file and the place in it.
+    Raises:
+        ConfigurationError: it can't be read, or has another shape; the message names the file and the place in it.
     """
     try:
         if Path(path).stat().st_size > MAX_FILE:

@@ -51,7 +51,8 @@ class SqliteStore:
     Args:
         max_records: the oldest beyond this number are deleted.
 
-    :raises ConfigurationError: the file is no such database, or of a newer release.
+    Raises:
+        ConfigurationError: the file is no such database, or of a newer release.
     """
 
     def __init__(self, path: str | Path, *, max_records: int = MAX_RECORDS) -> None:
@@ -106,8 +107,9 @@ class SqliteStore:
     def append(self, executions: Iterable[Execution]) -> int:
         """Add executions in one transaction; an id that is there already is left as it is and does not count.
 
-        :raises RecordError: one of them has a field out of bounds; nothing is written.
-        :raises ConfigurationError: the database can't be written.
+        Raises:
+            RecordError: one of them has a field out of bounds; nothing is written.
+            ConfigurationError: the database can't be written.
         """
         rows = [
             (each.id, each.episode, each.position, each.action, each.tool, each.outcome, each.ms, each.at, encode(each).decode())
@@ -130,8 +132,9 @@ class SqliteStore:
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
         """Every execution, in the order in which they were added.
 
-        :raises RecordError: a row can't be read, and there is no ``on_bad`` to tell.
-        :raises ConfigurationError: the database can't be read.
+        Raises:
+            RecordError: a row can't be read, and there is no ``on_bad`` to tell.
+            ConfigurationError: the database can't be read.
         """
         last = 0
         while True:

@@ -21,14 +21,16 @@ class ExecutionStore(Protocol):
     def append(self, executions: Iterable[Execution]) -> int:
         """Add executions, all or none of them, and return how many were new.
 
-        :raises RecordError: one of them has a field out of bounds.
-        :raises ConfigurationError: the store can't be written.
+        Raises:
+            RecordError: one of them has a field out of bounds.
+            ConfigurationError: the store can't be written.
         """
 
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
         """Every execution, the oldest first.
 
-        :raises RecordError: a record can't be read, and there is no ``on_bad`` to tell.
+        Raises:
+            RecordError: a record can't be read, and there is no ``on_bad`` to tell.
         """
 
     def close(self) -> None:
@@ -42,7 +44,8 @@ class ExecutionStore(Protocol):
 def open_store(path: str | Path, *, must_exist: bool = False) -> ExecutionStore:
     """The store at a path: ``.jsonl`` is lines of JSON, ``.db``, ``.sqlite`` and ``.sqlite3`` are SQLite.
 
-    :raises ConfigurationError: another suffix, or it is not there and must be.
+    Raises:
+        ConfigurationError: another suffix, or it is not there and must be.
     """
     path = Path(path)
     if must_exist and not path.is_file():
@@ -59,7 +62,8 @@ def copy(source: ExecutionStore, target: ExecutionStore, on_bad: OnBad | None = 
 
     Everything is read before anything is written, so that a bad record leaves the target as it was.
 
-    :raises RecordError: a record can't be read, and there is no ``on_bad`` to tell.
+    Raises:
+        RecordError: a record can't be read, and there is no ``on_bad`` to tell.
     """
     found = [*source.read(on_bad)]
     known = {execution.id for execution in target.read(lambda _: None)}

@@ -79,7 +79,8 @@ class _Child:
     async def send(self, job: Job) -> None:
         """Give it a call.
 
-        :raises _Lost: it has ended.
+        Raises:
+            _Lost: it has ended.
         """
         self.calls += 1
         self._before, self._token, self._heard = self._token, job.token, 0
@@ -91,9 +92,10 @@ class _Child:
     async def hear(self, most: int) -> Said:
         """What it says next.
 
-        :raises ToolError: that is more than ``most`` bytes.
-        :raises _Lost: it has ended.
-        :raises _Deviated: that is not of its call, or can't be read.
+        Raises:
+            ToolError: that is more than ``most`` bytes.
+            _Lost: it has ended.
+            _Deviated: that is not of its call, or can't be read.
         """
         size, token, number = SAID_HEADER.unpack(await self._take(SAID_HEADER.size))
         while token == self._before and size <= most and self.late < _MOST_LATE:
@@ -180,7 +182,8 @@ class Isolation:
     async def open(self) -> None:
         """Start the nursery, which imports the tools, and a first child.
 
-        :raises ConfigurationError: the tools can't be found in another process; says why.
+        Raises:
+            ConfigurationError: the tools can't be found in another process; says why.
         """
         async with self._starting:
             if self._orders is None:
@@ -282,9 +285,12 @@ class Isolation:
     ) -> AsyncIterator[Any]:
         """Run one call; yields what the handler does, and lastly its result. Left early, it kills the child.
 
-        :param enter: called just before a child gets work that must not happen twice; a child that dies leaves its outcome unknown.
-        :raises ToolError: it failed, or its process died.
-        :raises HandlerCrashed: it raised.
+        Args:
+            enter: called just before a child gets work that must not happen twice; a child that dies leaves its outcome unknown.
+
+        Raises:
+            ToolError: it failed, or its process died.
+            HandlerCrashed: it raised.
         """
         job = Job(self._indexes[made], encode(request), attempt, deadline, made.memory_limit, os.urandom(8))
         child = await self._take()

@@ -37,8 +37,9 @@ class Found:
     def arguments(self, given: Mapping[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
         """The handler's keyword arguments; the first time, its services are made, which then live as long as the child.
 
-        :raises ToolError: they do not fit.
-        :raises ConfigurationError: a service can't be made.
+        Raises:
+            ToolError: they do not fit.
+            ConfigurationError: a service can't be made.
         """
         bound = self._bind(given)
         if self._made is None:
@@ -52,7 +53,8 @@ class Found:
 def target_of(made: FunctionTool) -> Target:
     """How another process finds a tool again.
 
-    :raises ConfigurationError: it could not.
+    Raises:
+        ConfigurationError: it could not.
     """
     where = f"the tool {made.name!r} ({made.origin}) has isolation='process'"
     if "<" in made.qualname:
@@ -65,7 +67,8 @@ def target_of(made: FunctionTool) -> Target:
 def find(targets: Iterable[Target]) -> tuple[Found, ...]:
     """Import the tools' modules and find the tools.
 
-    :raises ConfigurationError: a tool is not there.
+    Raises:
+        ConfigurationError: a tool is not there.
     """
     found: list[Found] = []
     for target in targets:

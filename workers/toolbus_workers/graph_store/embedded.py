@@ -100,7 +100,8 @@ class EmbeddedGraph(GraphStore):
     async def _running(self) -> Program:
         """The process, started if there is none.
 
-        :raises ToolError: Ladybug is not installed, or the graph can't be opened.
+        Raises:
+            ToolError: Ladybug is not installed, or the graph can't be opened.
         """
         if self._program is not None and self._program.alive:
             return self._program

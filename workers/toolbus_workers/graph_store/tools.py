@@ -100,7 +100,8 @@ async def graph_import(
 def _batch(kind: str, label: str, rows: list[dict[str, Scalar]], source: str, target: str) -> Batch:
     """Rows that every store can take.
 
-    :raises ToolError: names, sizes or values are not what they must be; says where.
+    Raises:
+        ToolError: names, sizes or values are not what they must be; says where.
     """
     if not rows or len(rows) > MAX_IMPORT:
         raise _wrong(f"there are {len(rows):,} rows; give 1 to {MAX_IMPORT:,} in one import", "too_many_rows" if rows else "no_data")

@@ -60,7 +60,8 @@ class ContentExtractor:
     async def extract(self, page: Page, *, max_chars: int = MAX_CHARS) -> Content:
         """A page's title, text and links; what is not HTML is text as it stands.
 
-        :raises ToolError: it can't be read within the limits.
+        Raises:
+            ToolError: it can't be read within the limits.
         """
         text = page.text
         if page.media_type not in _MARKUP:

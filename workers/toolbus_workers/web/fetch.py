@@ -92,7 +92,8 @@ class FetchService:
     async def fetch(self, url: str, limits: Limits | None = None) -> Page:
         """A page of text: HTML, XML, JSON, plain text.
 
-        :raises ToolError: there is none within the limits; says why, and what to do next.
+        Raises:
+            ToolError: there is none within the limits; says why, and what to do next.
         """
         narrowed = self._narrowed(limits or self._limits)
         try:
@@ -190,7 +191,8 @@ def _request(url: httpx.URL, address: str, limits: Limits) -> httpx.Request:
 def parse_url(text: str) -> httpx.URL:
     """An address that can be fetched.
 
-    :raises ToolError: it can't be, whoever is behind it.
+    Raises:
+        ToolError: it can't be, whoever is behind it.
     """
     if len(text) > MAX_URL:
         raise _bad_url(text, f"it has {len(text)} characters; at most {MAX_URL} are allowed")
@@ -306,7 +308,8 @@ class _Unpacker:
     def feed(self, data: bytes) -> bytes:
         """What comes out of the next piece.
 
-        :raises zlib.error: the data is damaged.
+        Raises:
+            zlib.error: the data is damaged.
         """
         out = bytearray()
         while data and self._room:

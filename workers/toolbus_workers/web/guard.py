@@ -64,7 +64,8 @@ class Guard:
     async def addresses(self, host: str, port: int) -> list[str]:
         """The addresses of a host, every one of them checked. Connect to these, never to the name: it may resolve differently then.
 
-        :raises ToolError: the host is unknown, or one of its addresses is not public.
+        Raises:
+            ToolError: the host is unknown, or one of its addresses is not public.
         """
         try:
             found = list(dict.fromkeys(await self._resolve(host, port)))

@@ -57,7 +57,8 @@ class SearchBackend(Protocol):
     async def search(self, search: Search) -> Sequence[Hit]:
         """The results, best first; none when nothing was found.
 
-        :raises ToolError: the search could not be made.
+        Raises:
+            ToolError: the search could not be made.
         """
 
     async def aclose(self) -> None:
@@ -79,7 +80,8 @@ class SearchService:
     async def search(self, search: Search) -> list[Hit]:
         """At most ``max_results`` pages, each once.
 
-        :raises ToolError: the search could not be made; says what to do next.
+        Raises:
+            ToolError: the search could not be made; says what to do next.
         """
         try:
             async with asyncio.timeout(self._seconds):

@@ -91,7 +91,8 @@ class WeatherProvider(Protocol):
     async def report(self, location: str, *, days: int, imperial: bool, language: str) -> Report:
         """The weather now and for some days at a place, given by name or as ``latitude, longitude``.
 
-        :raises ToolError: there is no such place, or no report.
+        Raises:
+            ToolError: there is no such place, or no report.
         """
 
 

@@ -26,7 +26,8 @@ class Service(GraphService):
     def get_action(self, *ids: str) -> Action:
         """``get_action(action_id)``, or ``get_action(id, action_id)``: a copy of an action.
 
-        :raises ToolkitError: there is no such action (it is a ValueError).
+        Raises:
+            ToolkitError: there is no such action (it is a ValueError).
         """
         return super().get_action(_last(ids))
 
@@ -43,7 +44,8 @@ class Service(GraphService):
 
         Tools that the group listed before are the same by name, and those that it does not list any more go.
 
-        :raises ToolkitError: a score is not within 0 and 1.
+        Raises:
+            ToolkitError: a score is not within 0 and 1.
         """
         listed = {tool.name: tool for tool in _listed(tool_group)}
         self._check(connected_actions, tool_group, *listed.values())

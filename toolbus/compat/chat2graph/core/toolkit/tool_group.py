@@ -46,7 +46,8 @@ class ToolPackage(ToolGroup):
     async def list_tools(self) -> list[Tool]:
         """A tool of each public function.
 
-        :raises ToolkitError: the module has none.
+        Raises:
+            ToolkitError: the module has none.
         """
         group = group_of_module(importlib.import_module(self.name))
         return [Tool(tool.name, tool.description, tool.function, ToolType.LOCAL_TOOL) for tool in group.tools if tool.function is not None]

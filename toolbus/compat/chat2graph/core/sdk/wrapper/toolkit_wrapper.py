@@ -30,7 +30,8 @@ class ToolkitWrapper:
     def chain(self, *item_chain: Link) -> Self:
         """Add a chain of actions, tools and groups; see ``toolbus.toolkit.add_chain``.
 
-        :raises ToolkitError: the chain is impossible (it is a ValueError).
+        Raises:
+            ToolkitError: the chain is impossible (it is a ValueError).
         """
         add_chain(self._service(), *item_chain)
         return self

@@ -19,7 +19,8 @@ class McpService(ToolGroup):
     async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
         """Connect to the server.
 
-        :raises ToolkitError: it is not overridden: the facade starts no MCP server by itself.
+        Raises:
+            ToolkitError: it is not overridden: the facade starts no MCP server by itself.
         """
         raise ToolkitError(
             f"the facade does not connect to the MCP server {self.name!r} by itself: override create_connection(), or put the server's "
