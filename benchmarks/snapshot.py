@@ -33,7 +33,7 @@ from toolbus.broker.registry.registry import Registry
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.link import ShortLink
 from toolbus.descriptors import Publication
-from toolbus.worker.collect import collect
+from toolbus.worker.serving.collect import collect
 
 MEGABYTE = 1024 * 1024
 EMPTY = "empty"

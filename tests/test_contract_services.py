@@ -12,7 +12,7 @@ from tests.contract import Place, plugged
 from tests.servers import eventually
 from toolbus import DescriptorError, RegistrationRefused, ToolBus, ToolError, ToolService, Worker, tool
 from toolbus.envelope import Request
-from toolbus.worker.collect import collect
+from toolbus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
 

@@ -217,7 +217,7 @@ async def test_a_call_that_has_ended_leaves_nothing_in_memory(
 ) -> None:
     """However calls end, neither the caller nor the worker holds anything for them afterwards."""
     # A cancelled handler is looked at again after some seconds, and pytest keeps every log record.
-    monkeypatch.setattr("toolbus.worker.slots._STOPS_WITHIN", TIMEOUT / 2)
+    monkeypatch.setattr("toolbus.worker.slots.slots._STOPS_WITHIN", TIMEOUT / 2)
     logging.disable()
     place = Place("memory://" if transport == "memory" else valkey_server, namespace)
     batches = 2 * CALLS // AT_ONCE

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
         UnsupportedServer,
     )
     from toolbus.settings import Settings
-    from toolbus.worker.base import ToolService
-    from toolbus.worker.function import tool
-    from toolbus.worker.invocation import Invocation, invocation
-    from toolbus.worker.modules import init_tools
-    from toolbus.worker.provide import provide
-    from toolbus.worker.retry import Retry
-    from toolbus.worker.session import Session
+    from toolbus.worker.definition.function import tool
+    from toolbus.worker.definition.provide import provide
+    from toolbus.worker.definition.retry import Retry
+    from toolbus.worker.definition.service import ToolService
+    from toolbus.worker.loading.modules import init_tools
+    from toolbus.worker.run.invocation import Invocation, invocation
+    from toolbus.worker.sessions.session import Session
     from toolbus.worker.worker import Worker
 
 __all__ = [
@@ -133,13 +133,13 @@ _HOMES = {
         "UnsupportedServer",
     ),
     "toolbus.settings": ("Settings",),
-    "toolbus.worker.base": ("ToolService",),
-    "toolbus.worker.function": ("tool",),
-    "toolbus.worker.invocation": ("Invocation", "invocation"),
-    "toolbus.worker.modules": ("init_tools",),
-    "toolbus.worker.provide": ("provide",),
-    "toolbus.worker.retry": ("Retry",),
-    "toolbus.worker.session": ("Session",),
+    "toolbus.worker.definition.service": ("ToolService",),
+    "toolbus.worker.definition.function": ("tool",),
+    "toolbus.worker.run.invocation": ("Invocation", "invocation"),
+    "toolbus.worker.loading.modules": ("init_tools",),
+    "toolbus.worker.definition.provide": ("provide",),
+    "toolbus.worker.definition.retry": ("Retry",),
+    "toolbus.worker.sessions.session": ("Session",),
     "toolbus.worker.worker": ("Worker",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

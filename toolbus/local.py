@@ -18,9 +18,9 @@ from toolbus.client.toolview import ToolView
 from toolbus.options import CallOptions
 from toolbus.results import ConfigurationError, RegistrationRefused, ToolResult
 from toolbus.settings import Settings
-from toolbus.worker.base import ToolService
-from toolbus.worker.collect import collect
-from toolbus.worker.function import tool, tool_of
+from toolbus.worker.definition.function import tool, tool_of
+from toolbus.worker.definition.service import ToolService
+from toolbus.worker.serving.collect import collect
 from toolbus.worker.worker import Worker
 
 

@@ -13,7 +13,7 @@ from tests.servers import eventually
 from toolbus import ToolService, tool
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
-from toolbus.worker.slots import Slots
+from toolbus.worker.slots.slots import Slots
 
 pytestmark = pytest.mark.anyio
 

@@ -21,9 +21,9 @@ from toolbus.descriptors import ToolDescriptor
 from toolbus.envelope import Request
 from toolbus.middleware import Cache, ToolCall
 from toolbus.results import ErrorType
-from toolbus.worker.around import Passing
-from toolbus.worker.handlers import Handler
-from toolbus.worker.invocation import Invocation
+from toolbus.worker.run.invocation import Invocation
+from toolbus.worker.run.middleware import Passing
+from toolbus.worker.serving.handlers import Handler
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from tests.servers import eventually
 from toolbus import Session, Settings, ToolBus, ToolResult, ToolService, Worker, tool
 from toolbus.compat.trustgraph import DynamicToolService
 from toolbus.middleware import Next, ToolCall
-from toolbus.worker import loops
+from toolbus.worker.process import event_loop as loops
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from tests.contract import Place
 from toolbus import ConfigurationError, ToolbusError, ToolService, Worker, tool
 from toolbus.compat.trustgraph import DynamicToolService
 from toolbus.compat.trustgraph.service import _Served
-from toolbus.worker import function
+from toolbus.worker.definition import function
 
 pytestmark = pytest.mark.anyio
 

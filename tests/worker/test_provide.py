@@ -11,8 +11,8 @@ from tests.contract import Place
 from tests.worker import provided
 from toolbus import ConfigurationError, ToolService, Worker, provide, tool
 from toolbus.testing import InvocationEnvironment
-from toolbus.worker import function
-from toolbus.worker import provide as provide_module
+from toolbus.worker.definition import function
+from toolbus.worker.definition import provide as provide_module
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import CallCancelled
-from toolbus.worker.threads import Threads
+from toolbus.worker.run.threads import Threads
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ from toolbus_workers.graph_store.embedded import EmbeddedGraph, Limits
 from tests.servers import eventually
 from tests.workers.outcomes import failed
 from toolbus import Settings, ToolBus, ToolError, Worker
-from toolbus.worker.collect import collect
-from toolbus.worker.provide import Services
+from toolbus.worker.definition.provide import Services
+from toolbus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from toolbus_workers.fetch_page import FetchPage
 
 from tests.workers.pages import answer, local, names, site
 from toolbus import Settings, ToolBus, Worker
-from toolbus.worker.collect import collect
+from toolbus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
 

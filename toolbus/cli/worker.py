@@ -57,7 +57,7 @@ def worker_command(
       toolbus worker jokes.py --middleware limits.py:middleware
     """
     from toolbus import telemetry
-    from toolbus.worker.loops import run_loop
+    from toolbus.worker.process.event_loop import run_loop
 
     probes = {"--health-file": health_file, "--health-port": health_port}
     extra = [word for option, value in probes.items() if value is not None for word in (option, str(value))]
@@ -87,10 +87,10 @@ async def _work(
     examples: bool,
 ) -> int:
     from toolbus import telemetry
-    from toolbus.worker import installed
-    from toolbus.worker.health import keep_file, serve_port
-    from toolbus.worker.loading import load
-    from toolbus.worker.supervisor import watch_lifeline
+    from toolbus.worker.loading import installed
+    from toolbus.worker.loading.command_line import load
+    from toolbus.worker.process.health import keep_file, serve_port
+    from toolbus.worker.process.supervisor import watch_lifeline
     from toolbus.worker.worker import Worker
 
     served = [*(installed.examples() if examples else ()), *(load(target) for target in targets)]
@@ -128,8 +128,8 @@ async def _probe(option: str, kept: Coroutine[Any, Any, None]) -> None:
 async def _supervise(
     settings: Settings, targets: tuple[str, ...], processes: int, *, reload: bool, extra: list[str], ctx: click.Context
 ) -> int:
-    from toolbus.worker.loading import folders
-    from toolbus.worker.supervisor import Supervisor
+    from toolbus.worker.loading.command_line import folders
+    from toolbus.worker.process.supervisor import Supervisor
 
     given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
     environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
@@ -140,7 +140,7 @@ async def _supervise(
 
 
 def _middleware(places: tuple[str, ...]) -> list[Any]:
-    from toolbus.worker.loading import load
+    from toolbus.worker.loading.command_line import load
 
     found: list[Any] = []
     for place in places:

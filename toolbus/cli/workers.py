@@ -19,7 +19,7 @@ def workers_command(output: str) -> None:
       toolbus workers
       toolbus worker calculator text
     """
-    from toolbus.worker.installed import describe, installed_services
+    from toolbus.worker.loading.installed import describe, installed_services
 
     found = [(service, describe(service)) for service in installed_services()]
     if output == "json":

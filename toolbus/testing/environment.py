@@ -17,14 +17,14 @@ from toolbus.settings import Settings
 from toolbus.testing.outcome import Outcome
 from toolbus.testing.recorder import Confirm, Recorder
 from toolbus.testing.sessions import TriedSessions
-from toolbus.worker.base import ToolService
-from toolbus.worker.collect import collect
-from toolbus.worker.function import tool_of
-from toolbus.worker.handlers import Served
+from toolbus.worker.definition.function import tool_of
+from toolbus.worker.definition.provide import Services
+from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.provide import Services
-from toolbus.worker.run import Run
-from toolbus.worker.threads import Threads
+from toolbus.worker.run.run import Run
+from toolbus.worker.run.threads import Threads
+from toolbus.worker.serving.collect import collect
+from toolbus.worker.serving.handlers import Served
 
 _THREADS = 32
 

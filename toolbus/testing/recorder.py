@@ -20,11 +20,11 @@ from toolbus.options import CallOptions, merged
 from toolbus.results import EnvelopeError, ErrorInfo, ToolError, ToolResult
 from toolbus.settings import Settings
 from toolbus.testing.outcome import NestedCall, Outcome
-from toolbus.worker.invocation import Caller
 from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.outcome import result_of
-from toolbus.worker.run import Run
-from toolbus.worker.threads import Threads
+from toolbus.worker.run.invocation import Caller
+from toolbus.worker.run.outcome import result_of
+from toolbus.worker.run.run import Run
+from toolbus.worker.run.threads import Threads
 
 INSTANCE = "testing"
 

@@ -6,7 +6,7 @@ import asyncio
 
 from toolbus.broker.protocols import session_of
 from toolbus.envelope import Request
-from toolbus.worker.session import Session, SessionRun
+from toolbus.worker.sessions.session import Session, SessionRun
 
 
 class TriedSessions:

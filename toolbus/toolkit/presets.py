@@ -18,7 +18,7 @@ from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.places import Source
 from toolbus.toolkit.service import ToolkitService
-from toolbus.worker.modules import import_module
+from toolbus.worker.loading.modules import import_module
 
 MAX_BYTES = 32 * 1024 * 1024
 

@@ -12,8 +12,8 @@ from toolbus.client.toolview import ToolView
 from toolbus.results import ToolkitError
 from toolbus.settings import Settings
 from toolbus.toolkit.items import Tool, ToolGroup
-from toolbus.worker.base import ToolService
-from toolbus.worker.collect import collect
+from toolbus.worker.definition.service import ToolService
+from toolbus.worker.serving.collect import collect
 
 
 def tool_of_bus(tool: BusTool) -> Tool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolbus.results import ToolkitError
-from toolbus.worker.installed import find_installed
+from toolbus.worker.loading.installed import find_installed
 
 
 def shipped_presets() -> dict[str, Path]:

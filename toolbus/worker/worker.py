@@ -19,13 +19,13 @@ from toolbus.middleware.chain import Middleware, checked
 from toolbus.results import ConfigurationError, RegistrationRefused
 from toolbus.settings import Settings
 from toolbus.worker import isolation
-from toolbus.worker.collect import collect
-from toolbus.worker.handlers import Served
+from toolbus.worker.definition.provide import Services
 from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.nested import NestedBus
-from toolbus.worker.outcome import without_exits
-from toolbus.worker.provide import Services
-from toolbus.worker.slots import SIGN_OFF, Slots
+from toolbus.worker.run.nested import NestedBus
+from toolbus.worker.run.outcome import without_exits
+from toolbus.worker.serving.collect import collect
+from toolbus.worker.serving.handlers import Served
+from toolbus.worker.slots.slots import SIGN_OFF, Slots
 
 
 class Worker:

@@ -16,8 +16,8 @@ from toolbus.compat.nanoclaw.files import file_tools
 from toolbus.results import ConfigurationError
 from toolbus.results import ToolResult as BusResult
 from toolbus.settings import Settings
-from toolbus.worker import function as functions
-from toolbus.worker.collect import collect
+from toolbus.worker.definition import function as functions
+from toolbus.worker.serving.collect import collect
 from toolbus.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])

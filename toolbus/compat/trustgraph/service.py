@@ -29,11 +29,11 @@ from toolbus.compat.trustgraph.schema import (
 from toolbus.descriptors import Effect
 from toolbus.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
 from toolbus.settings import Settings
-from toolbus.worker.base import ToolService
-from toolbus.worker.invocation import invocation
-from toolbus.worker.loops import run_loop
-from toolbus.worker.outcome import HandlerExit, error_of, said, without_exits
-from toolbus.worker.retry import Retry
+from toolbus.worker.definition.retry import Retry
+from toolbus.worker.definition.service import ToolService
+from toolbus.worker.process.event_loop import run_loop
+from toolbus.worker.run.invocation import invocation
+from toolbus.worker.run.outcome import HandlerExit, error_of, said, without_exits
 from toolbus.worker.worker import Worker
 
 default_topic = "tool"

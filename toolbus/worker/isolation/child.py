@@ -18,11 +18,11 @@ from toolbus.confirmations import PATIENCE, ConfirmationAnswer
 from toolbus.envelope import decode_request, encode, pieces
 from toolbus.options import CallOptions
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
-from toolbus.worker.invocation import Caller, Invocation, enter
 from toolbus.worker.isolation.limits import address_space, adopt_orphans, die_with_parent, leave_signals_to_worker
 from toolbus.worker.isolation.messages import HEADER, Job, Said, decode_job, framed_said
 from toolbus.worker.isolation.targets import Found
-from toolbus.worker.outcome import encodable, error_of, result_of
+from toolbus.worker.run.invocation import Caller, Invocation, enter
+from toolbus.worker.run.outcome import encodable, error_of, result_of
 
 _CUT = 4_000
 _MOVES = frozenset({"os.chdir", "os.putenv", "os.unsetenv"})

@@ -17,7 +17,7 @@ from toolbus import telemetry
 from toolbus.envelope import Request, encode
 from toolbus.results import ConfigurationError, ErrorInfo, ToolError
 from toolbus.settings import Settings
-from toolbus.worker.function import FunctionTool
+from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.isolation import messages
 from toolbus.worker.isolation.messages import SAID_HEADER, SLACK, Job, News, Order, Said, Setup
 from toolbus.worker.isolation.targets import MAIN, target_of

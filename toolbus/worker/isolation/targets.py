@@ -10,9 +10,9 @@ from typing import Any
 
 from toolbus.results import ConfigurationError
 from toolbus.schema import derive
-from toolbus.worker.function import FunctionTool, find_tool
+from toolbus.worker.definition.function import FunctionTool, find_tool
+from toolbus.worker.definition.provide import Services, has_factory, injected
 from toolbus.worker.isolation.messages import Target
-from toolbus.worker.provide import Services, has_factory, injected
 
 MAIN = "__main__"
 # The name under which another process imports the main module, so that its `if __name__ == "__main__":` does not run.

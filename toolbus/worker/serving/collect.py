@@ -24,14 +24,14 @@ from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
-from toolbus.worker.base import ToolService
-from toolbus.worker.function import FunctionTool, tool_of, tools_of_service
-from toolbus.worker.handlers import Handler, Served
+from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
+from toolbus.worker.definition.provide import Services, injected
+from toolbus.worker.definition.retry import Retry
+from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.targets import target_of
-from toolbus.worker.modules import defined_in
-from toolbus.worker.owner import owner_of
-from toolbus.worker.provide import Services, injected
-from toolbus.worker.retry import Retry
+from toolbus.worker.loading.modules import defined_in
+from toolbus.worker.serving.handlers import Handler, Served
+from toolbus.worker.serving.owner import owner_of
 
 _MOST_DESCRIPTION = 16_384
 

@@ -15,7 +15,7 @@ import msgspec
 from toolbus.results import ConfigurationError
 from toolbus.schema import describable
 from toolbus.schema.signature import read_signature
-from toolbus.worker.function import FunctionTool
+from toolbus.worker.definition.function import FunctionTool
 
 T = TypeVar("T")
 

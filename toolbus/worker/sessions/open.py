@@ -11,9 +11,9 @@ from toolbus.broker.protocols import WorkerBroker, session_of
 from toolbus.deadlines import Deadlines
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo
-from toolbus.worker.handlers import Served
-from toolbus.worker.outcome import without_exits
-from toolbus.worker.session import Session, SessionRun
+from toolbus.worker.run.outcome import without_exits
+from toolbus.worker.serving.handlers import Served
+from toolbus.worker.sessions.session import Session, SessionRun
 
 # Seconds that one clean-up may take, and that calls of a closed session may take to stop.
 CLEANUP_WITHIN = 10.0

@@ -14,7 +14,7 @@ from toolbus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.results import Blob, ErrorInfo, Progress, ToolError, ToolResult
 
 if TYPE_CHECKING:
-    from toolbus.worker.handlers import Handler
+    from toolbus.worker.serving.handlers import Handler
 
 
 class Passing:

@@ -20,14 +20,14 @@ from toolbus.envelope import NOT_BEGUN, Confirm, Frame, Request, encode, pieces
 from toolbus.middleware.chain import Middleware
 from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.settings import Settings
-from toolbus.worker.around import Passing
-from toolbus.worker.function import FunctionTool
-from toolbus.worker.handlers import Handler, Served
-from toolbus.worker.invocation import Caller, Invocation, enter
+from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.isolation.pool import HandlerCrashed, Isolation
-from toolbus.worker.outcome import encodable, error_of, mismatch, result_of
-from toolbus.worker.questions import Questions
-from toolbus.worker.threads import ThreadIteration, Threads
+from toolbus.worker.run.invocation import Caller, Invocation, enter
+from toolbus.worker.run.middleware import Passing
+from toolbus.worker.run.outcome import encodable, error_of, mismatch, result_of
+from toolbus.worker.run.questions import Questions
+from toolbus.worker.run.threads import ThreadIteration, Threads
+from toolbus.worker.serving.handlers import Handler, Served
 
 _UNKNOWN = {
     "began": "an earlier attempt began and its worker is gone; it may or may not have taken effect",

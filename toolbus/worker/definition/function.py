@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from toolbus.descriptors import Effect, effect_flaw
 from toolbus.results import ConfigurationError
-from toolbus.worker.retry import Retry
+from toolbus.worker.definition.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
 Isolation = Literal["", "process"]

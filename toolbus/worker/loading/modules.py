@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TypeGuard
 
 from toolbus.results import ConfigurationError
-from toolbus.worker.base import ToolService
-from toolbus.worker.function import tools_of_module
+from toolbus.worker.definition.function import tools_of_module
+from toolbus.worker.definition.service import ToolService
 
 
 def init_tools(*places: str | ModuleType) -> list[object]:

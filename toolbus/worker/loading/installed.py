@@ -25,7 +25,7 @@ from types import ModuleType
 import msgspec
 
 from toolbus.results import ConfigurationError
-from toolbus.worker.modules import import_module
+from toolbus.worker.loading.modules import import_module
 
 GROUP = "toolbus.workers"
 

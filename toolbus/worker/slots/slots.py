@@ -16,15 +16,15 @@ from toolbus.envelope import NOT_BEGUN
 from toolbus.middleware.chain import Middleware
 from toolbus.results import BrokerError, ErrorInfo, ToolbusError, ToolError
 from toolbus.settings import Settings
-from toolbus.worker.handlers import Served
-from toolbus.worker.invocation import Caller
 from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.nested import NestedBus
-from toolbus.worker.outcome import refusal
-from toolbus.worker.run import Run
-from toolbus.worker.sessions import WorkerSessions
-from toolbus.worker.threads import Threads
-from toolbus.worker.waiting import Waiting
+from toolbus.worker.run.invocation import Caller
+from toolbus.worker.run.nested import NestedBus
+from toolbus.worker.run.outcome import refusal
+from toolbus.worker.run.run import Run
+from toolbus.worker.run.threads import Threads
+from toolbus.worker.serving.handlers import Served
+from toolbus.worker.sessions.open import WorkerSessions
+from toolbus.worker.slots.waiting import Waiting
 
 # Seconds that a leaving worker waits for each of the server's answers.
 SIGN_OFF = 3.0

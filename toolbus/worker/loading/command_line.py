@@ -10,15 +10,15 @@ from pathlib import Path
 from types import ModuleType
 
 from toolbus.results import ConfigurationError
-from toolbus.worker.installed import InstalledService, find_installed, import_installed, installed_service
-from toolbus.worker.modules import import_module
+from toolbus.worker.loading.installed import InstalledService, find_installed, import_installed, installed_service
+from toolbus.worker.loading.modules import import_module
 
 
 def load(target: str) -> object:
     """Import a target.
 
     A path, of a file or of a package's folder, is imported as a module under its name, with the folder around it on ``sys.path``.
-    A name without dots is a module of the current folder, else an installed service (``toolbus.worker.installed``), else any module.
+    A name without dots is a module of the current folder, else an installed service (see ``installed.py``), else any module.
     ``:name`` picks one object of a module or path.
 
     Raises:

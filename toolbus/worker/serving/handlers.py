@@ -13,10 +13,10 @@ from toolbus.confirmations import digest_of
 from toolbus.descriptors import Effect, Publication
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, ErrorInfo, ToolError
-from toolbus.worker.base import ToolService
-from toolbus.worker.function import FunctionTool
-from toolbus.worker.retry import Retry
-from toolbus.worker.session import Session, SessionBook
+from toolbus.worker.definition.function import FunctionTool
+from toolbus.worker.definition.retry import Retry
+from toolbus.worker.definition.service import ToolService
+from toolbus.worker.sessions.session import Session, SessionBook
 
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""

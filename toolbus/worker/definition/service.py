@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from toolbus.descriptors import Effect
 from toolbus.results import ConfigurationError
-from toolbus.worker.retry import Retry
+from toolbus.worker.definition.retry import Retry
 
 
 class ToolService:

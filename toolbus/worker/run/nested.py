@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from toolbus import telemetry
 from toolbus.results import BrokerUnavailable
 from toolbus.settings import Settings
-from toolbus.worker.invocation import Caller
+from toolbus.worker.run.invocation import Caller
 
 _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
 

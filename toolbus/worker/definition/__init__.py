@@ -1,0 +1,1 @@
+"""How a service is written: ``ToolService``, ``@tool``, provided services, retries."""

@@ -1,0 +1,1 @@
+"""Find services by the names on a command line."""

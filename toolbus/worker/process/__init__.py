@@ -1,0 +1,1 @@
+"""The process that a worker runs in: event loop, health file, supervisor."""

@@ -1,0 +1,1 @@
+"""One run of a handler, from its delivery to its last frame."""

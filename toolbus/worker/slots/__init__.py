@@ -1,0 +1,1 @@
+"""The slots of a worker: which request runs next, and where."""
