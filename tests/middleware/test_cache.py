@@ -22,7 +22,7 @@ from toolbus.envelope import Request
 from toolbus.middleware import Cache, ToolCall
 from toolbus.results import ErrorType
 from toolbus.worker.run.invocation import Invocation
-from toolbus.worker.run.middleware import Passing
+from toolbus.worker.run.middleware import MiddlewareCall
 from toolbus.worker.serving.handlers import Handler
 
 pytestmark = pytest.mark.anyio
@@ -125,14 +125,15 @@ async def answered(cache: Cache, request: Request, *, digest: str = "d") -> int:
     """How often the handler of a call ran."""
     ran = 0
 
-    async def handle(passing: Passing) -> ToolResult:
+    async def handle(call: MiddlewareCall) -> ToolResult:
         nonlocal ran
         ran += 1
         return ToolResult.ok("x")
 
     delivery = Delivery(request, "", None, b"", None, 0, 1, time.monotonic() + 60, 0.0, "run")
     handler = Handler(rows, rows, "", None)
-    await Passing(delivery, handler, digest, MemoryTallies()).run((cache,), handle, lambda error: pytest.fail(str(error)), lambda: None)
+    within = MiddlewareCall(delivery, handler, digest, MemoryTallies())
+    await within.run((cache,), handle, lambda error: pytest.fail(str(error)), lambda: None)
     return ran
 
 

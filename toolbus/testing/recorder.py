@@ -21,9 +21,9 @@ from toolbus.results import EnvelopeError, ErrorInfo, ToolError, ToolResult
 from toolbus.settings import Settings
 from toolbus.testing.outcome import NestedCall, Outcome
 from toolbus.worker.isolation.pool import Isolation
+from toolbus.worker.run.context import ContextRun
 from toolbus.worker.run.invocation import Caller
 from toolbus.worker.run.outcome import result_of
-from toolbus.worker.run.run import Run
 from toolbus.worker.run.threads import Threads
 
 INSTANCE = "testing"
@@ -48,6 +48,7 @@ class Recorder:
         self.threads = threads
         self.isolation = isolation
         self.middleware = middleware
+        self.clock = time.monotonic
         self.most_gathered = settings.max_frame // 2
         self.broker = cast("WorkerBroker", self)
         self.instance = INSTANCE
@@ -69,13 +70,13 @@ class Recorder:
 
     # -- the worker -------------------------------------------------------------------------------
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: ContextRun) -> None:
         """Free a run's slot: there are none here."""
 
-    def stopped(self, run: Run) -> None:
+    def stopped(self, run: ContextRun) -> None:
         """Hear that a run was told to stop."""
 
-    def extended(self, run: Run) -> None:
+    def extended(self, run: ContextRun) -> None:
         """Take in a run's deadline, the first one too."""
         self.disarm()
         loop = asyncio.get_running_loop()
@@ -86,7 +87,7 @@ class Recorder:
         if self._timer is not None:
             self._timer.cancel()
 
-    def try_again(self, run: Run, error: ErrorInfo) -> bool:
+    def try_again(self, run: ContextRun, error: ErrorInfo) -> bool:
         """Every failure is the outcome; nothing is tried again."""
         return False
 

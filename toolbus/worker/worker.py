@@ -25,7 +25,8 @@ from toolbus.worker.run.nested import NestedBus
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.serving.handlers import Served
-from toolbus.worker.slots.slots import SIGN_OFF, Slots
+from toolbus.worker.slots.leaving import sign_off
+from toolbus.worker.slots.slots import Slots
 
 
 class Worker:
@@ -112,11 +113,7 @@ class Worker:
         if home is None or slots is None:
             return
         slots.stop()
-        try:
-            async with asyncio.timeout(SIGN_OFF):
-                await self.broker.unregister()
-        except Exception as error:  # noqa: BLE001 - draining must go on whatever the server says
-            telemetry.log.warning("worker.unregister_failed", error=str(error) or "the server did not answer")
+        await sign_off(self.broker)
         await slots.hand_back_waiting()
         await asyncio.wait([home])
         await slots.sessions.aclose()
@@ -172,17 +169,9 @@ class Worker:
             await self.broker.aclose()
             slots.close()
             raise
-        self._home = asyncio.create_task(self._serve(slots), name="toolbus-worker")
+        self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
         # It takes from now on, and not only when its opener next waits for something.
         await asyncio.sleep(0)
-
-    async def _serve(self, slots: Slots) -> None:
-        try:
-            await slots.serve()
-        except BaseException:
-            # Nobody may drain it for long, and a worker that takes nothing must not beat.
-            await self.broker.aclose()
-            raise
 
     async def _register(self, served: Served) -> None:
         """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""

@@ -1,4 +1,4 @@
-"""One run of a handler on its way through middleware."""
+"""A handler's call within the worker's middleware."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from toolbus.worker.serving.handlers import Handler
 
 
-class Passing:
-    """Makes the handler's whole answer a result for the middleware, and takes out again what the caller has heard already.
+class MiddlewareCall:
+    """Gives middleware the handler's whole answer as a result, then takes out again what the caller was sent already.
 
     What a handler yields goes to the caller as it comes; middleware sees it when the handler has ended.
 
@@ -40,15 +40,20 @@ class Passing:
     async def run(
         self,
         middleware: tuple[Middleware, ...],
-        handle: Callable[[Passing], Awaitable[ToolResult]],
+        handle: Callable[[MiddlewareCall], Awaitable[ToolResult]],
         told: Callable[[BaseException], ErrorInfo],
         given_up: Callable[[], None],
     ) -> ToolResult:
-        """Run the handler within the middleware; returns what is left to be said.
+        """Run the handler within the middleware; return what is still to be sent.
 
         Args:
+            middleware: the outermost first.
+            handle: runs the handler.
             told: what an exception of the handler is as a value.
             given_up: called when middleware cancels the handler.
+
+        Raises:
+            Exception: what the handler raised, if middleware let it pass.
         """
 
         async def innermost(call: ToolCall) -> ToolResult:
@@ -94,7 +99,7 @@ class Passing:
         return self._rest(result)
 
     async def watch(self, items: Any) -> AsyncIterator[Any]:
-        """What a handler yields, remembered as it passes."""
+        """Pass on what a handler yields, and remember it."""
         iterator: AsyncIterator[Any] = aiter(items)
         try:
             async for item in iterator:

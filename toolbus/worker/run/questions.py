@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from toolbus.broker.protocols import Delivery, Note, WorkerBroker
@@ -14,7 +14,7 @@ from toolbus.options import seconds
 from toolbus.results import BrokerError, ErrorInfo, ToolError
 
 
-class Asker(Protocol):
+class AskingRun(Protocol):
     """What questions need of the run that asks them."""
 
     delivery: Delivery
@@ -27,22 +27,26 @@ class Asker(Protocol):
         """Tell the caller that its call waits, or does so no longer."""
 
     def extend(self, deadline: float) -> None:
-        """Take in a later deadline, monotonic seconds."""
+        """Set a later deadline, in monotonic seconds."""
 
 
 class Questions:
     """The questions of one run, one at a time.
 
     Args:
+        run: the run whose handler asks.
+        broker: where a question waits for its answer.
         most: seconds that all of them together may wait.
         limit: bytes of the data of one.
+        clock: returns monotonic seconds.
     """
 
-    def __init__(self, asker: Asker, broker: WorkerBroker, most: float, limit: int) -> None:
-        self._asker = asker
+    def __init__(self, run: AskingRun, broker: WorkerBroker, most: float, limit: int, clock: Callable[[], float]) -> None:
+        self._run = run
         self._broker = broker
         self._left = most
         self._limit = limit
+        self._clock = clock
         self._one = asyncio.Lock()
 
     async def ask(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
@@ -67,32 +71,32 @@ class Questions:
         return answer
 
     async def _asked(self, request: ConfirmationRequest, most: float) -> ConfirmationAnswer | None:
-        delivery, since = self._asker.delivery, time.monotonic()
+        delivery, since = self._run.delivery, self._clock()
         deadline = delivery.deadline
         answer: ConfirmationAnswer | None = None
         told = False
 
         def opened() -> None:
-            # Not before: whoever hears of the request may answer it at once.
+            # Not before: a person may answer the request as soon as the caller shows it.
             nonlocal told
             told = True
-            self._asker.tell(Confirm(request.id, request.question, since + most - time.monotonic()))
+            self._run.tell(Confirm(request.id, request.question, since + most - self._clock()))
 
-        self._asker.extend(deadline + most)
+        self._run.extend(deadline + most)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(most):
                     await self._broker.extend(delivery, Note(deadline, since, since + most))
-                left = since + most - time.monotonic()
+                left = since + most - self._clock()
                 answer = await self._broker.ask(delivery, request, left, opened) if left > 0 else None
         except BrokerError as error:
             raise ToolError(ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked: {error}", retryable=True)) from None
         finally:
-            took = min(time.monotonic() - since, most)
+            took = min(self._clock() - since, most)
             self._left -= took
-            self._asker.extend(deadline + took)
+            self._run.extend(deadline + took)
             if told:
-                self._asker.tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
+                self._run.tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
         with contextlib.suppress(BrokerError):
             # Without it the next run has a little more time than it should.
             await self._broker.extend(delivery, Note(delivery.deadline))
@@ -103,7 +107,7 @@ class Questions:
             # The end of it may be what matters.
             message = f"a question has at most {MOST_QUESTION:,} characters, not {len(question):,}; the rest belongs in its data"
             raise ToolError(message, type="invalid_arguments", code="unreadable")
-        call = self._asker.delivery.request
+        call = self._run.delivery.request
         value, document = plain(data, anything=True)
         return ConfirmationRequest(
             new_run(),
@@ -112,7 +116,7 @@ class Questions:
             question,
             asker="worker",
             service=call.service,
-            owner=self._asker.owner,
+            owner=self._run.owner,
             user=call.user,
             session=call.session,
             digest=digest_of("worker", call.service, call.tool, call.user, call.session, question, value),

@@ -30,7 +30,7 @@ from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.targets import target_of
 from toolbus.worker.loading.modules import defined_in
-from toolbus.worker.serving.handlers import Handler, Served
+from toolbus.worker.serving.handlers import Handler, Served, starting, starting_with_services
 from toolbus.worker.serving.owner import owner_of
 
 _MOST_DESCRIPTION = 16_384
@@ -249,15 +249,6 @@ def _function_handler(
             extensions={} if made.cache is None else {"cache": made.cache},
         )
     )
-    bind = derived.bind
-
-    def start(request: Request) -> Any:
-        return bound(**bind(request.arguments))
-
-    def start_with_services(request: Request) -> Any:
-        made_for_it = {name: services.get(type_) for name, type_ in given.items()}
-        return bound(**bind(request.arguments), **spared, **made_for_it)
-
     isolated = made if made.isolation else None
     if isolated is not None:
         # Refused here, before anything starts.
@@ -267,8 +258,8 @@ def _function_handler(
             raise ConfigurationError(f"{message}: say toolbus.provide({type_.__qualname__}, …) at the top of a module")
     else:
         services.want(given.values())
-    begin = start_with_services if derived.injected else start
-    return tool, Handler(bound, begin, tool.effect, made.retry or retry, isolated, bind, made.tenants, tool.cacheable)
+    start = starting_with_services(bound, derived.bind, spared, given, services) if derived.injected else starting(bound, derived.bind)
+    return tool, Handler(bound, start, tool.effect, made.retry or retry, isolated, derived.bind, made.tenants, tool.cacheable)
 
 
 def _tell(tool: object, service: str, changes: list[str]) -> None:

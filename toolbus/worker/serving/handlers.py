@@ -14,12 +14,46 @@ from toolbus.descriptors import Effect, Publication
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, ErrorInfo, ToolError
 from toolbus.worker.definition.function import FunctionTool
+from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.sessions.session import Session, SessionBook
 
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
+
+
+def starting(function: Callable[..., Any], bind: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Start:
+    """Return what binds a request's arguments to a function and calls it."""
+
+    def start(request: Request) -> Any:
+        return function(**bind(request.arguments))
+
+    return start
+
+
+def starting_with_services(
+    function: Callable[..., Any],
+    bind: Callable[[Mapping[str, Any]], dict[str, Any]],
+    spared: Mapping[str, Any],
+    given: Mapping[str, type],
+    services: Services,
+) -> Start:
+    """Return what binds a request's arguments to a function and calls it, with its other parameters filled in.
+
+    Args:
+        function: the tool.
+        bind: makes keyword arguments of a request's arguments.
+        spared: values of the parameters that are left at their defaults.
+        given: the types of the parameters that services fill in.
+        services: where these services are.
+    """
+
+    def start(request: Request) -> Any:
+        filled_in = {name: services.get(type_) for name, type_ in given.items()}
+        return function(**bind(request.arguments), **spared, **filled_in)
+
+    return start
 
 
 class Handler:

@@ -3,75 +3,52 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from toolbus.broker.protocols import Delivery
 
 
 class Waiting:
-    """What waits here: failed runs until they are tried again, and suspects until nothing else runs.
+    """What waits in a worker. None of it takes a slot; the leases of all of it are renewed.
 
-    None of it takes a slot; all of it is renewed with what runs.
+    Attributes:
+        due: failed requests that wait for nothing but a slot.
+        suspects: requests that may have killed their workers; each waits until nothing else runs.
     """
 
     def __init__(self) -> None:
+        self.due: deque[Delivery] = deque()
+        self.suspects: deque[Delivery] = deque()
         self._retries: dict[str, Delivery] = {}
-        self._due: deque[Delivery] = deque()
-        self._suspects: deque[Delivery] = deque()
 
     def __len__(self) -> int:
-        return len(self._retries) + len(self._due) + len(self._suspects)
-
-    @property
-    def due(self) -> Sequence[Delivery]:
-        """What waits for nothing but a slot."""
-        return self._due
-
-    @property
-    def suspects(self) -> Sequence[Delivery]:
-        """Requests that may have killed their workers."""
-        return self._suspects
+        return len(self._retries) + len(self.due) + len(self.suspects)
 
     def add_retry(self, delivery: Delivery) -> None:
-        """Hold a failed delivery until ``is_due`` says that its time has come."""
+        """Hold a failed delivery until ``pop_retry`` asks for it."""
         self._retries[delivery.run] = delivery
 
-    def is_due(self, run: str) -> Delivery | None:
-        """The failed delivery of a run, which waits no longer; None when it was taken away meanwhile."""
+    def pop_retry(self, run: str) -> Delivery | None:
+        """Return the failed delivery of a run, which waits no longer; None when it was taken away meanwhile."""
         return self._retries.pop(run, None)
 
-    def add_due(self, delivery: Delivery) -> None:
-        """Hold a delivery that waits for nothing but a slot."""
-        self._due.append(delivery)
-
-    def next_due(self) -> Delivery | None:
-        """The next delivery that waits for a slot."""
-        return self._due.popleft() if self._due else None
-
-    def add_suspect(self, delivery: Delivery) -> None:
-        """Hold a delivery until nothing else runs."""
-        self._suspects.append(delivery)
-
-    def next_suspect(self) -> Delivery:
-        """The next delivery that must run alone; raises IndexError when there is none."""
-        return self._suspects.popleft()
-
     def find(self, *, call: str = "", replies: str = "") -> list[Delivery]:
-        """What waits for one call, or for one caller."""
-        waiting = [*self._retries.values(), *self._due, *self._suspects]
-        return [each for each in waiting if each.request.id == call or (replies and each.replies == replies)]
+        """Return what waits for one call, or for one caller."""
+        return [each for each in self._everything() if each.request.id == call or (replies and each.replies == replies)]
 
     def remove(self, delivery: Delivery) -> None:
         """Take a delivery away; nothing happens when it does not wait here."""
         self._retries.pop(delivery.run, None)
-        for queue in (self._due, self._suspects):
+        for queue in (self.due, self.suspects):
             if delivery in queue:
                 queue.remove(delivery)
 
     def clear(self) -> list[Delivery]:
-        """Take everything away."""
-        everything = [*self._retries.values(), *self._due, *self._suspects]
+        """Take everything away, and return it."""
+        everything = self._everything()
         self._retries.clear()
-        self._due.clear()
-        self._suspects.clear()
+        self.due.clear()
+        self.suspects.clear()
         return everything
+
+    def _everything(self) -> list[Delivery]:
+        return [*self._retries.values(), *self.due, *self.suspects]

@@ -1,9 +1,9 @@
-"""Sessions that a worker has open, for services that clean up after them or want their calls at one worker."""
+"""The open sessions of one service in a worker."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable
 from typing import Protocol
 
 from toolbus import telemetry
@@ -24,11 +24,12 @@ _MOST_AGENTS = 64
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
 
 
-class Host(Protocol):
+class SessionContext(Protocol):
     """What sessions need of the worker that has them."""
 
     broker: WorkerBroker
     deadlines: Deadlines
+    clock: Callable[[], float]
 
     async def close_nested(self, user: str, session: str) -> None:
         """End a session that handlers' nested calls were made in."""
@@ -39,12 +40,12 @@ class _Open:
 
     __slots__ = ("agents", "closed", "first", "runs", "used", "waiting")
 
-    def __init__(self, first: Request) -> None:
+    def __init__(self, first: Request, now: float) -> None:
         self.first = first.id
         self.agents: set[str] | None = set()
         self.runs: set[SessionRun] = set()
         self.waiting: set[SessionRun] = set()
-        self.used = time.monotonic()
+        self.used = now
         self.closed: asyncio.Event | None = None
 
     def enter(self, run: SessionRun) -> None:
@@ -67,9 +68,9 @@ class _Open:
 class OpenSessions:
     """The open sessions of one service in this worker."""
 
-    def __init__(self, served: Served, host: Host) -> None:
+    def __init__(self, served: Served, context: SessionContext) -> None:
         self._served = served
-        self._host = host
+        self._context = context
         self._loop = asyncio.get_running_loop()
         self._open: dict[Session, _Open] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -115,10 +116,10 @@ class OpenSessions:
         if found is not None:
             found.runs.discard(run)
             found.waiting.discard(run)
-            found.used = time.monotonic()
+            found.used = self._context.clock()
 
     def _begin(self, session: Session, first: Request) -> _Open:
-        found = _Open(first)
+        found = _Open(first, self._context.clock())
         self._look_later(session, found, found.used + self._served.session_idle)
         return found
 
@@ -186,7 +187,7 @@ class OpenSessions:
         """Give the session up, or begin it anew for the calls that waited for its end."""
         del self._open[session]
         if not found.waiting:
-            self._host.broker.release_session(self._served.id, *session)
+            self._context.broker.release_session(self._served.id, *session)
             return
         runs = sorted(found.waiting, key=lambda run: run.delivery.entry)
         anew = self._open[session] = self._begin(session, runs[0].delivery.request)
@@ -200,66 +201,13 @@ class OpenSessions:
             self.end(idle, "room")
 
     def _look_later(self, session: Session, found: _Open, when: float) -> None:
-        self._host.deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
+        self._context.deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
 
     def _look(self, session: Session, found: _Open) -> None:
         if self._open.get(session) is not found or found.closed is not None:
             return
-        due = (time.monotonic() if found.runs else found.used) + self._served.session_idle
-        if due <= time.monotonic():
+        due = (self._context.clock() if found.runs else found.used) + self._served.session_idle
+        if due <= self._context.clock():
             self.end(session, "idle")
         else:
             self._look_later(session, found, due)
-
-
-class WorkerSessions:
-    """The open sessions of a worker, by service; hears of their ends."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._services: dict[str, OpenSessions] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-
-    def open(self, served: Served) -> None:
-        """Keep the sessions of a service that wants it."""
-        if served.has_sessions:
-            served.sessions = self._services[served.id] = OpenSessions(served, self._host)
-
-    async def aclose(self) -> None:
-        """End every session of every service, side by side."""
-        await asyncio.gather(*(each.aclose() for each in self._services.values()))
-        for task in self._closing:
-            task.cancel()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._services.values()))
-
-    # -- SessionListener --------------------------------------------------------------------------
-
-    def closed(self, service: str, user: str, session: str) -> None:
-        """A caller closed a session."""
-        if service in self._services:
-            self._services[service].end(Session(user, session), "closed", stop=True)
-        # What handlers called in it ends too.
-        task = asyncio.get_running_loop().create_task(self._host.close_nested(user, session))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    def left(self, service: str, agent: str) -> None:
-        """A caller is going."""
-        if service in self._services:
-            self._services[service].left({agent}, "left")
-
-    def moved(self, service: str, user: str, session: str) -> None:
-        """Another worker has, or had, the session."""
-        if service in self._services:
-            self._services[service].end(Session(user, session), "moved")
-
-    def agents(self) -> set[str]:
-        """The callers that use open sessions."""
-        return set().union(*(each.agents() for each in self._services.values()))
-
-    def gone(self, agents: set[str]) -> None:
-        """Callers have died."""
-        for each in self._services.values():
-            each.left(agents, "gone")

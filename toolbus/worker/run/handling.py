@@ -1,0 +1,152 @@
+"""Call a handler of any kind: a coroutine, a plain function or generator in a thread, a child process; within middleware."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Protocol
+
+from toolbus import telemetry
+from toolbus.broker.protocols import Delivery
+from toolbus.envelope import Request
+from toolbus.results import ErrorInfo, ToolResult
+from toolbus.worker.definition.function import FunctionTool
+from toolbus.worker.run import reasons
+from toolbus.worker.run.context import RunContext
+from toolbus.worker.run.middleware import MiddlewareCall
+from toolbus.worker.run.outcome import result_of
+from toolbus.worker.run.states import RunState
+from toolbus.worker.run.stream import Stream
+from toolbus.worker.run.threads import ThreadIteration
+from toolbus.worker.serving.handlers import Handler, Served
+
+
+class HandledRun(Protocol):
+    """What the handling of a call needs of its run."""
+
+    context: RunContext
+    delivery: Delivery
+    served: Served
+    handler: Handler
+    stopped: ErrorInfo | None
+    abandoned: bool
+
+    @property
+    def state(self) -> RunState:
+        """How far the run has come."""
+
+    def enter_once(self, request: Request) -> None:
+        """Take note that the handler of ``once`` work is called now."""
+
+    def open_stream(self) -> Stream:
+        """Return what sends the items that the handler yields."""
+
+    def stop_handler(self, reason: ErrorInfo) -> None:
+        """Tell the handler to stop."""
+
+    def error_info(self, error: BaseException) -> ErrorInfo:
+        """Return what the caller is told of an exception."""
+
+
+class Handling:
+    """One call of a handler, beside its thread if it has one."""
+
+    __slots__ = ("_iteration", "_run", "_thread")
+
+    def __init__(self, run: HandledRun) -> None:
+        self._run = run
+        self._iteration: ThreadIteration | None = None
+        self._thread: asyncio.Future[Any] | None = None
+
+    async def handle(self) -> ToolResult:
+        """Run the handler to its end, within the worker's middleware and a span where there are any.
+
+        Raises:
+            Exception: whatever the handler raises.
+        """
+        run = self._run
+        if not telemetry.active():
+            return await self._handle()
+        request = run.delivery.request
+        with telemetry.handler_span(
+            request.traceparent,
+            tool=request.tool,
+            service=request.service,
+            id=request.id,
+            attempt=run.delivery.attempt,
+            worker=run.context.broker.instance,
+        ) as span:
+            result = await self._handle()
+            if span is not None and result.error is not None:
+                span.fail(result.error)
+            return result
+
+    def stop(self) -> None:
+        """Make a generator in a thread end at its next item."""
+        if self._iteration is not None:
+            self._iteration.stop()
+
+    async def join(self) -> None:
+        """Wait until the handler's thread has ended: it can't be stopped, and keeps the run's slot until then.
+
+        Raises:
+            CancelledError: the run was abandoned, or goes down with its worker.
+        """
+        run, thread = self._run, self._thread
+        while thread is not None and not thread.done():
+            try:
+                await asyncio.wait([thread])
+            except asyncio.CancelledError:
+                if run.abandoned or run.state < RunState.ANSWERED:
+                    raise
+        if thread is not None and not thread.cancelled():
+            # Read here, an exception is not logged as one that was never retrieved.
+            thread.exception()
+
+    async def _handle(self) -> ToolResult:
+        run = self._run
+        if not run.context.middleware:
+            return await self._call(None)
+        call = MiddlewareCall(run.delivery, run.handler, run.served.publication.digest, run.context.broker.tallies)
+        return await call.run(run.context.middleware, self._call, run.error_info, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._run.stopped is None:
+            self._run.stop_handler(reasons.GIVEN_UP)
+        self.stop()
+
+    async def _call(self, call: MiddlewareCall | None) -> ToolResult:
+        run = self._run
+        handler, request = run.handler, run.delivery.request if call is None else call.request
+        start, once = handler.start, run.state is RunState.MARKED or run.state is RunState.ENTERED
+        if once and handler.isolated is None:
+            run.enter_once(request)
+        if handler.coroutine:
+            return result_of(await start(request))
+        if handler.isolated is not None:
+            value = self._start_isolated(handler.isolated, request, once=once)
+        elif handler.threaded:
+            self._thread = run.context.threads.call(lambda: start(request))
+            value = await asyncio.shield(self._thread)
+        else:
+            value = start(request)
+        if inspect.isawaitable(value):
+            value = await value
+        if hasattr(value, "__aiter__"):
+            return await run.open_stream().consume(value if call is None else call.watch(value))
+        if isinstance(value, Iterator):
+            self._iteration = run.context.threads.iterate(value)
+            self._thread = self._iteration.thread
+            return await run.open_stream().consume(self._iteration if call is None else call.watch(self._iteration))
+        return result_of(value)
+
+    def _start_isolated(self, made: FunctionTool, request: Request, *, once: bool) -> AsyncIterator[Any]:
+        run = self._run
+        if run.handler.check is not None:
+            # Arguments that do not fit take no process.
+            run.handler.check(request.arguments)
+        delivery = run.delivery
+        entering = functools.partial(run.enter_once, request) if once else None
+        return run.context.isolation.run(made, request, attempt=delivery.attempt, deadline=delivery.deadline, enter=entering)

@@ -1,0 +1,53 @@
+"""The errors with which a run ends that its handler did not end."""
+
+from __future__ import annotations
+
+from toolbus.broker.protocols import Beginning
+from toolbus.envelope import NOT_BEGUN
+from toolbus.results import ErrorInfo, ToolError
+from toolbus.worker.run.states import RunState
+
+_UNKNOWN: dict[Beginning, str] = {
+    "began": "an earlier attempt began and its worker is gone; it may or may not have taken effect",
+    "unsure": "the server was replaced or restored after it took the call and may have forgotten that it ran",
+}
+_UNCONFIRMED = "too few replicas of the server have confirmed the call in time, so it did not run"
+_MAYBE = "it may or may not have taken effect"
+
+MOVED = ErrorInfo("cancelled", message="the call moved to another worker")
+LEAVING = ErrorInfo("cancelled", message="the worker is going away")
+GIVEN_UP = ErrorInfo("cancelled", message="the middleware around the handler gave it up")
+
+
+def deadline_passed(state: RunState, timeout: float) -> ErrorInfo:
+    """Return the error of a run that did not end within ``timeout`` seconds."""
+    message = f"the tool did not finish within {timeout:g} s"
+    if state is RunState.ENTERED:
+        return ErrorInfo("outcome_unknown", "deadline_exceeded", f"{message}; {_MAYBE}")
+    return ErrorInfo("deadline_exceeded", message=message)
+
+
+def cancelled(state: RunState, *, once: bool) -> ErrorInfo:
+    """Return the error of a run that its caller cancelled; it says whether ``once`` work can have had its effect."""
+    if state is RunState.ENTERED:
+        return ErrorInfo("outcome_unknown", "cancelled", f"cancelled by the caller while the tool ran; {_MAYBE}")
+    if once:
+        return ErrorInfo("cancelled", NOT_BEGUN, "cancelled by the caller before the tool began")
+    return ErrorInfo("cancelled", message="cancelled by the caller")
+
+
+def worker_stopped(state: RunState) -> ErrorInfo | None:
+    """Return the error of a run whose worker leaves; None when another worker may run the request."""
+    if state is RunState.ENTERED:
+        return ErrorInfo("outcome_unknown", "worker_stopped", f"the worker was stopped while the tool ran; {_MAYBE}")
+    if state is RunState.MARKED:
+        # The next worker would find the mark, and could not know that the handler was never called.
+        return ErrorInfo("unavailable", "worker_stopped", "the worker was stopped before the tool began", retryable=True)
+    return None
+
+
+def not_begun(beginning: Beginning) -> ToolError:
+    """Return the failure of ``once`` work that must not begin."""
+    if beginning == "unconfirmed":
+        return ToolError(_UNCONFIRMED, type="unavailable", code="not_replicated", retryable=True)
+    return ToolError(_UNKNOWN[beginning], type="outcome_unknown")

@@ -1,0 +1,170 @@
+"""The frames of a handler that streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+from toolbus.broker.protocols import WorkerBroker
+from toolbus.envelope import Frame, encode, pieces
+from toolbus.results import Blob, Progress, ToolError, ToolResult
+from toolbus.settings import Settings
+from toolbus.worker.run.states import RunState
+
+_ANSWERED = RunState.ANSWERED
+
+
+class StreamingRun(Protocol):
+    """What a stream needs of its run."""
+
+    @property
+    def state(self) -> RunState:
+        """How far the run has come."""
+
+    def frame(self, kind: Any) -> Frame:
+        """Make the next frame of the run."""
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame that is not the last one."""
+
+    def emit(self, item: Progress) -> None:
+        """Send progress."""
+
+
+class Stream:
+    """Sends what a handler yields. Texts gather while earlier frames leave: several in one frame cost hardly more than one.
+
+    Args:
+        most_gathered: bytes of text that gather for one frame, about.
+
+    Attributes:
+        gathered: texts that were not sent yet.
+        has_text: whether the caller was sent any text, or is about to be.
+    """
+
+    __slots__ = ("_broker", "_most_gathered", "_run", "_sent", "_settings", "_size", "gathered", "has_text")
+
+    def __init__(self, run: StreamingRun, broker: WorkerBroker, settings: Settings, most_gathered: int) -> None:
+        self._run = run
+        self._broker = broker
+        self._settings = settings
+        self._most_gathered = most_gathered
+        self._sent = 0
+        self._size = 0
+        self.gathered: list[str] = []
+        self.has_text = False
+
+    async def consume(self, items: Any) -> ToolResult:
+        """Send the items of an async iterable; return the result that it yields last, or one without output.
+
+        Raises:
+            ToolError: it yielded more after its result, or more than a call may send.
+            CancelledError: the run was answered meanwhile.
+        """
+        result: ToolResult | None = None
+        broker, run = self._broker, self._run
+        iterator: AsyncIterator[Any] = aiter(items)
+        try:
+            async for item in iterator:
+                if run.state >= _ANSWERED:
+                    # The generator swallowed its cancellation: it is closed, or it would hold its slot for good.
+                    raise asyncio.CancelledError
+                if result is not None:
+                    raise ToolError("the handler yielded more after its ToolResult", code="bad_stream")
+                if type(item) is str:
+                    self.send_text(item)
+                elif isinstance(item, ToolResult):
+                    result = item
+                else:
+                    self._send_item(item)
+                # What gathers is bounded, so only what left can have filled the way to the server.
+                if not self.gathered and broker.congested:
+                    await broker.room()
+        finally:
+            close: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
+            if close is not None:
+                await close()
+        return result if result is not None else ToolResult(output=None if self.has_text else "")
+
+    def send_text(self, text: str) -> None:
+        """Send text, or gather it for the next frame.
+
+        Raises:
+            ToolError: the call has sent more than it may.
+        """
+        if not text:
+            return
+        self.has_text = True
+        most = self._most_gathered
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError:
+            # Lone surrogates are replaced where text is cut into pieces.
+            size = most + 1
+        if size > most:
+            self.send_pieces("text", text)
+            return
+        self._sent += size
+        if self._sent > self._settings.max_output:
+            self._count(0)
+        if not self.gathered:
+            self._broker.before_sending(self.pack)
+        self.gathered.append(text)
+        self._size += size
+        if self._size > most:
+            self.pack()
+
+    def pack(self) -> None:
+        """Send the texts that gathered, as one frame."""
+        texts, self.gathered, self._size = self.gathered, [], 0
+        if texts:
+            frame = self._run.frame("text")
+            if len(texts) == 1:
+                frame.response = texts[0]
+            else:
+                frame.texts = texts
+            self._run.send(frame)
+
+    def send_pieces(self, kind: Any, text: str) -> None:
+        """Send a text in frames of the largest size.
+
+        Raises:
+            ToolError: the call has sent more than it may.
+        """
+        for piece in pieces(text, self._settings.max_frame):
+            self._count(len(piece))
+            frame = self._run.frame(kind)
+            frame.response = piece
+            self._run.send(frame)
+
+    def send_blob(self, blob: Blob) -> None:
+        """Send a blob, in as many frames as it needs.
+
+        Raises:
+            ToolError: the call has sent more than it may.
+        """
+        # Base64 makes four bytes of three.
+        step = max(1, self._settings.max_frame * 3 // 4)
+        for start in range(0, max(1, len(blob.data)), step):
+            self._count(min(step, len(blob.data) - start))
+            frame = self._run.frame("blob")
+            frame.blob = Blob(blob.media_type, blob.data[start : start + step])
+            frame.more = start + step < len(blob.data)
+            self._run.send(frame)
+
+    def _send_item(self, item: object) -> None:
+        if isinstance(item, Progress):
+            self._run.emit(item)
+        elif isinstance(item, Blob):
+            self.send_blob(item)
+        elif isinstance(item, str):
+            self.send_text(str(item))
+        else:
+            self.send_text(encode(item).decode())
+
+    def _count(self, size: int) -> None:
+        self._sent += size
+        limit = self._settings.max_output
+        if self._sent > limit:
+            raise ToolError(f"the output is over the limit of {limit} bytes", code="output_limit")

@@ -1,0 +1,62 @@
+"""The open sessions of a worker, over all of its services."""
+
+from __future__ import annotations
+
+import asyncio
+
+from toolbus.worker.serving.handlers import Served
+from toolbus.worker.sessions.service import OpenSessions, SessionContext
+from toolbus.worker.sessions.session import Session
+
+
+class WorkerSessions:
+    """The open sessions of a worker, by service; hears of their ends."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._services: dict[str, OpenSessions] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def open(self, served: Served) -> None:
+        """Keep the sessions of a service that wants it."""
+        if served.has_sessions:
+            served.sessions = self._services[served.id] = OpenSessions(served, self._context)
+
+    async def aclose(self) -> None:
+        """End every session of every service, side by side."""
+        await asyncio.gather(*(each.aclose() for each in self._services.values()))
+        for task in self._closing:
+            task.cancel()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._services.values()))
+
+    # -- SessionListener --------------------------------------------------------------------------
+
+    def closed(self, service: str, user: str, session: str) -> None:
+        """A caller closed a session."""
+        if service in self._services:
+            self._services[service].end(Session(user, session), "closed", stop=True)
+        # What handlers called in it ends too.
+        task = asyncio.get_running_loop().create_task(self._context.close_nested(user, session))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def left(self, service: str, agent: str) -> None:
+        """A caller is going."""
+        if service in self._services:
+            self._services[service].left({agent}, "left")
+
+    def moved(self, service: str, user: str, session: str) -> None:
+        """Another worker has, or had, the session."""
+        if service in self._services:
+            self._services[service].end(Session(user, session), "moved")
+
+    def agents(self) -> set[str]:
+        """The callers that use open sessions."""
+        return set().union(*(each.agents() for each in self._services.values()))
+
+    def gone(self, agents: set[str]) -> None:
+        """Callers have died."""
+        for each in self._services.values():
+            each.left(agents, "gone")

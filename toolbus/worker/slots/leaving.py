@@ -1,0 +1,34 @@
+"""How a worker leaves: it signs off, and hands back what it does not run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from toolbus import telemetry
+from toolbus.broker.protocols import Delivery, WorkerBroker
+from toolbus.results import BrokerError
+
+# Seconds that a leaving worker waits for each of the server's answers.
+_ANSWERS_WITHIN = 3.0
+
+
+async def sign_off(broker: WorkerBroker) -> None:
+    """Leave the registry, so that a worker that takes nothing more is not listed as live. A failure is logged."""
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            await broker.unregister()
+    except Exception as error:  # noqa: BLE001 - the worker leaves whatever the server says
+        telemetry.log.warning("worker.unregister_failed", error=str(error) or "the server did not answer")
+
+
+async def hand_back(broker: WorkerBroker, deliveries: Sequence[Delivery]) -> None:
+    """Give deliveries to other workers. A failure is logged: their leases expire, and other workers claim them all the same."""
+    if not deliveries:
+        return
+    telemetry.log.info("worker.handed_back", calls=len(deliveries))
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            await broker.hand_back(deliveries)
+    except (BrokerError, TimeoutError) as error:
+        telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")

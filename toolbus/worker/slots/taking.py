@@ -1,0 +1,211 @@
+"""What a worker takes next: the loop over its states."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from toolbus import telemetry
+from toolbus.broker.protocols import Delivery, WorkerBroker
+from toolbus.worker.slots.states import NEXT, TakingState
+from toolbus.worker.slots.waiting import Waiting
+from toolbus.worker.transitions import BadTransitionError
+
+_READY, _POLLING, _FULL, _STOPPED = TakingState.READY, TakingState.POLLING, TakingState.FULL, TakingState.STOPPED
+_MAKING_ROOM, _CLEARING, _ALONE = TakingState.MAKING_ROOM, TakingState.CLEARING, TakingState.ALONE
+
+# Leases for which a worker takes nothing so that a request can run alone, and for which it then takes requests again at least.
+_ROOM_WITHIN = 5
+# Seconds after its deadline in which a suspect that runs alone may still clean up.
+_CANCEL_GRACE = 1.0
+
+
+class Startable(Protocol):
+    """The slots that taking fills.
+
+    Attributes:
+        free: how many slots are free.
+    """
+
+    free: int
+
+    def start(self, delivery: Delivery, *, alone: bool = False) -> None:
+        """Start a delivery, or answer it when it can't run."""
+
+    def start_all(self, deliveries: Sequence[Delivery]) -> None:
+        """Start deliveries while there are free slots, and hand back the rest."""
+
+    def start_due(self) -> None:
+        """Start what waits for nothing but a slot."""
+
+    def watch_deadlines(self) -> None:
+        """Give a deadline to each run that was started."""
+
+    def idle(self) -> bool:
+        """Return whether nothing runs but handlers that can't be stopped."""
+
+    def busy(self) -> bool:
+        """Return whether anything runs or waits."""
+
+
+class Taking:
+    """Takes requests while slots are free; makes room for what must run alone, and runs it alone.
+
+    Args:
+        slots: where requests run.
+        broker: where they come from.
+        waiting: what the worker holds and does not run yet.
+        wake: set whenever a run has ended or something else has changed.
+        lease: seconds.
+        clock: returns monotonic seconds, as the event loop does.
+
+    Attributes:
+        state: what it does now.
+    """
+
+    def __init__(
+        self, slots: Startable, broker: WorkerBroker, waiting: Waiting, wake: asyncio.Event, lease: float, clock: Callable[[], float]
+    ) -> None:
+        self.state = _READY
+        self._slots = slots
+        self._broker = broker
+        self._waiting = waiting
+        self._wake = wake
+        self._limit = _ROOM_WITHIN * lease
+        self._clock = clock
+        # Another worker needs an idle one, also while this one does something else first.
+        self._room_wanted = False
+        self._room_again = 0.0
+
+    def _move(self, state: TakingState) -> None:
+        if state not in NEXT[self.state]:
+            raise BadTransitionError(self.state, state)
+        self.state = state
+
+    def _settle(self) -> None:
+        """Look what to do next, unless it was stopped."""
+        if self.state is not _STOPPED and self.state is not _READY:
+            self._move(_READY)
+
+    # -- for the slots ----------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it takes nothing more."""
+        return self.state is _STOPPED
+
+    @property
+    def starts_due(self) -> bool:
+        """Whether what waits for nothing but a slot may start: not beside a suspect, nor before one."""
+        return not (self.state is _STOPPED or self.state is _ALONE or self._waiting.suspects)
+
+    def stop(self) -> None:
+        """Take nothing more."""
+        if self.state is not _STOPPED:
+            self._move(_STOPPED)
+        self._interrupt()
+
+    def slot_taken(self) -> None:
+        """Take note that a delivery took a slot: waiting for requests without a free one would take some in vain."""
+        if self.state is _POLLING and self._slots.free < 1:
+            self._broker.interrupt()
+
+    def suspect_arrived(self) -> None:
+        """Take note that a suspect waits here."""
+        self._interrupt()
+
+    def free_slots(self) -> int:
+        """Return how many more deliveries can run now."""
+        if self.state >= _ALONE or self._room_wanted or self._waiting.suspects:
+            return 0
+        return self._slots.free
+
+    def flexible(self) -> bool:
+        """Return whether it could make room: not when it does, nor just after it did and other calls still ran."""
+        return not self._room_wanted and self._clock() > self._room_again
+
+    def make_room(self) -> None:
+        """Take nothing, from the next turn on, until nothing runs."""
+        self._room_wanted = True
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._broker.interrupt()
+        self._wake.set()
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take until it is stopped.
+
+        Raises:
+            ToolbusError: the broker can't go on.
+        """
+        self._settle()
+        while self.state is not _STOPPED:
+            if self._waiting.suspects:
+                await self._run_suspect()
+            elif self._room_wanted:
+                await self._make_room()
+            elif self._slots.free < 1:
+                await self._wait_for_slot()
+            else:
+                self._move(_POLLING)
+                try:
+                    taken = await self._broker.take(self._slots.free)
+                finally:
+                    self._settle()
+                self._slots.start_all(taken)
+                # What ends at once is answered before the next request is asked for.
+                await asyncio.sleep(0)
+                self._slots.watch_deadlines()
+
+    async def _wait_for_slot(self) -> None:
+        self._move(_FULL)
+        self._wake.clear()
+        try:
+            await self._wake.wait()
+        finally:
+            self._settle()
+
+    async def _make_room(self) -> None:
+        """Let what runs end, so that a request that must run alone finds a place; for a bounded time, since other calls wait too."""
+        self._move(_MAKING_ROOM)
+        try:
+            await self._until_idle(self._clock() + self._limit)
+        finally:
+            self._settle()
+        self._room_wanted = False
+        if self._slots.busy():
+            self._room_again = self._clock() + self._limit
+        await self._broker.recover()
+        while self._waiting.suspects and self.state is not _STOPPED:
+            # Other requests may wait to run alone; they were left where they were.
+            await self._run_suspect()
+            await self._broker.recover()
+
+    async def _run_suspect(self) -> None:
+        """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""
+        self._move(_CLEARING)
+        try:
+            await self._until_idle(self._waiting.suspects[0].deadline)
+            if self.state is not _STOPPED and self._waiting.suspects:
+                delivery = self._waiting.suspects.popleft()
+                telemetry.log.info("call.alone", id=delivery.request.id, tool=delivery.request.tool, attempt=delivery.attempt)
+                self._move(_ALONE)
+                self._slots.start(delivery, alone=True)
+                self._slots.watch_deadlines()
+                await self._until_idle(delivery.deadline + _CANCEL_GRACE)
+        finally:
+            self._settle()
+        self._slots.start_due()
+
+    async def _until_idle(self, until: float) -> None:
+        """Wait until nothing runs but handlers that can't be stopped, at most until a (monotonic) time."""
+        while self.state is not _STOPPED and (left := until - self._clock()) > 0 and not self._slots.idle():
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
