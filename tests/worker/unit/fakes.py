@@ -1,0 +1,242 @@
+"""A broker that records what a worker sends, an event loop whose time passes at once, and slots over both."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import selectors
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from toolbus import ConfirmationAnswer, ConfirmationRequest, Settings
+from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.protocols import Beginning, Delivery, Note
+from toolbus.envelope import Frame, Request, decode_frames, join_frames
+from toolbus.worker.isolation.pool import Isolation
+from toolbus.worker.run.nested import NestedBus
+from toolbus.worker.serving.collect import collect
+from toolbus.worker.slots.slots import Slots
+
+NOW = 1000.0
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop that does not wait for its timers: when nothing else is to be done, its clock jumps to the next one."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Selector(selectors.DefaultSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        found = super().select(0)
+        if not found:
+            self._loop.now += timeout
+        return found
+
+
+def frame_of(payload: bytes) -> Frame:
+    """The one frame in a payload."""
+    [frame], problems = decode_frames(join_frames([payload]), limit=1 << 30)
+    assert not problems
+    return frame
+
+
+class End(NamedTuple):
+    """The last frame of a call, and whether it frees the call's idempotency key."""
+
+    frame: Frame
+    frees: bool
+
+
+class Buried(NamedTuple):
+    """A dead letter."""
+
+    reason: str
+    error: str
+    frame: Frame
+
+
+class FakeBroker:
+    """A ``WorkerBroker`` without a server."""
+
+    instance = "worker-1"
+    connected = True
+    congested = False
+
+    def __init__(self) -> None:
+        self.tallies = MemoryTallies()
+        self.beginning: Beginning = "started"
+        self.begin_gate: asyncio.Event | None = None
+        self.begun: list[Delivery] = []
+        self.frames: list[Frame] = []
+        self.ends: list[End] = []
+        self.buried: list[Buried] = []
+        self.handed_back: list[Delivery] = []
+        self.retried: list[Delivery] = []
+        self.retry_answers: list[Any] = []
+        self.asked_for: list[int] = []
+        self.left_over: list[list[Delivery]] = []
+        self.interrupts = self.rooms = self.recoveries = self.unregistered = self.closed = self.polls = 0
+        self.failure: Exception | None = None
+        self.hand_back_failure: Exception | None = None
+        self.slots: Slots | None = None
+        self._arrived: list[Delivery] = []
+        self._interrupted = asyncio.Event()
+
+    def arrive(self, *deliveries: Delivery) -> None:
+        """Let the next ``take`` return these."""
+        self._arrived += deliveries
+        self._interrupted.set()
+
+    async def take(self, slots: int) -> list[Delivery]:
+        self.asked_for.append(slots)
+        if self.failure is not None:
+            raise self.failure
+        if not self._arrived:
+            await self._interrupted.wait()
+        self._interrupted.clear()
+        taken, self._arrived = self._arrived, []
+        return taken
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+        self._interrupted.set()
+
+    async def recover(self) -> None:
+        self.recoveries += 1
+        if self.left_over and self.slots is not None:
+            self.slots.on_recovered(self.left_over.pop(0))
+
+    async def begin(self, delivery: Delivery) -> Beginning:
+        self.begun.append(delivery)
+        if self.begin_gate is not None:
+            await self.begin_gate.wait()
+        return self.beginning
+
+    async def retry(self, delivery: Delivery) -> Delivery | None:
+        self.retried.append(delivery)
+        if self.retry_answers:
+            answer = self.retry_answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        return delivery.again(delivery.attempt + 1, f"{delivery.run}+")
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        if self.hand_back_failure is not None:
+            raise self.hand_back_failure
+        self.handed_back += deliveries
+
+    async def unregister(self) -> None:
+        self.unregistered += 1
+        if isinstance(self.hand_back_failure, Exception):
+            raise self.hand_back_failure
+
+    async def ask(
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+    ) -> ConfirmationAnswer | None:
+        opened()
+        return ConfirmationAnswer(True)
+
+    async def extend(self, delivery: Delivery, note: Note) -> None:
+        pass
+
+    def release_session(self, service: str, user: str, session: str) -> None:
+        pass
+
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(pack)
+
+    async def room(self) -> None:
+        self.rooms += 1
+        self.congested = False
+
+    def send(self, delivery: Delivery, frame: bytes) -> None:
+        self.frames.append(frame_of(frame))
+
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
+        self.ends.append(End(frame_of(frame), frees))
+
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
+        self.buried.append(Buried(reason, error, frame_of(frame)))
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+    def statistics(self) -> dict[str, int]:
+        return {}
+
+    def errors(self) -> list[tuple[str, str]]:
+        """The type and code of the error in each last frame."""
+        return [("", "") if end.frame.error is None else (end.frame.error.type, end.frame.error.code) for end in self.ends]
+
+
+class Bench:
+    """The slots of one worker, and what they are made of."""
+
+    def __init__(self, *tools: object, middleware: tuple[Any, ...] = (), **settings: Any) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.settings = Settings.load({}, **{"concurrency": 2, "lease": 2.0, "grace": 5.0, **settings})
+        self.broker = FakeBroker()
+        served = {each.id: each for each in collect(list(tools), self.settings)}
+        self.service = next(iter(served))
+        isolation = Isolation(self.settings, [])
+        nested = NestedBus(self.settings)
+        self.slots = Slots(self.settings, served, middleware, self.broker, isolation, nested, clock=self.loop.time)  # type: ignore[arg-type]
+        for each in served.values():
+            self.slots.sessions.open(each)
+        self.broker.slots = self.slots
+        self._serving: asyncio.Task[None] | None = None
+        self._numbers = itertools.count(1)
+
+    def delivery(self, tool: str, arguments: dict[str, Any] | None = None, **changes: Any) -> Delivery:
+        """A delivery of a call of a tool of the first service, ten seconds before its deadline."""
+        number = next(self._numbers)
+        of_request = {
+            key: changes.pop(key) for key in ("id", "service", "effect", "events", "session", "user", "confirmed") if key in changes
+        }
+        request = Request(
+            **{"id": f"call-{number}", "agent": "a", "service": self.service, **of_request}, tool=tool, arguments=arguments or {}
+        )
+        return Delivery(
+            **{
+                "request": request,
+                "replies": "a",
+                "queue": None,
+                "entry": f"{number}".encode(),
+                "fence": None,
+                "epoch": 0,
+                "attempt": 1,
+                "deadline": self.loop.time() + 10.0,
+                "queued_ms": 12.34,
+                "run": f"run-{number}",
+                **changes,
+            }
+        )
+
+    def serve(self) -> None:
+        """Begin to take."""
+        self._serving = self.loop.create_task(self.slots.serve())
+
+    async def drained(self) -> None:
+        """Stop taking, and wait until everything has ended."""
+        self.slots.stop()
+        if self._serving is not None:
+            await self._serving
+        self.slots.close()
+
+    async def settle(self) -> None:
+        """Let everything run that needs no time."""
+        for _ in range(20):
+            await asyncio.sleep(0)

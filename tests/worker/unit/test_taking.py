@@ -1,0 +1,361 @@
+"""Taking: what a worker does about further requests, state by state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.worker.unit.fakes import Bench
+from toolbus import ErrorInfo, Retry, ToolError, tool
+from toolbus.worker.slots.states import TakingState
+
+pytestmark = pytest.mark.anyio
+
+gate: asyncio.Event
+seen: list[str]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Give each test a gate and a list of its own."""
+    global gate, seen
+    gate, seen = asyncio.Event(), []
+
+
+@tool(service="unit_taking", replace=True)
+async def hold(name: str) -> str:
+    """Wait for the gate."""
+    seen.append(name)
+    await gate.wait()
+    seen.append(f"{name} ended")
+    return name
+
+
+@tool(service="unit_taking", replace=True)
+async def nap(name: str) -> str:
+    """Take a second."""
+    seen.append(name)
+    await asyncio.sleep(1)
+    seen.append(f"{name} ended")
+    return name
+
+
+@tool(service="unit_taking", replace=True)
+async def stubborn() -> str:
+    """Refuse to be cancelled."""
+    while not gate.is_set():
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            seen.append("refused")
+    return "done"
+
+
+@tool(service="unit_taking", replace=True, retry=Retry(attempts=3, delay=1.0, jitter=0.0))
+async def flaky() -> str:
+    """Fail at first."""
+    seen.append("tried")
+    raise ToolError("no", retryable=True)
+
+
+def state(bench: Bench) -> TakingState:
+    """What taking does now."""
+    return bench.slots._taking.state
+
+
+async def test_a_worker_asks_for_as_many_requests_as_it_has_slots() -> None:
+    """It polls for two, then for one, then waits for a slot, and polls again."""
+    bench = Bench(hold)
+    assert state(bench) is TakingState.READY
+    bench.serve()
+    await bench.settle()
+    assert (state(bench), bench.broker.asked_for) == (TakingState.POLLING, [2])
+    bench.broker.arrive(bench.delivery("hold", {"name": "a"}))
+    await bench.settle()
+    assert (state(bench), bench.broker.asked_for) == (TakingState.POLLING, [2, 1])
+    bench.broker.arrive(bench.delivery("hold", {"name": "b"}))
+    await bench.settle()
+    assert (state(bench), bench.broker.asked_for, bench.slots.free_slots()) == (TakingState.FULL, [2, 1], 0)
+    gate.set()
+    await bench.settle()
+    assert (state(bench), bench.broker.asked_for) == (TakingState.POLLING, [2, 1, 2])
+    await bench.drained()
+    assert (state(bench), bench.slots.free_slots()) == (TakingState.STOPPED, 0)
+
+
+async def test_what_takes_the_last_slot_interrupts_polling() -> None:
+    """A recovered delivery fills the worker while it waits for requests; one that leaves a slot free does not interrupt."""
+    bench = Bench(hold)
+    bench.serve()
+    await bench.settle()
+    bench.slots.on_recovered([bench.delivery("hold", {"name": "a"})])
+    assert bench.broker.interrupts == 0
+    bench.slots.on_recovered([bench.delivery("hold", {"name": "b"})])
+    assert bench.broker.interrupts == 1
+    await bench.settle()
+    assert state(bench) is TakingState.FULL
+    gate.set()
+    await bench.drained()
+
+
+async def test_deadlines_of_taken_requests_are_watched() -> None:
+    """A taken request expires."""
+    bench = Bench(hold)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("hold", {"name": "a"}))
+    await asyncio.sleep(11)
+    assert bench.broker.errors() == [("deadline_exceeded", "")]
+    await bench.drained()
+
+
+async def test_stopping_is_final() -> None:
+    """A second time, and left-over requests, change nothing."""
+    bench = Bench(hold)
+    bench.serve()
+    await bench.settle()
+    bench.slots.stop()
+    bench.slots.stop()
+    bench.slots.on_left_over()
+    await bench.drained()
+    assert state(bench) is TakingState.STOPPED
+    assert bench.broker.asked_for == [2]
+
+
+# -- suspects -----------------------------------------------------------------------------------------
+
+
+async def test_a_suspect_runs_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """It waits until nothing runs, nothing starts beside it, and then requests are taken again."""
+    caplog.set_level(logging.INFO, logger="toolbus")
+    bench = Bench(nap, max_deliveries=5)
+    assert bench.settings.alone_from == 4
+    bench.serve()
+    await bench.settle()
+    bench.broker.arrive(bench.delivery("nap", {"name": "a"}), bench.delivery("nap", {"name": "s"}, attempt=4))
+    await bench.settle()
+    assert (state(bench), seen, bench.slots.free_slots(), bench.slots.busy()) == (TakingState.CLEARING, ["a"], 0, True)
+    await asyncio.sleep(1.1)
+    assert (state(bench), seen, bench.slots.free_slots()) == (TakingState.ALONE, ["a", "a ended", "s"], 0)
+    assert "call.alone id=call-2 tool=nap attempt=4" in caplog.text
+    await asyncio.sleep(1.1)
+    assert (state(bench), seen[-1], bench.slots.free_slots()) == (TakingState.POLLING, "s ended", 2)
+    assert bench.broker.asked_for[-1] == 2
+    await bench.drained()
+
+
+async def test_an_earlier_attempt_is_no_suspect() -> None:
+    """The third of five runs beside others."""
+    bench = Bench(hold)
+    bench.slots.start_all([bench.delivery("hold", {"name": name}, attempt=3) for name in ("a", "b")])
+    await bench.settle()
+    assert seen == ["a", "b"]
+
+
+async def test_suspects_run_one_after_the_other() -> None:
+    """Also when no other run keeps them waiting."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.broker.arrive(*(bench.delivery("nap", {"name": name}, attempt=4) for name in ("s", "t")))
+    await asyncio.sleep(3)
+    assert seen == ["s", "s ended", "t", "t ended"]
+    await bench.drained()
+
+
+async def test_a_suspect_waits_no_longer_than_its_deadline() -> None:
+    """When other runs go on and on, it is answered that its time is up, and a second later the worker takes again."""
+    bench = Bench(hold)
+    bench.serve()
+    bench.broker.arrive(
+        bench.delivery("hold", {"name": "a"}, deadline=1100.0), bench.delivery("hold", {"name": "s"}, attempt=4, deadline=1003.0)
+    )
+    await asyncio.sleep(4.2)
+    assert bench.broker.errors() == [("deadline_exceeded", "")]
+    assert (seen, state(bench)) == (["a"], TakingState.POLLING)
+    gate.set()
+    await bench.drained()
+
+
+async def test_a_suspect_that_can_not_be_stopped_does_not_hold_the_worker() -> None:
+    """A second after its deadline the worker takes again."""
+    bench = Bench(stubborn)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("stubborn", attempt=4, deadline=1003.0))
+    await asyncio.sleep(2.9)
+    assert state(bench) is TakingState.ALONE
+    await asyncio.sleep(0.5)
+    assert state(bench) is TakingState.POLLING
+    assert bench.slots.running == 1
+    gate.set()
+    await bench.drained()
+
+
+async def test_a_suspect_that_is_cancelled_while_it_waits_never_runs() -> None:
+    """The worker takes again when it looks the next time; the call was told that it did not begin."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("nap", {"name": "a"}), bench.delivery("nap", {"name": "s"}, id="s", attempt=4))
+    await bench.settle()
+    bench.slots.on_cancelled("s")
+    assert bench.broker.errors() == [("cancelled", "not_begun")]
+    await asyncio.sleep(1.1)
+    assert (state(bench), seen) == (TakingState.POLLING, ["a", "a ended"])
+    await bench.drained()
+
+
+async def test_a_suspect_of_a_caller_that_is_gone_never_runs() -> None:
+    """It is answered with the reason."""
+    bench = Bench(nap)
+    bench.slots.start(bench.delivery("nap", {"name": "s"}, attempt=4, replies="gone"))
+    bench.slots.on_replies_gone("gone", ErrorInfo("cancelled", "caller_gone"))
+    assert bench.broker.errors() == [("cancelled", "caller_gone")]
+    assert not bench.slots.busy()
+
+
+async def test_no_retry_starts_beside_a_suspect() -> None:
+    """A failed request whose time has come waits until the suspect has ended."""
+    bench = Bench(flaky, nap)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("flaky"))
+    await asyncio.sleep(0.5)
+    bench.broker.arrive(bench.delivery("nap", {"name": "s"}, attempt=4))
+    await asyncio.sleep(0.8)
+    assert (seen, len(bench.broker.retried)) == (["tried", "s"], 1)
+    await asyncio.sleep(0.5)
+    assert seen == ["tried", "s", "s ended", "tried"]
+    await bench.drained()
+
+
+async def test_no_retry_starts_before_a_suspect() -> None:
+    """A suspect that waits for others to end is not overtaken."""
+    bench = Bench(flaky, hold, concurrency=3)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("flaky"), bench.delivery("hold", {"name": "a"}), bench.delivery("hold", {"name": "s"}, attempt=4))
+    await asyncio.sleep(2)
+    assert seen == ["tried", "a"]
+    gate.set()
+    await bench.settle()
+    assert seen[:5] == ["tried", "a", "a ended", "s", "s ended"]
+    await bench.drained()
+
+
+async def test_a_worker_that_leaves_hands_its_suspect_back() -> None:
+    """It never ran here, whether others were running or not."""
+    bench = Bench(nap)
+    bench.serve()
+    suspect = bench.delivery("nap", {"name": "s"}, attempt=4)
+    bench.broker.arrive(bench.delivery("nap", {"name": "a"}), suspect)
+    await bench.settle()
+    await bench.drained()
+    assert bench.broker.handed_back == [suspect]
+    assert seen == ["a", "a ended"]
+
+
+async def test_a_worker_can_leave_while_a_suspect_runs() -> None:
+    """The suspect ends as any run does."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("nap", {"name": "s"}, attempt=4))
+    await bench.settle()
+    assert state(bench) is TakingState.ALONE
+    await bench.drained()
+    assert seen == ["s", "s ended"]
+    assert state(bench) is TakingState.STOPPED
+
+
+# -- making room --------------------------------------------------------------------------------------
+
+
+async def test_a_worker_makes_room_for_what_must_run_alone() -> None:
+    """It takes nothing until its runs have ended, looks for the left-over request, runs it alone, looks again and goes on."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("nap", {"name": "a"}))
+    await bench.settle()
+    assert bench.slots.flexible()
+    bench.slots.on_left_over()
+    assert (bench.slots.flexible(), bench.slots.free_slots(), bench.broker.interrupts) == (False, 0, 1)
+    await bench.settle()
+    assert (state(bench), bench.broker.recoveries) == (TakingState.MAKING_ROOM, 0)
+    bench.broker.left_over = [[bench.delivery("nap", {"name": "s"}, attempt=4)], [bench.delivery("nap", {"name": "t"}, attempt=4)]]
+    await asyncio.sleep(1.1)
+    assert (state(bench), seen) == (TakingState.ALONE, ["a", "a ended", "s"])
+    await asyncio.sleep(2)
+    assert seen == ["a", "a ended", "s", "s ended", "t", "t ended"]
+    assert (state(bench), bench.broker.recoveries, bench.slots.free_slots()) == (TakingState.POLLING, 3, 2)
+    assert bench.slots.flexible()
+    await bench.drained()
+
+
+async def test_a_worker_makes_room_for_a_bounded_time_and_not_soon_again() -> None:
+    """Five leases after it began it looks all the same and takes again; for as long it makes no room, and then it could."""
+    bench = Bench(hold, lease=2.0)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("hold", {"name": "a"}, deadline=2000.0))
+    await bench.settle()
+    bench.slots.on_left_over()
+    await asyncio.sleep(9.9)
+    assert (state(bench), bench.broker.recoveries) == (TakingState.MAKING_ROOM, 0)
+    await asyncio.sleep(0.2)
+    assert (state(bench), bench.broker.recoveries) == (TakingState.POLLING, 1)
+    assert not bench.slots.flexible()
+    await asyncio.sleep(9.7)
+    assert not bench.slots.flexible()
+    await asyncio.sleep(0.3)
+    assert bench.slots.flexible()
+    gate.set()
+    await bench.drained()
+
+
+async def test_a_worker_that_made_room_in_time_can_do_so_again() -> None:
+    """Nothing ran when it looked, so no call was kept waiting in vain."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.slots.on_left_over()
+    await bench.settle()
+    assert (bench.broker.recoveries, bench.slots.flexible()) == (1, True)
+    await bench.drained()
+
+
+async def test_a_stuck_run_does_not_keep_a_worker_from_making_room() -> None:
+    """A handler that can't be stopped was answered, and counts as nothing."""
+    bench = Bench(stubborn)
+    bench.serve()
+    delivery = bench.delivery("stubborn")
+    bench.broker.arrive(delivery)
+    await bench.settle()
+    bench.slots.on_cancelled(delivery.request.id)
+    bench.slots.on_left_over()
+    await bench.settle()
+    assert (bench.broker.recoveries, bench.slots.flexible(), bench.slots.idle(), bench.slots.busy()) == (1, True, True, False)
+    gate.set()
+    await bench.drained()
+
+
+async def test_a_worker_that_runs_a_suspect_makes_room_afterwards() -> None:
+    """The wish is not forgotten."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("nap", {"name": "s"}, attempt=4))
+    await bench.settle()
+    bench.slots.on_left_over()
+    assert state(bench) is TakingState.ALONE
+    assert bench.broker.recoveries == 0
+    await asyncio.sleep(1.1)
+    assert bench.broker.recoveries == 1
+    await bench.drained()
+
+
+async def test_a_worker_can_leave_while_it_makes_room() -> None:
+    """It waits for its run, and looks for nothing to run alone."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("nap", {"name": "a"}))
+    await bench.settle()
+    bench.slots.on_left_over()
+    await bench.settle()
+    bench.broker.left_over = [[bench.delivery("nap", {"name": "s"}, attempt=4)]]
+    await bench.drained()
+    assert "s" not in seen
+    assert len(bench.broker.handed_back) == 1
