@@ -3,8 +3,12 @@
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# What make mutants changes: names of functions; their files are under [tool.mutmut] in pyproject.toml.
+MUTANTS := toolbus.worker.run.* toolbus.worker.slots.*
+MUTANTS_WITHIN := 1200
+
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench bench-full chaos format clean
+.PHONY: help venv demo test lint mutants bench bench-full chaos format clean
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -27,6 +31,13 @@ lint: $(STAMP) ## Check style and types
 	@echo "== mypy"
 	@$(BIN)/mypy --no-error-summary
 
+mutants: $(STAMP) ## Change the code in small ways and list the changes that no fast test notices
+	@$(BIN)/mutmut --version >/dev/null 2>&1 || \
+	  if command -v uv >/dev/null 2>&1; then uv pip install --quiet --python $(BIN)/python -e '.[mutants]'; \
+	  else $(BIN)/pip install --quiet --disable-pip-version-check -e '.[mutants]'; fi
+	@timeout $(MUTANTS_WITHIN) $(BIN)/mutmut run $(foreach each,$(MUTANTS),'$(each)') || test $$? -eq 124
+	@$(BIN)/mutmut results
+
 bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 	@$(BIN)/python -m benchmarks run --quick
 
@@ -41,7 +52,7 @@ format: $(STAMP) ## Format the code and mend what can be mended
 	@$(BIN)/ruff format .
 
 clean: ## Remove .venv, caches and build results
-	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv dist build mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Only redone when pyproject.toml changes.

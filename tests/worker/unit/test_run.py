@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.worker.unit.fakes import NOW, Bench, End
+from tests.servers import eventually
 from toolbus import Blob, ErrorInfo, Progress, Retry, ToolError, ToolResult, invocation, tool
 from toolbus.middleware.chain import Next, ToolCall
 from toolbus.worker.run.states import RunState
@@ -592,8 +593,7 @@ async def test_plain_functions_and_generators_run_in_threads() -> None:
     bench = Bench(plain, items)
     for name in ("plain", "items"):
         bench.slots.start(bench.delivery(name))
-    while len(bench.broker.ends) < 2:
-        await asyncio.sleep(0)
+    await eventually(lambda: len(bench.broker.ends) == 2)
     assert "plain" in {end.frame.response for end in bench.broker.ends}
     texts = [text for frame in bench.broker.frames for text in (frame.texts or [frame.response])]
     assert "".join(filter(None, texts)) == "ab"

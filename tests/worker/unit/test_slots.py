@@ -494,7 +494,7 @@ async def test_a_failed_broker_ends_the_worker(caplog: pytest.LogCaptureFixture)
     bench.slots.on_failed(ToolbusError("first"))
     bench.slots.on_failed(ToolbusError("second"))
     assert bench.slots.failed
-    with pytest.raises(ToolbusError, match="^first$"):
+    with pytest.raises(ToolbusError, match=r"^first$"):
         await bench.drained()
     assert (bench.broker.unregistered, bench.broker.closed) == (1, 1)
     assert bench.broker.errors() == [("", "")]

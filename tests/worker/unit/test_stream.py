@@ -38,10 +38,7 @@ async def stream_of(*items: Any, settings: dict[str, Any] | None = None, congest
 
 def made(bench: Bench) -> list[Made]:
     """The kind and content of each frame."""
-    found: list[Made] = []
-    for frame in bench.broker.frames:
-        found.append((frame.kind, frame.texts or frame.response or frame.blob or frame.progress))
-    return found
+    return [(frame.kind, frame.texts or frame.response or frame.blob or frame.progress) for frame in bench.broker.frames]
 
 
 async def test_texts_of_one_turn_go_as_one_frame() -> None:
