@@ -23,10 +23,9 @@ from toolbus import telemetry
 from toolbus.background import MOST_FAILURES
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols import Delivery
 from toolbus.broker.registry.registry import TTL
 from toolbus.broker.scripts import Script
-from toolbus.broker.take.requests import Fence, RequestStream, common_fence, entries_of
+from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, common_fence, entries_of
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.server import replica_by
 from toolbus.results import BrokerError, ToolbusError
@@ -40,12 +39,12 @@ class Renewal(NamedTuple):
     """Held deliveries that were renewed, under the fence that proves it, and those that are another worker's."""
 
     fence: Fence
-    kept: list[Delivery]
-    lost: list[Delivery]
+    kept: list[StreamDelivery]
+    lost: list[StreamDelivery]
 
 
 class Beat(NamedTuple):
-    """What one beat learned. ``asked`` and ``answered`` are local monotonic times around it."""
+    """The answer to one beat. ``asked`` and ``answered`` are local monotonic times around it."""
 
     server_ms: float
     asked: float
@@ -243,7 +242,7 @@ class LeaseThread:
 
 
 def _at_once(client: redis.Redis, *commands: tuple[Any, ...]) -> list[Any]:
-    """The answers to commands that are sent in one write, errors included; not a pipeline's, which takes a connection of its own."""
+    """Return the answers to commands that are sent in one write, errors included; not a pipeline's, which takes a connection of its own."""
     connection: Any = client.connection
     connection.send_packed_command(connection.pack_commands(commands))
     answers: list[Any] = []
