@@ -70,6 +70,7 @@ class LeaseThread:
         report: called in the event loop with each ``Beat``, and with None when one failed.
         on_failed: called in the event loop when beats fail again and again for another reason than the server.
         demoted: called in the event loop when the server is a replica now.
+        monotonic: the local clock, in seconds.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class LeaseThread:
         report: Callable[[Beat | None], None],
         on_failed: Callable[[ToolbusError], None],
         demoted: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
         self._connector = connector
         self._keys = keys
         self._instance = instance
@@ -96,7 +99,7 @@ class LeaseThread:
         self._client: redis.Redis | None = None
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._answered_at = time.monotonic()
+        self._answered_at = self._monotonic()
         self._wake = threading.Event()
         self._stale = threading.Event()
         self._stop = False
@@ -152,7 +155,7 @@ class LeaseThread:
                 else:
                     self._bugs = 0
                     self._tell(beat)
-                    pause = until_next_beat(beat.asked, time.monotonic(), self._lease)
+                    pause = until_next_beat(beat.asked, self._monotonic(), self._lease)
         finally:
             self._disconnect()
 
@@ -175,14 +178,14 @@ class LeaseThread:
         kept = [key for stream in streams.values() for key in (stream.key, stream.fence)]
         keys: list[Any] = [self._keys.live, self._keys.paused, self._keys.pulse, *kept]
         args: list[Any] = [int(self._lease * 1000), TTL * 1000, *members]
-        asked = time.monotonic()
+        asked = self._monotonic()
         reply, role = _at_once(client, ("EVALSHA", scripts.BEAT.sha, len(keys), *keys, *args), ("ROLE",))
-        answered = time.monotonic()
+        answered = self._monotonic()
         if replica_by(role):
             raise redis.exceptions.ReadOnlyError("the server is a replica now")
         if isinstance(reply, redis.exceptions.NoScriptError):
             reply = _eval(client, scripts.BEAT, keys, args)
-            answered = time.monotonic()
+            answered = self._monotonic()
         if isinstance(reply, Exception):
             raise reply
         renewed = {service: self._renew(client, stream) for service, stream in streams.items()}
@@ -197,7 +200,7 @@ class LeaseThread:
 
     def _renew(self, client: redis.Redis, stream: RequestStream) -> list[Renewal]:
         renewals: list[Renewal] = []
-        held = stream.renewable(time.monotonic())
+        held = stream.renewable(self._monotonic())
         for start in range(0, len(held), _MOST_IDS):
             part = held[start : start + _MOST_IDS]
             args = [stream.consumer, *common_fence(part), *entries_of(part)]
@@ -230,11 +233,11 @@ class LeaseThread:
             self._stop = True
 
     def _heard(self, beat: Beat | None) -> None:
-        self._answered_at = time.monotonic()
+        self._answered_at = self._monotonic()
         self._report(beat)
 
     def _watch_loop(self) -> None:
-        silent = time.monotonic() - self._answered_at
+        silent = self._monotonic() - self._answered_at
         if silent > self._lease / 3 + _STUCK_AFTER:
             frame = sys._current_frames().get(self._loop_thread)
             stack = "".join(traceback.format_stack(frame)) if frame else "unknown"
