@@ -13,7 +13,7 @@ from redis.asyncio.connection import parse_url
 
 from toolbus.broker.embedded import HOST, free_port
 from toolbus.broker.transport import clients
-from toolbus.broker.transport.asking import Manner, ask_each
+from toolbus.broker.transport.ask_nodes import AskPolicy, ask_each
 
 
 @pytest.mark.parametrize("url", ["redis://host", "rediss://host", "unix:///socket", "redis://host?retry_on_timeout=yes"])
@@ -67,7 +67,7 @@ def nodes() -> Any:
 
 def test_hung_and_dead_nodes_are_not_waited_for(nodes: Nodes) -> None:
     """The good answer comes while another node still hangs, in either manner."""
-    for manner in (Manner(head_start=0.05), Manner(enough=2, grace=0.05)):
+    for manner in (AskPolicy(head_start=0.05), AskPolicy(enough=2, grace=0.05)):
         began = time.monotonic()
         assert ask_each(["hung", "dead", "good"], nodes.ask, manner) == ["good"]
         assert time.monotonic() - began < 20
@@ -75,21 +75,21 @@ def test_hung_and_dead_nodes_are_not_waited_for(nodes: Nodes) -> None:
 
 def test_with_a_head_start_a_quick_node_is_the_only_one_asked(nodes: Nodes) -> None:
     """A healthy cluster is not asked by everybody at every node."""
-    assert ask_each(["good", "other"], nodes.ask, Manner(head_start=30.0)) == ["good"]
+    assert ask_each(["good", "other"], nodes.ask, AskPolicy(head_start=30.0)) == ["good"]
     assert nodes.asked == ["good"]
 
 
 def test_a_failed_node_hands_its_head_start_on(nodes: Nodes) -> None:
     """After a refusal the next one is asked at once."""
-    assert ask_each(["dead", "good"], nodes.ask, Manner(head_start=30.0)) == ["good"]
+    assert ask_each(["dead", "good"], nodes.ask, AskPolicy(head_start=30.0)) == ["good"]
 
 
 def test_a_majority_is_heard_when_it_is_quick(nodes: Nodes) -> None:
     """Where several answers are wanted, the first one does not end the asking."""
-    assert sorted(ask_each(["one", "two", "hung"], nodes.ask, Manner(enough=2, grace=30.0))) == ["one", "two"]
+    assert sorted(ask_each(["one", "two", "hung"], nodes.ask, AskPolicy(enough=2, grace=30.0))) == ["one", "two"]
 
 
 def test_when_nobody_knows_the_last_trouble_is_told(nodes: Nodes) -> None:
     """All nodes failed: an error with the reason."""
     with pytest.raises(redis.ConnectionError, match=r"dead.* refused"):
-        ask_each(["dead-1", "dead-2"], nodes.ask, Manner(enough=2))
+        ask_each(["dead-1", "dead-2"], nodes.ask, AskPolicy(enough=2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from toolbus.broker.lease import clock as clocks
 from toolbus.broker.lease.clock import ServerClock
 
 LEASE = 6.0
@@ -16,7 +15,7 @@ class Times:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.clock = ServerClock(LEASE)
+        self.clock = ServerClock(LEASE, self.monotonic)
 
     def monotonic(self) -> float:
         """The local time."""
@@ -36,10 +35,9 @@ class Times:
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+def times() -> Times:
     """A clock that has heard of the server all the time."""
     made = Times()
-    monkeypatch.setattr(clocks.time, "monotonic", made.monotonic)
     made.ask()
     return made
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
-from tests.contract import Place
+from tests.broker.conftest import ScriptPlace
 from toolbus.broker import scripts
-from toolbus.broker.keys import Keys
 
 GENERATION = "3.abc"
 
@@ -18,9 +16,8 @@ GENERATION = "3.abc"
 class Stream:
     """A request stream with one entry, and a worker ``mine`` that is played by hand."""
 
-    def __init__(self, place: Place) -> None:
-        self.redis = redis.Redis.from_url(place.settings.url)
-        self.keys = Keys(place.settings.namespace)
+    def __init__(self, place: ScriptPlace) -> None:
+        self.redis, self.keys = place.redis, place.keys
         self.queue, self.fence = self.keys.queue("pool"), self.keys.fence("pool")
         self.redis.xgroup_create(self.queue, "g", "0", mkstream=True)
         self.redis.hset(self.fence, mapping={"generation": GENERATION, "c:mine": 7})
@@ -78,11 +75,9 @@ SCRIPTS: tuple[Owns, ...] = (counts, starts, buries, finishes, renews, hands_bac
 
 
 @pytest.fixture
-def stream(redis_place: Place) -> Iterator[Stream]:
-    """A stream with one entry that nobody holds yet."""
-    made = Stream(redis_place)
-    yield made
-    made.redis.close()
+def stream(script_place: ScriptPlace) -> Stream:
+    """A stream with one entry that no worker holds yet."""
+    return Stream(script_place)
 
 
 @pytest.mark.parametrize("owns", SCRIPTS)

@@ -13,7 +13,7 @@ from tests.servers import eventually
 from toolbus import Worker, tool
 from toolbus.broker.admin import Admin
 from toolbus.broker.lease.thread import Beat, LeaseThread, until_next_beat
-from toolbus.broker.registry.registry import Registry
+from toolbus.broker.registry.registry import RedisRegistry
 
 
 @pytest.mark.parametrize(("took", "rest"), [(0.0, 2.0), (0.5, 1.5), (2.0, 0.0), (7.0, 0.0)])
@@ -36,7 +36,7 @@ async def test_a_beat_from_before_a_pause_does_not_lift_it(
     """An answer that is late says what was true when it was asked for; the pause is known by then."""
     caplog.set_level(logging.INFO, "toolbus")
     held, let_go, told = threading.Event(), threading.Event(), threading.Event()
-    beat, tell, register = LeaseThread._beat, LeaseThread._tell, Registry.register
+    beat, tell, register = LeaseThread._beat, LeaseThread._tell, RedisRegistry.register
 
     def late(self: LeaseThread, client: object) -> Beat:
         answer = beat(self, client)  # type: ignore[arg-type]
@@ -48,12 +48,12 @@ async def test_a_beat_from_before_a_pause_does_not_lift_it(
         tell(self, answer)
         self._loop.call_soon_threadsafe(told.set)
 
-    async def registering(self: Registry, *args: Any) -> Any:
+    async def registering(self: RedisRegistry, *args: Any) -> Any:
         if early:
             await eventually(held.is_set)
         return await register(self, *args)
 
-    monkeypatch.setattr(Registry, "register", registering)
+    monkeypatch.setattr(RedisRegistry, "register", registering)
     monkeypatch.setattr(LeaseThread, "_beat", late)
     monkeypatch.setattr(LeaseThread, "_tell", telling)
     async with Admin(redis_place.settings) as admin:

@@ -17,7 +17,8 @@ from toolbus import BrokerUnavailable
 from toolbus.broker import scripts
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.link import Link, ShortLink
+from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.short_link import ShortLink
 
 pytestmark = pytest.mark.anyio
 

@@ -7,13 +7,11 @@ import time
 from typing import Any
 
 import pytest
-import redis
 
-from tests.contract import Place
+from tests.broker.conftest import ScriptPlace
 from tests.servers import next_millisecond
 from toolbus.broker import scripts
 from toolbus.broker.admin import overview_keys
-from toolbus.broker.keys import Keys
 
 # Long, so that no test is a race with it; what takes time is set by hand.
 LEASE_MS = 10_000
@@ -23,9 +21,9 @@ STRETCH = 1000
 class Pool:
     """A request stream whose consumers are played by hand."""
 
-    def __init__(self, place: Place) -> None:
-        self.redis = redis.Redis.from_url(place.settings.url)
-        self.keys = keys = Keys(place.settings.namespace)
+    def __init__(self, place: ScriptPlace) -> None:
+        self.redis, self.keys = place.redis, place.keys
+        keys = place.keys
         self.queue, self.fence, self.live, self.pulse = keys.queue("pool"), keys.fence("pool"), keys.live, keys.pulse
         self.paused, self.notes = keys.paused, keys.pause("pool", "")
         self.redis.xgroup_create(self.queue, "g", "0", mkstream=True)
@@ -106,11 +104,9 @@ class Pool:
 
 
 @pytest.fixture
-def pool(redis_place: Place) -> Any:
+def pool(script_place: ScriptPlace) -> Pool:
     """A pool with two live consumers, ``mine`` and ``other``."""
-    made = Pool(redis_place)
-    yield made
-    made.redis.close()
+    return Pool(script_place)
 
 
 @pytest.mark.parametrize("pending", [10, STRETCH, 2 * STRETCH, 2 * STRETCH + 500])

@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import redis
 
+from tests.broker.conftest import ScriptPlace
 from tests.contract import Place
 from tests.servers import next_millisecond
 from toolbus import RegistrationRefused, ToolService
 from toolbus.broker import scripts
 from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
 
 
 class Registering:
     """A registry whose one worker is played by hand."""
 
-    def __init__(self, place: Place) -> None:
-        self.redis = redis.Redis.from_url(place.settings.url)
-        self.keys = Keys(place.settings.namespace)
+    def __init__(self, place: ScriptPlace) -> None:
+        self.redis, self.keys = place.redis, place.keys
 
     def register(self) -> bytes:
         """Register the worker ``mine``; its fence counter."""
@@ -60,11 +58,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def registering(redis_place: Place) -> Any:
+def registering(script_place: ScriptPlace) -> Registering:
     """A registry of the test's own."""
-    made = Registering(redis_place)
-    yield made
-    made.redis.close()
+    return Registering(script_place)
 
 
 async def test_a_forgotten_worker_comes_back_under_another_counter(registering: Registering) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 # ruff: noqa: PLC0415 - a broker is imported when a URL asks for it: its protocols are needed by many who open none
-from toolbus.broker.protocols import AgentBroker, WorkerBroker
+from typing import cast
+
+from toolbus.broker.protocols import AgentBroker, WorkerBroker, WorkerBrokerOf
 from toolbus.settings import Settings
 
 __all__ = ["AgentBroker", "WorkerBroker", "agent_broker", "worker_broker"]
@@ -12,7 +14,7 @@ _MEMORY = "memory:"
 
 
 def agent_broker(settings: Settings) -> AgentBroker:
-    """The caller's side of the broker that ``settings.url`` names.
+    """Return the caller's side of the broker that ``settings.url`` names.
 
     Raises:
         ConfigurationError: the URL can't be understood.
@@ -27,15 +29,19 @@ def agent_broker(settings: Settings) -> AgentBroker:
 
 
 def worker_broker(settings: Settings) -> WorkerBroker:
-    """The worker's side of the broker that ``settings.url`` names.
+    """Return the worker's side of the broker that ``settings.url`` names.
 
     Raises:
         ConfigurationError: the URL can't be understood.
     """
     if settings.url.startswith(_MEMORY):
-        from toolbus.broker.memory import MemoryWorkerBroker
+        from toolbus.broker.memory.worker import MemoryDelivery, MemoryWorkerBroker
 
-        return MemoryWorkerBroker(settings)
+        in_process: WorkerBrokerOf[MemoryDelivery] = MemoryWorkerBroker(settings)
+        return cast("WorkerBroker", in_process)
+    from toolbus.broker.take.requests import StreamDelivery
     from toolbus.broker.worker import RedisWorkerBroker
 
-    return RedisWorkerBroker(settings)
+    over_redis: WorkerBrokerOf[StreamDelivery] = RedisWorkerBroker(settings)
+    # A worker gives a broker no deliveries but those that it took from it.
+    return cast("WorkerBroker", over_redis)

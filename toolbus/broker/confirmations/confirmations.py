@@ -1,4 +1,4 @@
-"""Confirmation requests that any process of the namespace can answer."""
+"""The confirmation requests that any process of a namespace can answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolbus.broker.confirmations.watching import Watchers
 from toolbus.broker.keys import Keys
 from toolbus.broker.reading import document, identifier, integer, skip
 from toolbus.broker.transport.command import Reply, ReplyError
-from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.transport import Transport
 from toolbus.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import encode, is_ident, new_run
 from toolbus.results import BrokerError, ConfirmationClosed, EnvelopeError, ToolError
@@ -33,7 +33,7 @@ _requests = msgspec.json.Decoder(ConfirmationRequest)
 _answers = msgspec.json.Decoder(ConfirmationAnswer)
 
 
-class Confirmations:
+class RedisConfirmations:
     """The confirmation requests of a namespace on a server.
 
     An asker keeps its request open by asking again three times a lease; ``heard`` and ``nudge`` make it ask at once.
@@ -42,7 +42,7 @@ class Confirmations:
         address: who is told of answers, as ``ask.lua`` wants it; empty for those who never ask.
     """
 
-    def __init__(self, link: Link, keys: Keys, lease: float, address: str = "") -> None:
+    def __init__(self, link: Transport, keys: Keys, lease: float, address: str = "") -> None:
         self._link = link
         self._keys = keys
         self._address = address
@@ -56,7 +56,7 @@ class Confirmations:
     async def ask(
         self, request: ConfirmationRequest, seconds: float, *, address: str = "", opened: Callable[[], None] | None = None
     ) -> ConfirmationAnswer | None:
-        """Open a request and wait for its answer; None when nobody answers within ``seconds``. Cancelling it withdraws the request.
+        """Open a request and wait for its answer; None when there is no answer within ``seconds``. Cancelling it withdraws the request.
 
         ``opened`` is called when it can be answered.
 
@@ -90,7 +90,7 @@ class Confirmations:
         finally:
             del self._asking[request.id]
 
-    def heard(self, id: str) -> None:
+    def answered(self, id: str) -> None:
         """Take note that a request was answered."""
         if id in self._asking:
             self._asking[id].set()
@@ -122,7 +122,7 @@ class Confirmations:
     # -- answering --------------------------------------------------------------------------------
 
     async def pending(self) -> list[ConfirmationRequest]:
-        """The open requests, the oldest first, without the ``whole`` of their arguments.
+        """Return the open requests, the oldest first, without the ``whole`` of their arguments.
 
         Raises:
             BrokerError: the server could not be asked.
@@ -132,7 +132,7 @@ class Confirmations:
         return sorted((request for request in found if request is not None), key=lambda request: (request.asked_at, request.id))
 
     async def get(self, id: str) -> ConfirmationRequest:
-        """One open request.
+        """Return one open request.
 
         Raises:
             ConfirmationClosed: it is not open.
@@ -160,7 +160,7 @@ class Confirmations:
             raise closed(id, _answer(rest[0]) if rest else None)
 
     async def watch(self) -> AsyncIterator[ConfirmationRequest]:
-        """Each request once: those that are open, and then new ones as they come."""
+        """Yield each request once: those that are open, and then new ones as they come."""
         self._link.subscribe(self._keys.confirmed)
         async for request in self._watchers.watch(self.pending):
             yield request

@@ -1,4 +1,4 @@
-"""Those who watch for confirmation requests."""
+"""The iterators that wait for new confirmation requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Watchers:
         self._closed = False
 
     def look(self) -> None:
-        """Something may have changed."""
+        """Look again: something may have changed."""
         for event in self._waiting:
             event.set()
 
@@ -26,7 +26,7 @@ class Watchers:
         self.look()
 
     async def watch(self, look: Callable[[], Awaitable[list[ConfirmationRequest]]]) -> AsyncIterator[ConfirmationRequest]:
-        """Each request that ``look`` finds, once."""
+        """Yield each request that ``look`` finds, once."""
         event = asyncio.Event()
         self._waiting.add(event)
         told: set[str] = set()

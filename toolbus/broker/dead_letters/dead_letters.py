@@ -10,8 +10,8 @@ import msgspec
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.reading import integer, shown, skip, text
-from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.replies import fields_of
+from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import Request, decode_request, encode_request, new_id
 from toolbus.results import BrokerError, ConfigurationError, EnvelopeError
 from toolbus.settings import Settings
@@ -21,7 +21,7 @@ _MOST_ERROR = 8_000
 _LAST_SECOND = 253_402_300_799
 
 is_letter_id = re.compile(r"\d{1,20}-\d{1,20}").fullmatch
-"""Whether a text can be the id of a dead letter."""
+"""Match a text that can be the id of a dead letter."""
 
 
 class DeadLetter(NamedTuple):
@@ -48,20 +48,20 @@ class DeadLetter(NamedTuple):
     @property
     def at(self) -> float:
         """When it was set aside: seconds since the epoch, by the server's clock."""
-        # Whoever chose the id may have chosen a time that no date can show.
+        # The id may have been chosen by a client, with a time that no date can show.
         return min(int(self.id.partition("-")[0]) / 1000, _LAST_SECOND)
 
 
 class DeadLetters:
     """The dead letters of a namespace."""
 
-    def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
+    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
         self._settings = settings
 
     async def queues(self) -> list[str]:
-        """The queues that have dead letters, served or not, by name."""
+        """Return the queues that have dead letters, served or not, by name."""
         prefix = self._keys.dead_letters("").encode()
         # Braces are literal in a pattern; the rest of a namespace has no special characters.
         found: set[str] = set()
@@ -73,12 +73,12 @@ class DeadLetters:
                 return sorted(found)
 
     async def newest(self, queue: str, limit: int) -> list[DeadLetter]:
-        """The newest letters of a queue, newest first."""
+        """Return the newest letters of a queue, newest first."""
         entries = await self._link.execute("XREVRANGE", self._keys.dead_letters(queue), "+", "-", "COUNT", limit)
         return [self._letter(queue, entry, flat) for entry, flat in entries]
 
     async def ids(self, queue: str) -> list[str]:
-        """The ids of all letters of a queue, oldest first."""
+        """Return the ids of all letters of a queue, oldest first."""
         found: list[str] = []
         after = "-"
         while True:
@@ -89,7 +89,7 @@ class DeadLetters:
             after = f"({found[-1]}"
 
     async def get(self, queue: str, letter: str) -> DeadLetter:
-        """One letter.
+        """Return one letter.
 
         Raises:
             ConfigurationError: there is none of that id.
@@ -106,7 +106,7 @@ class DeadLetters:
         idempotency key is the original's, or the original's id. When it fails again it becomes a dead letter again.
 
         Raises:
-            ConfigurationError: there is no such letter, its request can't be read, or nobody serves the queue.
+            ConfigurationError: there is no such letter, its request can't be read, or no worker serves the queue.
             BrokerError: the queue is full; the letter stays where it is.
         """
         found = await self.get(queue, letter)

@@ -1,4 +1,4 @@
-"""What a worker sends: frames packed per agent, terminal frames and acknowledgements per batch.
+"""Send what runs produce, in batches: frames per agent, last frames with the removal of their requests.
 
 One flush is in flight at a time: what is produced meanwhile goes out together when its answers
 arrive. With one call in flight nothing waits, and under load the batches grow by themselves.
@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from toolbus import telemetry
 from toolbus.broker import scripts
+from toolbus.broker.dead_letters.bury import FreedKey
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols import Delivery
-from toolbus.broker.take.requests import UNSURE, Freed, RequestStream, common_fence, entries_of
+from toolbus.broker.take.requests import UNSURE, RequestStream, StreamDelivery, common_fence, entries_of
 from toolbus.broker.transport.command import Reply
-from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import join_frames
 from toolbus.results import BrokerError, ErrorInfo
 
@@ -36,15 +36,15 @@ _CONGESTED = 4 * 1024 * 1024
 Frames = dict[str, list[bytes]]
 """Frames by reply stream, in order."""
 
-Batch = list[tuple[Delivery, bytes]]
+Batch = list[tuple[StreamDelivery, bytes]]
 """Deliveries that are finished, each with its terminal frame."""
 
 Part = list[tuple[str, list[bytes]]]
-"""What one script appends: reply streams, and frames that become one entry of each."""
+"""The frames that one script appends: for each reply stream those that become one entry."""
 
 
 class _Written:
-    """What this worker has written to one caller."""
+    """The amount that this worker has written to one caller."""
 
     __slots__ = ("bytes", "entries", "unmeasured")
 
@@ -63,13 +63,13 @@ class Outbox:
 
     def __init__(
         self,
-        link: Link,
+        link: Transport,
         keys: Keys,
         *,
         reply_limit: int,
         reply_bytes: int,
         on_replies_gone: Callable[[str, ErrorInfo], None],
-        on_lost: Callable[[Delivery], None],
+        on_lost: Callable[[StreamDelivery], None],
     ) -> None:
         self._link = link
         # Every script names a key of the namespace, so that a cluster finds its slot.
@@ -85,7 +85,7 @@ class Outbox:
         self._packers: list[Callable[[], None]] = []
         self._operations: list[Callable[[], None]] = []
         self._then: list[Callable[[], None]] = []
-        self._freed: dict[str, Freed] = {}
+        self._freed: dict[str, FreedKey] = {}
         self._written: dict[str, _Written] = {}
         self._queued_bytes = 0
         self._room = asyncio.Event()
@@ -98,7 +98,7 @@ class Outbox:
         self.calls_finished = 0
         self.lost = 0
 
-    def send(self, delivery: Delivery, frame: bytes) -> None:
+    def send(self, delivery: StreamDelivery, frame: bytes) -> None:
         """Queue a frame that is not the last of its run."""
         by_replies = self._frames.get(delivery.queue)
         if by_replies is None:
@@ -119,14 +119,14 @@ class Outbox:
 
     @property
     def congested(self) -> bool:
-        """Whether producers should wait for ``room`` before they send more."""
+        """True when producers should wait for ``room`` before they send more."""
         return self._queued_bytes > _CONGESTED
 
     async def room(self) -> None:
         """Wait until what is queued has been handed to the server."""
         await self._room.wait()
 
-    def finish(self, delivery: Delivery, frame: bytes, frees: Freed | None = None) -> None:
+    def finish(self, delivery: StreamDelivery, frame: bytes, frees: FreedKey | None = None) -> None:
         """Queue a terminal frame, with the acknowledgement and removal of its request; ``frees`` is a key that is free again."""
         batch = self._finished.get(delivery.queue)
         if batch is None:
@@ -330,7 +330,7 @@ class Outbox:
             if held.get(delivery.entry) is delivery:
                 del held[delivery.entry]
         if isinstance(reply, BrokerError):
-            # The requests stay pending under our name, nobody renews them, and they are recovered.
+            # The requests stay pending under our name without renewal, so they are recovered.
             telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
             return
         generation, counter, lost, gone, stream.depth = reply

@@ -1,8 +1,9 @@
-"""Server time as seen from a local monotonic clock, and whether it can be trusted."""
+"""Server time as seen from a local monotonic clock."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 # Beats come every third of a lease. A stall that makes a lease end without its owner's fault lasts two thirds.
 _RECENT = 0.6
@@ -11,13 +12,17 @@ _RECENT = 0.6
 class ServerClock:
     """Maps server milliseconds to local monotonic seconds.
 
-    Taken work runs on local monotonic deadlines, so a constant skew between machines
-    does no harm. When server time runs ahead of the local clock the server was stalled
-    (or its clock stepped): then other workers' leases may look ended although they are
-    alive, and nobody may reap for one lease.
+    Taken work runs on local monotonic deadlines, so a constant skew between machines does no harm. When server time runs ahead of the
+    local clock, the server was stalled or its clock stepped: then other workers' leases may look ended although they are alive, so
+    ended leases are not trusted for one lease.
+
+    Args:
+        lease: seconds.
+        monotonic: the local clock, in seconds.
     """
 
-    def __init__(self, lease: float) -> None:
+    def __init__(self, lease: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.monotonic = monotonic
         self._lease = lease
         self._offset = self._middle = 0.0
         self._known = False
@@ -28,34 +33,34 @@ class ServerClock:
         offset = server_ms / 1000 - answered
         if self._known:
             ahead = server_ms / 1000 - asked - self._offset
-            # What kept this answer away for so long may have kept others' beats away, and theirs are still to come.
+            # A delay that held this answer back may also hold back the beats of other workers, so they need time to arrive.
             if ahead > self._lease / 3 or answered - self._heard > _RECENT * self._lease:
-                self.hush()
+                self.distrust()
         self._offset = offset
         self._middle = server_ms / 1000 - (asked + answered) / 2
         self._heard = answered
         self._known = True
 
-    def hush(self) -> None:
-        """No reaping for one lease from now: after a (re)connect, or after a stall."""
-        self._quiet_until = time.monotonic() + self._lease
+    def distrust(self) -> None:
+        """Trust no ended lease for one lease from now: after a connect, or after a stall."""
+        self._quiet_until = self.monotonic() + self._lease
 
     @property
     def trusted(self) -> bool:
-        """Whether ended leases may be acted on."""
-        now = time.monotonic()
-        # Who has not heard of the server himself for so long can't tell others' silence from the server's.
+        """True when ended leases may be acted on."""
+        now = self.monotonic()
+        # If we have not heard from the server recently, we cannot tell dead workers from a silent server.
         return self._known and now >= self._quiet_until and now - self._heard < _RECENT * self._lease
 
     def server_ms(self) -> float:
-        """The server's time now, in milliseconds, as far as is known here."""
-        return (time.monotonic() + self._middle) * 1000
+        """Return the server's time now, in milliseconds, as well as it is known here."""
+        return (self.monotonic() + self._middle) * 1000
 
     @property
     def offset(self) -> float:
-        """What is to be taken from a server time (seconds) for the local monotonic one; deadlines come late by an answer's way at most."""
+        """Seconds to subtract from a server time for the local monotonic one; deadlines come late by an answer's travel time at most."""
         return self._offset
 
     def now_ms(self) -> float:
-        """The server's time now, in milliseconds, by ``offset``."""
-        return (time.monotonic() + self._offset) * 1000
+        """Return the server's time now, in milliseconds, by ``offset``."""
+        return (self.monotonic() + self._offset) * 1000

@@ -23,10 +23,9 @@ from toolbus import telemetry
 from toolbus.background import MOST_FAILURES
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols import Delivery
 from toolbus.broker.registry.registry import TTL
 from toolbus.broker.scripts import Script
-from toolbus.broker.take.requests import Fence, RequestStream, common_fence, entries_of
+from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, common_fence, entries_of
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.server import replica_by
 from toolbus.results import BrokerError, ToolbusError
@@ -40,12 +39,12 @@ class Renewal(NamedTuple):
     """Held deliveries that were renewed, under the fence that proves it, and those that are another worker's."""
 
     fence: Fence
-    kept: list[Delivery]
-    lost: list[Delivery]
+    kept: list[StreamDelivery]
+    lost: list[StreamDelivery]
 
 
 class Beat(NamedTuple):
-    """What one beat learned. ``asked`` and ``answered`` are local monotonic times around it."""
+    """The answer to one beat. ``asked`` and ``answered`` are local monotonic times around it."""
 
     server_ms: float
     asked: float
@@ -71,6 +70,7 @@ class LeaseThread:
         report: called in the event loop with each ``Beat``, and with None when one failed.
         on_failed: called in the event loop when beats fail again and again for another reason than the server.
         demoted: called in the event loop when the server is a replica now.
+        monotonic: the local clock, in seconds.
     """
 
     def __init__(
@@ -84,7 +84,9 @@ class LeaseThread:
         report: Callable[[Beat | None], None],
         on_failed: Callable[[ToolbusError], None],
         demoted: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
         self._connector = connector
         self._keys = keys
         self._instance = instance
@@ -97,7 +99,7 @@ class LeaseThread:
         self._client: redis.Redis | None = None
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._answered_at = time.monotonic()
+        self._answered_at = self._monotonic()
         self._wake = threading.Event()
         self._stale = threading.Event()
         self._stop = False
@@ -153,7 +155,7 @@ class LeaseThread:
                 else:
                     self._bugs = 0
                     self._tell(beat)
-                    pause = until_next_beat(beat.asked, time.monotonic(), self._lease)
+                    pause = until_next_beat(beat.asked, self._monotonic(), self._lease)
         finally:
             self._disconnect()
 
@@ -176,14 +178,14 @@ class LeaseThread:
         kept = [key for stream in streams.values() for key in (stream.key, stream.fence)]
         keys: list[Any] = [self._keys.live, self._keys.paused, self._keys.pulse, *kept]
         args: list[Any] = [int(self._lease * 1000), TTL * 1000, *members]
-        asked = time.monotonic()
+        asked = self._monotonic()
         reply, role = _at_once(client, ("EVALSHA", scripts.BEAT.sha, len(keys), *keys, *args), ("ROLE",))
-        answered = time.monotonic()
+        answered = self._monotonic()
         if replica_by(role):
             raise redis.exceptions.ReadOnlyError("the server is a replica now")
         if isinstance(reply, redis.exceptions.NoScriptError):
             reply = _eval(client, scripts.BEAT, keys, args)
-            answered = time.monotonic()
+            answered = self._monotonic()
         if isinstance(reply, Exception):
             raise reply
         renewed = {service: self._renew(client, stream) for service, stream in streams.items()}
@@ -198,7 +200,7 @@ class LeaseThread:
 
     def _renew(self, client: redis.Redis, stream: RequestStream) -> list[Renewal]:
         renewals: list[Renewal] = []
-        held = stream.renewable(time.monotonic())
+        held = stream.renewable(self._monotonic())
         for start in range(0, len(held), _MOST_IDS):
             part = held[start : start + _MOST_IDS]
             args = [stream.consumer, *common_fence(part), *entries_of(part)]
@@ -231,11 +233,11 @@ class LeaseThread:
             self._stop = True
 
     def _heard(self, beat: Beat | None) -> None:
-        self._answered_at = time.monotonic()
+        self._answered_at = self._monotonic()
         self._report(beat)
 
     def _watch_loop(self) -> None:
-        silent = time.monotonic() - self._answered_at
+        silent = self._monotonic() - self._answered_at
         if silent > self._lease / 3 + _STUCK_AFTER:
             frame = sys._current_frames().get(self._loop_thread)
             stack = "".join(traceback.format_stack(frame)) if frame else "unknown"
@@ -243,7 +245,7 @@ class LeaseThread:
 
 
 def _at_once(client: redis.Redis, *commands: tuple[Any, ...]) -> list[Any]:
-    """The answers to commands that are sent in one write, errors included; not a pipeline's, which takes a connection of its own."""
+    """Return the answers to commands that are sent in one write, errors included; not a pipeline's, which takes a connection of its own."""
     connection: Any = client.connection
     connection.send_packed_command(connection.pack_commands(commands))
     answers: list[Any] = []

@@ -1,4 +1,4 @@
-"""What all processes of a namespace count together: rates, quotas, and what each user's calls of each tool cost."""
+"""The rates, quotas and usage that all processes of a namespace count together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Usage
 from toolbus.broker.reading import document, integer, skip
 from toolbus.broker.transport.command import Reply
-from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.replies import scan_hash
+from toolbus.broker.transport.transport import Transport
 from toolbus.results import EnvelopeError
 
 KEPT_DAYS = 40
@@ -26,10 +26,10 @@ MOST_PAIRS = 50_000
 OTHERS = '["*","*"]'
 
 
-class Tallies:
+class RedisTallies:
     """The tallies of a namespace on a server."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Transport, keys: Keys) -> None:
         self._link = link
         self._keys = keys
         self._waiting: dict[str, list[int]] = {}
@@ -45,7 +45,7 @@ class Tallies:
         return await self._count(scripts.SPEND, self._keys.rate(_digest(name)), limit, period)
 
     async def use(self, name: str, limit: int, period: float) -> float:
-        """The same for a quota, which starts anew in each period of the server's clock (days end at midnight UTC)."""
+        """Count one use against a quota, which starts anew in each period of the server's clock (days end at midnight UTC)."""
         return await self._count(scripts.QUOTA, self._keys.quota(_digest(name)), limit, period)
 
     def count(self, user: str, tool: str, *, ms: float, size: int, failed: bool) -> None:
@@ -55,7 +55,7 @@ class Tallies:
         add_to(self._waiting.setdefault(pair_of(user, tool), [0, 0, 0, 0]), ms, size, failed=failed)
 
     async def usage(self, days: int = 1) -> list[Usage]:
-        """The usage of the last days (UTC, today is the first), by user and tool.
+        """Return the usage of the last days (UTC, today is the first), by user and tool.
 
         Raises:
             BrokerError: the server can't be reached.
@@ -113,7 +113,7 @@ def rows(found: dict[str, list[int]]) -> list[Usage]:
 
 
 def pair_of(user: str, tool: str) -> str:
-    """A user and a tool as one name."""
+    """Return a user and a tool as one name."""
     return msgspec.json.encode((user, tool)).decode()
 
 
@@ -122,7 +122,7 @@ def _digest(name: str) -> str:
 
 
 def days_back(count: int) -> list[str]:
-    """The last so many days (UTC), today first."""
+    """Return the last so many days (UTC), today first."""
     today = datetime.datetime.now(datetime.UTC).date()
     return [(today - datetime.timedelta(days=back)).isoformat() for back in range(max(1, min(count, KEPT_DAYS)))]
 

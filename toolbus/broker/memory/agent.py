@@ -10,7 +10,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.memory.confirmations import MemoryConfirmations
-from toolbus.broker.memory.hub import Entry, Hub, SharedCall, hub_of
+from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
 from toolbus.envelope import Request, decode_frames, encode_request, new_id, share_digest, work_digest
@@ -36,16 +36,16 @@ class MemoryAgentBroker:
 
     @property
     def tallies(self) -> MemoryTallies:
-        """What all processes count together."""
+        """The counts that all processes share."""
         return self._joined().tallies
 
     @property
     def confirmations(self) -> MemoryConfirmations:
-        """Requests that wait for a person."""
+        """The requests that wait for a confirmation."""
         return self._joined().confirmations
 
     def statistics(self) -> dict[str, int]:
-        """Counts for people and metrics."""
+        """Return counts for operators and metrics."""
         return {"published": self._published, "frames": self._frames}
 
     async def open(self, listener: AgentListener) -> None:
@@ -103,7 +103,7 @@ class MemoryAgentBroker:
         depth = len(target.waiting) + target.running
         if depth >= limit:
             return Verdict("full", depth=depth)
-        entry = Entry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1, session_of(request))
+        entry = QueuedEntry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1, session_of(request))
         target.waiting.append(entry)
         self._hub.arrived.set()
         return Verdict("queued", entry=entry.id)

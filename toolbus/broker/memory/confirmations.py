@@ -1,4 +1,4 @@
-"""Confirmation requests of ``memory://``: those of one event loop."""
+"""The confirmation requests of one event loop, for ``memory://``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MemoryConfirmations:
     async def ask(
         self, request: ConfirmationRequest, seconds: float, opened: Callable[[], None] | None = None
     ) -> ConfirmationAnswer | None:
-        """Open a request and wait for its answer; None when nobody answers within ``seconds``. ``opened`` is called in between.
+        """Open a request and wait for its answer; None when there is no answer within ``seconds``. ``opened`` is called in between.
 
         Raises:
             ToolError: ``overloaded``, because too many requests wait.
@@ -51,11 +51,11 @@ class MemoryConfirmations:
                 self._watchers.look()
 
     async def pending(self) -> list[ConfirmationRequest]:
-        """The open requests, the oldest first, without the ``whole`` of their arguments."""
+        """Return the open requests, the oldest first, without the ``whole`` of their arguments."""
         return [msgspec.structs.replace(request, whole="") for request, _ in self._open.values()]
 
     async def get(self, id: str) -> ConfirmationRequest:
-        """One open request; raises ConfirmationClosed when it is not open."""
+        """Return one open request; raises ConfirmationClosed when it is not open."""
         if id not in self._open:
             raise closed(id, self._answer_of(id))
         return self._open[id][0]
@@ -73,7 +73,7 @@ class MemoryConfirmations:
         self._watchers.look()
 
     async def watch(self) -> AsyncIterator[ConfirmationRequest]:
-        """Each request once: those that are open, and then new ones as they come."""
+        """Yield each request once: those that are open, and then new ones as they come."""
         async for request in self._watchers.watch(self.pending):
             yield request
 

@@ -1,4 +1,4 @@
-"""What the processes of a namespace would share through the server, for one event loop."""
+"""The state that the processes of a namespace would share through the server, for one event loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HubWorker(Protocol):
         """Return the services that take from these queues here."""
 
 
-class Entry(NamedTuple):
+class QueuedEntry(NamedTuple):
     """A request that waits or runs; times are local monotonic seconds, ``session`` its user and session."""
 
     id: str
@@ -58,7 +58,7 @@ class Queue:
     """A service's requests. ``owners`` has the workers that have its sessions, when those are sticky."""
 
     def __init__(self) -> None:
-        self.waiting: deque[Entry] = deque()
+        self.waiting: deque[QueuedEntry] = deque()
         self.running = 0
         self.dead: deque[tuple[str, bytes]] = deque(maxlen=_DEAD_LETTERS)
         self.owners: dict[tuple[str, str], HubWorker] = {}
@@ -77,14 +77,14 @@ class SharedCall:
 
 
 class Instance(NamedTuple):
-    """What one worker publishes of a service."""
+    """One worker's publication of a service."""
 
     publication: Publication
     worker: HubWorker
 
 
 class Hub:
-    """What the processes of one namespace would share through the server."""
+    """The state that the processes of one namespace would share through the server."""
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
@@ -103,7 +103,7 @@ class Hub:
         self.entries = itertools.count(1)
 
     def claim(self, key: str, owner: str) -> None:
-        """Refuse a document that is somebody else's.
+        """Refuse a document that belongs to another owner.
 
         Raises:
             RegistrationRefused: it is.
@@ -113,11 +113,11 @@ class Hub:
             raise RegistrationRefused(f"{key} belongs to {holder!r}", {key: holder})
 
     def is_registered(self, worker: HubWorker) -> bool:
-        """Whether a worker takes requests: neither draining nor closed."""
+        """Return whether a worker takes requests: neither draining nor closed."""
         return any(instance.worker is worker for instances in self.instances.values() for instance in instances)
 
     def record(self, service: str) -> ServiceRecord | None:
-        """What the registry says of a service; None when nobody serves it."""
+        """Return a service's record in the registry; None when no worker serves it."""
         instances = self.instances.get(service)
         return ServiceRecord(instances[-1].publication, True) if instances else None
 
@@ -129,7 +129,7 @@ class Hub:
                 del held[key]
 
     def serving(self, queues: Collection[str]) -> list[tuple[HubWorker, str]]:
-        """Who takes from these queues, draining workers too, each with its service."""
+        """Return the workers that take from these queues, draining ones too, each with its service."""
         return [(worker, service) for worker in self.workers for service in worker.services_of(queues)]
 
     def announce(self, service: str) -> None:
@@ -138,7 +138,7 @@ class Hub:
             agent.listener.on_service(service, self.record(service))
 
     def holder(self, tool: str) -> Publication | None:
-        """What publishes a tool of this name; None when nothing does."""
+        """Return the publication with a tool of this name; None when there is none."""
         for instances in self.instances.values():
             for instance in instances:
                 if any(tool == each.name for each in instance.publication.tools):
@@ -150,6 +150,6 @@ _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str]
 
 
 def hub_of(settings: Settings) -> Hub:
-    """The hub of this event loop, URL and namespace."""
+    """Return the hub of this event loop, URL and namespace."""
     hubs = _hubs.setdefault(asyncio.get_running_loop(), {})
     return hubs.setdefault((settings.url, settings.namespace), Hub())

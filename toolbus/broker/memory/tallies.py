@@ -1,4 +1,4 @@
-"""Tallies of ``memory://``: those of one event loop."""
+"""The tallies of one event loop, for ``memory://``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MemoryTallies:
         add_to(today.setdefault(pair, [0, 0, 0, 0]), ms, size, failed=failed)
 
     async def usage(self, days: int = 1) -> list[Usage]:
-        """The usage of the last days, by user and tool."""
+        """Return the usage of the last days, by user and tool."""
         found: dict[str, list[int]] = {}
         for day in days_back(days):
             for pair, counts in self._usage.get(day, {}).items():

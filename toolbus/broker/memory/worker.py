@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from toolbus import telemetry
-from toolbus.broker.memory.hub import Entry, Hub, Instance, Queue, hub_of
+from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
@@ -20,6 +20,12 @@ from toolbus.settings import Settings
 _TAKE_WAIT = 2.0
 
 
+class MemoryDelivery(Delivery, eq=False):
+    """A delivery of a queue in process."""
+
+    queue: Queue
+
+
 class MemoryWorkerBroker:
     """``WorkerBroker`` in process."""
 
@@ -29,7 +35,7 @@ class MemoryWorkerBroker:
         self.listener: WorkerListener
         self._hub: Hub
         self._services: dict[str, Publication] = {}
-        self._held: dict[str, tuple[Delivery, Entry]] = {}
+        self._held: dict[str, tuple[MemoryDelivery, QueuedEntry]] = {}
         self._interrupted = asyncio.Event()
         self._finished = 0
         # Which service had the last turn.
@@ -42,17 +48,17 @@ class MemoryWorkerBroker:
 
     @property
     def tallies(self) -> MemoryTallies:
-        """What all processes count together."""
+        """The counts that all processes share."""
         return self._hub.tallies
 
     @property
     def connected(self) -> bool:
-        """Always: there is no server."""
+        """True: there is no server to lose."""
         return True
 
     @property
     def congested(self) -> bool:
-        """Never: frames are handed over at once."""
+        """False: frames are handed over at once."""
         return False
 
     async def room(self) -> None:
@@ -60,7 +66,7 @@ class MemoryWorkerBroker:
         await asyncio.sleep(0)
 
     def statistics(self) -> dict[str, int]:
-        """Counts for people and metrics."""
+        """Return counts for operators and metrics."""
         return {"calls_finished": self._finished, "held": len(self._held)}
 
     async def open(self, listener: WorkerListener) -> None:
@@ -103,14 +109,14 @@ class MemoryWorkerBroker:
             else:
                 self._hub.instances.pop(service, None)
             self._hub.announce(service)
-        # What waits for this worker is anybody's now.
+        # Any worker may take now what waits for this one.
         self._hub.arrived.set()
 
     def services_of(self, queues: Collection[str]) -> list[str]:
-        """The services of this worker that take from one of these queues."""
+        """Return the services of this worker that take from one of these queues."""
         return [service for service, publication in self._services.items() if publication.service.queue in queues]
 
-    async def take(self, slots: int) -> list[Delivery]:
+    async def take(self, slots: int) -> list[MemoryDelivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
         try:
             async with asyncio.timeout(_TAKE_WAIT):
@@ -126,9 +132,9 @@ class MemoryWorkerBroker:
         self._interrupted.clear()
         return []
 
-    def _take_nowait(self, slots: int) -> list[Delivery]:
+    def _take_nowait(self, slots: int) -> list[MemoryDelivery]:
         """Take what waits, the services by turns."""
-        taken: list[Delivery] = []
+        taken: list[MemoryDelivery] = []
         waiting = deque(self._services)
         if self._last in self._services:
             waiting.rotate(-1 - waiting.index(self._last))
@@ -145,7 +151,7 @@ class MemoryWorkerBroker:
                     break
         return taken
 
-    def _deliveries(self, service: str, entries: list[Entry]) -> Iterator[Delivery]:
+    def _deliveries(self, service: str, entries: list[QueuedEntry]) -> Iterator[MemoryDelivery]:
         queue = self._hub.queues[self._services[service].service.queue]
         for entry in entries:
             try:
@@ -155,17 +161,17 @@ class MemoryWorkerBroker:
                 queue.dead.append((str(error), entry.document))
                 continue
             age = (time.monotonic() - entry.published) * 1000
-            delivery = Delivery(request, request.agent, queue, entry.id.encode(), None, 0, entry.attempt, entry.deadline, age, new_run())
+            delivery = MemoryDelivery(request, request.agent, entry.id.encode(), 0, entry.attempt, entry.deadline, age, new_run(), queue)
             self._held[entry.id] = delivery, entry
             queue.running += 1
             yield delivery
 
-    def _takeable(self, publication: Publication, most: int) -> list[Entry]:
+    def _takeable(self, publication: Publication, most: int) -> list[QueuedEntry]:
         """Take entries off a service's queue; those of sessions that other live workers have stay for them."""
         queue = self._hub.queues[publication.service.queue]
         if not publication.service.sticky_sessions:
             return [queue.waiting.popleft() for _ in range(min(most, len(queue.waiting)))]
-        taken: list[Entry] = []
+        taken: list[QueuedEntry] = []
         for entry in list(queue.waiting):
             if len(taken) == most:
                 break
@@ -194,9 +200,9 @@ class MemoryWorkerBroker:
         self._hub.arrived.set()
 
     async def recover(self) -> None:
-        """Nothing: no worker dies alone."""
+        """Do nothing: in process no worker dies alone."""
 
-    async def retry(self, delivery: Delivery) -> Delivery | None:
+    async def retry(self, delivery: MemoryDelivery) -> MemoryDelivery | None:
         """Count a further attempt of a delivery whose run has failed."""
         held = self._held.get(delivery.entry.decode())
         if held is None or held[0] is not delivery:
@@ -205,7 +211,7 @@ class MemoryWorkerBroker:
         self._held[delivery.entry.decode()] = again, held[1]._replace(attempt=again.attempt)
         return again
 
-    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+    async def hand_back(self, deliveries: Sequence[MemoryDelivery]) -> None:
         """Put deliveries that have not been answered back at the head of their queue."""
         for delivery in deliveries:
             held = self._held.pop(delivery.entry.decode(), None)
@@ -215,22 +221,22 @@ class MemoryWorkerBroker:
         self._hub.arrived.set()
 
     async def ask(
-        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+        self, delivery: MemoryDelivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
     ) -> ConfirmationAnswer | None:
-        """Ask a person on a handler's behalf."""
+        """Ask for a confirmation on a handler's behalf."""
         return await self._hub.confirmations.ask(request, seconds, opened)
 
-    async def extend(self, delivery: Delivery, note: Note) -> None:
+    async def extend(self, delivery: MemoryDelivery, note: Note) -> None:
         """Note the later deadline of a delivery."""
         held = self._held.get(delivery.entry.decode())
         if held is not None:
             self._held[delivery.entry.decode()] = held[0], held[1]._replace(deadline=note.deadline + note.until - note.since)
 
-    async def begin(self, delivery: Delivery) -> Beginning:
+    async def begin(self, delivery: MemoryDelivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
         return "started" if self._hub.started.setdefault(delivery.request.id, delivery.run) == delivery.run else "began"
 
-    def send(self, delivery: Delivery, frame: bytes) -> None:
+    def send(self, delivery: MemoryDelivery, frame: bytes) -> None:
         """Send a frame that is not the last one."""
         self._send(delivery, frame)
 
@@ -238,7 +244,7 @@ class MemoryWorkerBroker:
         """Call ``pack`` at the end of this tick."""
         asyncio.get_running_loop().call_soon(pack)
 
-    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
+    def finish(self, delivery: MemoryDelivery, frame: bytes, *, frees: bool = False) -> None:
         """Send the last frame and forget the request."""
         request = delivery.request
         if frees and request.shared:
@@ -249,19 +255,19 @@ class MemoryWorkerBroker:
             self._finished += 1
             self._send(delivery, frame)
 
-    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
+    def bury(self, delivery: MemoryDelivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
         delivery.queue.dead.append((f"{reason}: {error}", encode(delivery.request)))
         self.finish(delivery, frame, frees=True)
 
-    def _free(self, delivery: Delivery) -> None:
+    def _free(self, delivery: MemoryDelivery) -> None:
         """Free the idempotency key, if it stands for this call and no earlier attempt began ``once`` work."""
         request, key = delivery.request, share_digest(delivery.request)
         shared = self._hub.shared.get(key)
         if shared is not None and shared.call == request.id and self._hub.started.get(request.id, delivery.run) == delivery.run:
             del self._hub.shared[key]
 
-    def _send(self, delivery: Delivery, frame: bytes) -> None:
+    def _send(self, delivery: MemoryDelivery, frame: bytes) -> None:
         if delivery.request.shared:
             shared = self._hub.shared_calls.get(delivery.request.id)
             if shared is not None:

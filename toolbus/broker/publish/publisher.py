@@ -16,8 +16,8 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Fate, Sender, Verdict
 from toolbus.broker.reading import integer, skip, text
 from toolbus.broker.transport.command import Reply, ReplyError
-from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.mastership import Mastership
+from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, BrokerUnavailable, EnvelopeError
 
 _MEMO_TTL = 600
@@ -50,7 +50,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Flush(NamedTuple):
-    """What is published by one script; ``args`` are its arguments without what may be unanswered before it."""
+    """The requests that one script publishes; ``args`` are its arguments without the number of the flush before it."""
 
     number: int
     batch: list[Publish]
@@ -71,7 +71,7 @@ class Publisher:
     the server publishes in the order of the calls also when it refuses some for a while.
     """
 
-    def __init__(self, link: Link, keys: Keys, agent: str, mastership: Mastership) -> None:
+    def __init__(self, link: Transport, keys: Keys, agent: str, mastership: Mastership) -> None:
         self._link = link
         self._mastership = mastership
         self._keys = keys
@@ -192,13 +192,13 @@ class Publisher:
         try:
             return read_verdicts(reply, count)
         except EnvelopeError as error:
-            # The server may repeat what somebody else has put in the place of an earlier answer.
+            # Another client may have overwritten the earlier answer that the server repeats.
             skip(self._memo, error)
             return [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * count
 
 
 def fate_of(call: str, reply: Reply) -> Fate:
-    """What the server says became of a call that was cancelled."""
+    """Return what became of a cancelled call, by the server's answer."""
     if isinstance(reply, BrokerError):
         telemetry.log.warning("cancel.failed", id=call, error=str(reply))
         return "unknown"
@@ -229,7 +229,7 @@ def _verdict(word: bytes) -> Verdict:
 
 
 def failure(error: BrokerError) -> Verdict:
-    """The verdict of a publication that the server answered with an error, or not at all."""
+    """Return the verdict of a publication that the server answered with an error, or not at all."""
     if isinstance(error, BrokerUnavailable):
         return Verdict("unknown", message=str(error))
     # An error reply means that the script stopped before it wrote: out of memory, read only, no permission.

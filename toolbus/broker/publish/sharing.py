@@ -17,8 +17,8 @@ from toolbus.broker.protocols import Fate, Sender, Verdict
 from toolbus.broker.publish.publisher import ABSENT, failure, fate_of
 from toolbus.broker.reading import identifier, integer, skip, text
 from toolbus.broker.transport.command import Reply
-from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.mastership import Mastership
+from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import NOT_BEGUN, Frame, Request, share_digest, work_digest
 from toolbus.results import BrokerError, EnvelopeError
 
@@ -46,7 +46,7 @@ class SharedCalls:
         mastership: what it does not admit is kept, and ``release`` publishes it.
     """
 
-    def __init__(self, link: Link, keys: Keys, agent: str, retention: float, wake: Callable[[], None], mastership: Mastership) -> None:
+    def __init__(self, link: Transport, keys: Keys, agent: str, retention: float, wake: Callable[[], None], mastership: Mastership) -> None:
         self._link = link
         self._mastership = mastership
         self._kept: dict[str, Callable[[], None]] = {}
@@ -122,7 +122,7 @@ class SharedCalls:
             publish()
 
     def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None, waited: float) -> None:
-        """Stop waiting for a shared call; it is cancelled when nobody else waits for it."""
+        """Stop waiting for a shared call; it is cancelled when no other caller waits for it."""
         if self._kept.pop(request.id, None) is not None:
             if on_fate is not None:
                 on_fate("removed")
@@ -152,7 +152,7 @@ class SharedCalls:
                 del self._followed[stream]
 
     def positions(self) -> list[tuple[bytes, bytes]]:
-        """The streams of the read that begins now, each with the entry to read after.
+        """Return the streams of the read that begins now, each with the entry to read after.
 
         Who came since the last one needs it all, and the others drop what they have by its seq. What a read brings that had begun
         before is not for newcomers: it is a middle.
@@ -171,7 +171,7 @@ class SharedCalls:
             followed.position = position
 
     def addressed(self, stream: bytes, frames: list[Frame]) -> list[Frame]:
-        """The frames of a shared stream, once for each of this process's callers."""
+        """Return the frames of a shared stream, once for each of this process's callers."""
         followed = self._followed.get(stream)
         if followed is None:
             return []
@@ -199,7 +199,7 @@ class SharedCalls:
 
 
 def _was_left(frame: Frame) -> bool:
-    """Whether a call ended because nobody waited for it, before it began. Later attempts are not taken for the first of a new call."""
+    """Return whether a call ended before it began, because no caller waited for it; a later attempt is not the first of a new call."""
     error = frame.error
     return error is not None and frame.end_of_stream and frame.attempt == 1 and (error.type, error.code) == ("cancelled", NOT_BEGUN)
 

@@ -1,1 +1,1 @@
-"""Take over what dead or leaving workers left, and mend keys that nobody could use."""
+"""Take over from dead or leaving workers."""

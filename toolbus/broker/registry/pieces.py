@@ -15,7 +15,7 @@ _KEY = re.compile(rb"\s*(" + _STRING + rb")\s*:", re.DOTALL)
 
 
 class Piece(NamedTuple):
-    """Where a part of a document begins and ends."""
+    """The place of a part in a document."""
 
     start: int
     end: int

@@ -87,7 +87,7 @@ def _service_of(document: bytes) -> _Apart:
 
 
 def _listed(tools: msgspec.Raw, service: str, refused: list[RefusedTool]) -> list[bytes | msgspec.Raw]:
-    """The tools one by one, unread."""
+    """Return the tools one by one, unread."""
     try:
         return [*_lists.decode(tools)]
     except _UNREADABLE as error:
@@ -110,7 +110,7 @@ def _name(raw: bytes | msgspec.Raw, index: int) -> str:
 
 
 def _name_by_its_key(tool: bytes) -> str:
-    """The name of a tool that no parser takes; empty when that isn't to be had either."""
+    """Return the name of a tool that no parser takes; empty when that isn't to be had either."""
     try:
         name = member(tool, "name")
         return "" if name is None else _texts.decode(name.of(tool))

@@ -22,9 +22,9 @@ from toolbus.broker.reading import shown, skip, text, uses_up
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.scripts import Script
 from toolbus.broker.transport.command import ReplyError
-from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.replies import fields_of, scan_hash
+from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
 from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused
 from toolbus.settings import Settings
@@ -35,28 +35,28 @@ TTL = 30 * 86_400
 _SWEEP_LIMIT = 64
 
 
-class Registration(NamedTuple):
-    """What the server answered to a registration."""
+class RegisterAnswer(NamedTuple):
+    """The server's answer to a registration."""
 
     start: int
     generation: bytes
     counter: bytes
 
 
-class Registry:
-    """Registry operations over one link; what people put there waits for replicas, if there is ``replication``."""
+class RedisRegistry:
+    """RedisRegistry operations over one link; what people put there waits for replicas, if there is ``replication``."""
 
-    def __init__(self, link: Link, keys: Keys, settings: Settings, replication: Replication | None = None) -> None:
+    def __init__(self, link: Transport, keys: Keys, settings: Settings, replication: Replication | None = None) -> None:
         self._link = link
         self._replication = replication
         self._keys = keys
         self._settings = settings
 
-    async def register(self, publication: Publication, instance: str, start: int) -> Registration:
+    async def register(self, publication: Publication, instance: str, start: int) -> RegisterAnswer:
         """Publish for one instance; ``start`` is an earlier answer's, or 0 at a process start.
 
         Raises:
-            RegistrationRefused: names belong to somebody else; nothing was published.
+            RegistrationRefused: names belong to another owner; nothing was published.
         """
         service = publication.service
         reply = await self._run(
@@ -79,7 +79,7 @@ class Registry:
             names = {name.decode(): shown(owner) for name, owner in zip(reply[1::2], reply[2::2], strict=True)}
             listed = ", ".join(f"{name} belongs to {owner!r}" for name, owner in names.items())
             raise RegistrationRefused(f"not registered as {publication.owner!r}: {listed}", names)
-        return Registration(int(reply[1]), reply[2], reply[3])
+        return RegisterAnswer(int(reply[1]), reply[2], reply[3])
 
     async def unregister(self, members: Iterable[str]) -> None:
         """Take instances (``service/instance``) out of the registry."""
@@ -91,13 +91,13 @@ class Registry:
         now = int(clock.server_ms())
         ended = await self._link.execute("ZRANGE", self._keys.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, _SWEEP_LIMIT, repeatable=True)
         if int(await self._run(scripts.SWEEP, await self._keys_of_all(ended), now, int(self._settings.lease * 1000), *ended)) < 0:
-            clock.hush()
+            clock.distrust()
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a static descriptor; with an ``owner``, who alone may then change it.
 
         Raises:
-            RegistrationRefused: a service publishes the name, or it is somebody else's.
+            RegistrationRefused: a service publishes the name, or it belongs to another owner.
             BrokerUnavailable: it is stored, but too few replicas have it.
         """
         reply = await self._put(key, document, owner)
@@ -108,7 +108,7 @@ class Registry:
         """Delete a static descriptor; False when there was none.
 
         Raises:
-            RegistrationRefused: it is somebody else's.
+            RegistrationRefused: it belongs to another owner.
             BrokerUnavailable: it is deleted, but too few replicas know it.
         """
         reply = await self._put(key, "", owner)
@@ -117,7 +117,7 @@ class Registry:
         return int(reply[1]) > 0
 
     async def transfer(self, key: str) -> bool:
-        """Free a self-published name for another owner; False when nobody held it."""
+        """Free a self-published name for another owner; False when it was free."""
         return int(await self._run(scripts.TRANSFER, (), key)) > 0
 
     def _keys_of(self, service: str, queue: str) -> list[bytes]:
@@ -126,7 +126,7 @@ class Registry:
         return [key.encode("utf-8", "surrogateescape") for key in named]
 
     async def _keys_of_all(self, members: Iterable[bytes]) -> list[bytes]:
-        """The keys of each member's service, which a script must name before it runs; members need not be readable."""
+        """Return the keys of each member's service, which a script must name before it runs; members need not be readable."""
         services = [_read(member.partition(b"/")[0]) for member in members]
         tables = [self._keys.instances(service).encode("utf-8", "surrogateescape") for service in services]
         queues = await asyncio.gather(*(self._queue_in(table) for table in tables))
@@ -139,7 +139,7 @@ class Registry:
         except ReplyError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
-            # A service that nobody here serves, whose end would else keep all others from being swept.
+            # No worker here serves it, and its wrong type would keep all other services from being swept.
             await self._link.execute_script(scripts.MEND, (table,), ("hash",), repeatable=True)
             return None
         return found
@@ -169,7 +169,7 @@ def _read(name: bytes) -> str:
 
 
 def refused(key: str, owner: str, *, owned: bool) -> RegistrationRefused:
-    """What is raised when a key is somebody else's."""
+    """Return the error for a key that belongs to another owner."""
     if owned:
         message = f"{key} belongs to {owner!r}; choose another name, or remove it with `toolbus rm {key}`"
     else:
@@ -184,7 +184,7 @@ class RegistryFollower:
     missing, and then ``load`` must be run again.
     """
 
-    def __init__(self, link: Link, keys: Keys, listener: AgentListener) -> None:
+    def __init__(self, link: Transport, keys: Keys, listener: AgentListener) -> None:
         self._link = link
         self._keys = keys
         self._listener = listener
@@ -241,7 +241,7 @@ class RegistryFollower:
 
 
 def _readable(service: str, value: bytes) -> ServiceRecord | None:
-    """A service's record, None when it can't be read; what can't be used is logged."""
+    """Return a service's record, None when it can't be read; parts that can't be used are logged."""
     try:
         record = read_record(value)
     except DescriptorError as error:
@@ -252,7 +252,7 @@ def _readable(service: str, value: bytes) -> ServiceRecord | None:
     return record
 
 
-async def read_items(link: Link, keys: Keys) -> dict[str, bytes]:
+async def read_items(link: Transport, keys: Keys) -> dict[str, bytes]:
     """Return the static documents by key, without those whose key can't be read.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which worker has which session, for services that ask for calls of one session to go to one worker.
+"""The owners of sessions, for services that ask for calls of one session to go to one worker.
 
 The server keeps an owner for each session; this module keeps what this worker knows of its own, so that only the first call
 of a session, or one that came to the wrong worker, is a question to the server.
@@ -17,9 +17,9 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols import Delivery, SessionListener, session_of
-from toolbus.broker.take.requests import Fence, RequestStream
-from toolbus.broker.transport.link import Link
+from toolbus.broker.protocols import SessionListener, session_of
+from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery
+from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError
 
 _MOST = 256
@@ -28,7 +28,7 @@ _FIRST_OWNER = 6
 # An owner whose lease has ended counts for nothing, so this only bounds how long its keys stay behind.
 _TTL = 3600.0
 _KEEP_EVERY = _TTL / 3
-# Who can't be asked about a session within this time leaves its calls to be taken anew.
+# Seconds for the server to say who owns a session; after that its calls are dropped, to be taken anew.
 _PATIENCE = 5.0
 
 Pair = tuple[str, str]
@@ -38,14 +38,14 @@ Pair = tuple[str, str]
 class Ownership:
     """The sessions of one worker's sticky services.
 
-    What the server once said holds as long as nobody else could have taken the session: while our lease has never lapsed since.
+    An answer of the server holds as long as no other worker could have taken the session: while our lease has never lapsed since.
 
     Args:
         lease: seconds.
         sessions: hears of sessions that are another worker's now.
     """
 
-    def __init__(self, link: Link, keys: Keys, lease: float, instance: str, sessions: SessionListener) -> None:
+    def __init__(self, link: Transport, keys: Keys, lease: float, instance: str, sessions: SessionListener) -> None:
         self._link = link
         self._keys = keys
         self._lease = lease
@@ -60,12 +60,12 @@ class Ownership:
 
     @property
     def serves(self) -> bool:
-        """Whether there is any service to look after."""
+        """True when there is any service to look after."""
         return bool(self._owned)
 
     @property
     def gaining(self) -> bool:
-        """Whether sessions began here among what was taken last: more of them may be on their way."""
+        """True when sessions began here among what was taken last: more of them may be on their way."""
         return self._gaining and self.serves
 
     def serve(self, stream: RequestStream) -> None:
@@ -78,7 +78,7 @@ class Ownership:
     def beaten(self, asked: float, answered: float, *, missing: bool) -> None:
         """Take in a beat: local monotonic times around it, and whether the registry had lost this worker."""
         if missing:
-            # Who is not registered has no sessions in the eyes of others.
+            # For other workers, a worker that is not registered has no sessions.
             self._since, self._until = float("inf"), 0.0
             return
         if answered > self._until:
@@ -94,8 +94,8 @@ class Ownership:
 
     # -- deliveries -------------------------------------------------------------------------------
 
-    async def settle(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """The deliveries that are to run here; the others now wait for the workers that have their sessions."""
+    async def settle(self, deliveries: list[StreamDelivery]) -> list[StreamDelivery]:
+        """Return the deliveries that are to run here; the others now wait for the workers that have their sessions."""
         self._gaining = False
         for stream, owned in self._owned.items():
             told: set[str] = set()
@@ -107,29 +107,29 @@ class Ownership:
                 deliveries = [each for each in deliveries if each.queue is not stream or stream.held.get(each.entry) is each]
         return deliveries
 
-    def doubts(self, delivery: Delivery) -> bool:
-        """Whether the session of a run that has ended may be another's by now: our lease has lapsed since we were told that it is ours."""
+    def doubts(self, delivery: StreamDelivery) -> bool:
+        """Return whether the session of a run that has ended may be another worker's: our lease has lapsed since it was ours."""
         pair = session_of(delivery.request)
         asked = None if pair is None else self._owned[delivery.queue].get(pair)
         return asked is not None and not self._certain(asked)
 
-    def _is_unsure(self, owned: dict[Pair, float], delivery: Delivery, told: set[str]) -> bool:
+    def _is_unsure(self, owned: dict[Pair, float], delivery: StreamDelivery, told: set[str]) -> bool:
         pair = session_of(delivery.request)
         if pair is None:
             return False
         asked = owned.get(pair)
         return asked is None or (delivery.run not in told and not self._certain(asked))
 
-    def _without(self, deliveries: list[Delivery], unsure: list[Delivery]) -> list[Delivery]:
-        """Leave deliveries alone that nobody could be asked about: who does not renew them is soon relieved of them."""
+    def _without(self, deliveries: list[StreamDelivery], unsure: list[StreamDelivery]) -> list[StreamDelivery]:
+        """Drop deliveries whose session owner could not be determined. Their leases expire and another worker claims them."""
         for delivery in unsure:
             if delivery.queue.held.get(delivery.entry) is delivery:
                 del delivery.queue.held[delivery.entry]
         left = {id(delivery) for delivery in unsure}
         return [delivery for delivery in deliveries if id(delivery) not in left]
 
-    async def _ask(self, stream: RequestStream, owned: dict[Pair, float], deliveries: list[Delivery]) -> bool:
-        """Ask whose the sessions of some deliveries are, and let go of those that are others'; False when nobody answered."""
+    async def _ask(self, stream: RequestStream, owned: dict[Pair, float], deliveries: list[StreamDelivery]) -> bool:
+        """Ask who owns the sessions of some deliveries, and let go of those of other workers; False when the server did not answer."""
         pairs = [(each.request.user, each.request.session) for each in deliveries]
         asked = time.monotonic()
         try:
@@ -173,7 +173,7 @@ class Ownership:
 
     def _gain(self, stream: RequestStream, owned: dict[Pair, float], pair: Pair, asked: float, *, new: bool) -> None:
         if new and pair in owned:
-            # Somebody else may have had it meanwhile: what is here of it is not to be trusted.
+            # Another worker may have had it meanwhile, so the state that is here is out of date.
             self._sessions.moved(stream.service, *pair)
         self._gaining = self._gaining or new
         owned[pair] = asked
@@ -215,7 +215,7 @@ class Ownership:
             self._link.run(scripts.DISOWN, tuple(keys), (self._instance,), _ignore, repeatable=True)
 
     async def pass_on(self) -> None:
-        """Let anybody take what waits for this worker.
+        """Let any worker take what waits for this one.
 
         Raises:
             BrokerError: the server can't be asked.

@@ -1,4 +1,4 @@
-"""``Intake``: how a worker takes requests from the streams of its services."""
+"""The intake of a worker: it takes requests from the streams of its services."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker import scripts
-from toolbus.broker.protocols import Delivery, WorkerListener
+from toolbus.broker.protocols import WorkerListener
+from toolbus.broker.recover.abandoned import AbandonedCalls
+from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import GROUP, Fence, Found, RequestStream
+from toolbus.broker.take.requests import GROUP, Fence, Found, RequestStream, StreamDelivery
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
-from toolbus.broker.transport.links import Pair
+from toolbus.broker.transport.links import Links
 from toolbus.results import BrokerError, BrokerUnavailable
 
 _RETRY = 0.2
@@ -28,8 +30,8 @@ _LEAST_PART, _MOST_PART = 32, 128
 _GAINING_PART = 8
 
 
-class Look(NamedTuple):
-    """What one look at the streams found, and the streams that could not be read, each with the error."""
+class Batch(NamedTuple):
+    """The entries that one read found, with the streams that could not be read and their errors."""
 
     found: list[tuple[RequestStream, Sequence[Any]]]
     refused: list[tuple[RequestStream, str]]
@@ -50,21 +52,23 @@ class Intake:
 
     def __init__(
         self,
-        pair: Pair,
+        links: Links,
         streams: Mapping[str, RequestStream],
         instance: str,
         *,
         listener: WorkerListener,
         upkeep: Upkeep,
+        abandoned: AbandonedCalls,
         ownership: Ownership,
-        deliveries: Callable[[RequestStream, Fence, Sequence[Found]], list[Delivery]],
+        deliveries: Callable[[RequestStream, Fence, Sequence[Found]], list[StreamDelivery]],
         register_again: Callable[[list[str]], Awaitable[None]],
     ) -> None:
-        self._pair = pair
+        self._links = links
         self._streams = streams
         self._instance = instance
         self._listener = listener
         self._upkeep = upkeep
+        self._abandoned = abandoned
         self._ownership = ownership
         self._deliveries = deliveries
         self._register_again = register_again
@@ -75,16 +79,16 @@ class Intake:
         self._first = 0
         self._more = False
 
-    async def take(self, slots: int) -> list[Delivery]:
+    async def take(self, slots: int) -> list[StreamDelivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
         if self._is_interrupted():
             return []
-        if self._upkeep.mail:
+        if self._upkeep.has_postponed:
             # What it starts takes slots.
-            await self._upkeep.take_mail()
+            await self._upkeep.reap_postponed()
             return []
         streams = [stream for stream in self._streams.values() if not stream.paused]
-        if not streams or not self._pair.blocking.connected:
+        if not streams or not self._links.blocking.connected:
             await self.pause()
             return []
         # What is known of the fence before anything is delivered: a later state may be the result of losing it again.
@@ -99,7 +103,7 @@ class Intake:
             await self._mend(look.refused)
         if not taken:
             return []
-        taken = self._within(await self._upkeep.without_abandoned(taken), slots)
+        taken = self._within(await self._abandoned.without(taken), slots)
         # Last, since what it finds out holds for this moment.
         return await self._ownership.settle(taken) if self._ownership.serves else taken
 
@@ -111,7 +115,7 @@ class Intake:
     def abort(self) -> None:
         """Give up the connection of a read that does not end."""
         if self._reading:
-            self._pair.blocking.abort()
+            self._links.blocking.abort()
 
     async def pause(self) -> None:
         """Wait a moment, or until ``interrupt``."""
@@ -121,47 +125,47 @@ class Intake:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    async def _look(self, streams: list[RequestStream], slots: int) -> Look:
+    async def _look(self, streams: list[RequestStream], slots: int) -> Batch:
         self._reading = True
         try:
             if len(streams) > 1 and (self._more or slots < len(streams)):
                 look = await self._sweep(streams, slots)
                 self._more = bool(look.found)
-                if look.found or look.refused or self._upkeep.mail or self._interrupted.is_set():
+                if look.found or look.refused or self._upkeep.has_postponed or self._interrupted.is_set():
                     return look
             return await self._wait(streams, slots)
         except BrokerUnavailable:
-            return Look([], [])
+            return Batch([], [])
         except ReplyError as error:
-            return Look([], [(stream, str(error)) for stream in streams])
+            return Batch([], [(stream, str(error)) for stream in streams])
         finally:
             self._reading = False
             if self._again is not None:
                 self._again.cancel()
                 self._again = None
 
-    async def _wait(self, streams: list[RequestStream], slots: int) -> Look:
+    async def _wait(self, streams: list[RequestStream], slots: int) -> Batch:
         """Wait for requests in all of the streams."""
         count = max(1, min(slots // len(streams), self._part(max(stream.depth for stream in streams))))
         command = ("XREADGROUP", "GROUP", GROUP, self._instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
-        reply = await self._pair.blocking.execute(*command, *(stream.key for stream in streams), *([">"] * len(streams)))
+        reply = await self._links.blocking.execute(*command, *(stream.key for stream in streams), *([">"] * len(streams)))
         if not reply:
-            return Look([], [])
+            return Batch([], [])
         by_key = {stream.key.encode(): stream for stream in streams}
         found = [(by_key[key], entries) for key, entries in (reply.items() if isinstance(reply, dict) else reply)]
         self._more = any(len(entries) >= count for _, entries in found)
-        return Look(found, [])
+        return Batch(found, [])
 
-    async def _sweep(self, streams: list[RequestStream], slots: int) -> Look:
+    async def _sweep(self, streams: list[RequestStream], slots: int) -> Batch:
         """Take what is there, by turns, without waiting."""
         self._first %= len(streams)
         streams = streams[self._first :] + streams[: self._first]
         most = min(slots, self._part(sum(stream.depth for stream in streams)))
-        last, *results = await self._pair.blocking.execute_script(
+        last, *results = await self._links.blocking.execute_script(
             scripts.TAKE, tuple(stream.key for stream in streams), (self._instance, most)
         )
         self._first += last
-        look = Look([], [])
+        look = Batch([], [])
         for stream, result in zip(streams, results, strict=True):
             if isinstance(result, bytes):
                 look.refused.append((stream, result.decode("utf-8", "replace")))
@@ -170,7 +174,7 @@ class Intake:
         return look
 
     def _part(self, depth: int) -> int:
-        """How many requests to take at once from streams that hold so many."""
+        """Return how many requests to take at once from streams that hold ``depth``."""
         part = max(_LEAST_PART, min(depth // 2, _MOST_PART))
         return min(part, _GAINING_PART) if self._ownership.gaining else part
 
@@ -185,20 +189,19 @@ class Intake:
 
     # -- what is too much -------------------------------------------------------------------------
 
-    def _within(self, taken: list[Delivery], slots: int) -> list[Delivery]:
-        """The oldest deliveries, as many as there are slots; the others go back before a session is theirs."""
+    def _within(self, taken: list[StreamDelivery], slots: int) -> list[StreamDelivery]:
+        """Return the oldest deliveries, as many as there are slots; the others go back before a session is theirs."""
         # A worker that leaves finishes what it was still given.
         room = self._listener.free_slots() if self._upkeep.taking else slots
         if len(taken) <= room:
             return taken
         taken.sort(key=lambda delivery: delivery.queued_ms, reverse=True)
-        self._pair.start(self._hand_back(taken[room:]))
+        self._links.start(self._hand_back(taken[room:]))
         return taken[:room]
 
-    async def _hand_back(self, deliveries: list[Delivery]) -> None:
+    async def _hand_back(self, deliveries: list[StreamDelivery]) -> None:
         try:
-            for stream in {delivery.queue for delivery in deliveries}:
-                await stream.hand_back(self._pair.writing, [delivery for delivery in deliveries if delivery.queue is stream])
+            await hand_back(self._links.writing, deliveries)
         except BrokerError as error:
             # Their leases run out, and they are taken over all the same.
             telemetry.log.warning("requests.hand_back_failed", error=str(error))
@@ -213,9 +216,9 @@ class Intake:
     def _unblock(self) -> None:
         if not self._reading:
             return
-        server = self._pair.blocking.server
-        if server is not None and self._pair.writing.connected:
-            self._pair.writing.send(("CLIENT", "UNBLOCK", server.client_id))
+        server = self._links.blocking.server
+        if server is not None and self._links.writing.connected:
+            self._links.writing.send(("CLIENT", "UNBLOCK", server.client_id))
         # It goes over another connection, and may overtake the read that it is to end.
         if self._again is not None:
             self._again.cancel()

@@ -22,19 +22,19 @@ _SYNCHRONOUS: dict[Any, Any] = {
 
 
 def connection(options: Mapping[str, Any]) -> Any:
-    """An asynchronous connection that is not yet open; its reads are bounded by whoever reads."""
+    """Return an asynchronous connection that is not yet open; its reader bounds its reads."""
     kind, given = _given({"socket_timeout": None, **options})
     return kind(**given)
 
 
 def client(options: Mapping[str, Any], timeout: float) -> redis.Redis:
-    """A synchronous client with one open connection, whose answers may take ``timeout`` seconds each."""
-    # A server that hangs accepts connections and never greets: whoever could tell that another took its place has nothing to close yet.
+    """Return a synchronous client with one open connection, whose answers may take ``timeout`` seconds each."""
+    # A server that hangs accepts connections and never greets: news that another took its place would find no connection to close yet.
     opening = min(timeout, CONNECT_TIMEOUT)
     bounds = {"socket_timeout": opening, "socket_connect_timeout": opening}
     kind, given = _given({**options, **bounds})
     pool = redis.ConnectionPool(connection_class=_SYNCHRONOUS[kind], **given)
-    # One connection that stays with it: whoever waits for an answer can be woken by its end.
+    # One connection that stays with it: closing it wakes a thread that waits for an answer.
     made = redis.Redis(connection_pool=pool, retry=given["retry"], single_connection_client=True)
     made.auto_close_connection_pool = True
     opened: Any = made.connection
@@ -54,7 +54,7 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def encrypted(options: Mapping[str, Any]) -> bool:
-    """Whether connections of these options speak TLS."""
+    """Return whether connections of these options speak TLS."""
     return options.get("connection_class") is aredis.SSLConnection
 
 

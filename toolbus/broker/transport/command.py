@@ -10,7 +10,7 @@ from toolbus.broker.reading import shown
 from toolbus.results import BrokerError
 
 Reply = Any
-"""What the server answers: bytes, int, float, None, bool, list, dict, or an error as a value."""
+"""A server's answer: bytes, int, float, None, bool, list, dict, or an error as a value."""
 
 OnReply = Callable[[Reply], None]
 
@@ -24,7 +24,7 @@ class WrongTypeError(ReplyError):
 
     @classmethod
     def naming(cls, keys: Sequence[object]) -> Self:
-        """Return the error for whoever can look at the keys."""
+        """Return the error for an operator, who can look at the keys."""
         named = ", ".join(shown(key) for key in keys)
         which = "the key" if len(keys) == 1 else "one of the keys"
         return cls(f"WRONGTYPE {which} {named} holds a value of a wrong type; nothing of toolbus writes this; delete it")
@@ -48,7 +48,7 @@ class Command(NamedTuple):
 
 
 def answer(command: Command, reply: Reply) -> None:
-    """Pass an answer to whoever waits for it."""
+    """Pass an answer to the callback that waits for it."""
     if command.on_reply is None:
         return
     try:

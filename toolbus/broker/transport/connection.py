@@ -17,10 +17,10 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.reading import integer
 from toolbus.broker.transport import clients
-from toolbus.broker.transport.discovery import At, Discovery, Fixed, InCluster, Node, speaks_tls
+from toolbus.broker.transport.discovery import Discovery, Fixed, InCluster, Node, SingleNode, speaks_tls
 from toolbus.broker.transport.replies import info_fields
 from toolbus.broker.transport.sentinels import BySentinel
-from toolbus.broker.transport.tls import Files, explain, unreadable
+from toolbus.broker.transport.tls import TlsFiles, explain, unreadable
 from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError, EnvelopeError, UnsupportedServer
 from toolbus.settings import PREFIX, Settings
 
@@ -37,7 +37,7 @@ _UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 class ServerInfo:
-    """What a server says of itself when a connection opens; ``node`` is where it was found, if it was looked for."""
+    """The server's description of itself when a connection opens; ``node`` is its address, if that was looked for."""
 
     __slots__ = ("client_id", "name", "node", "run_id", "version")
 
@@ -65,13 +65,13 @@ class Connector:
         ConfigurationError: the URL can't be understood.
     """
 
-    def __init__(self, url: str, *, key: str = "", password_file: str = "", files: Files | None = None) -> None:
+    def __init__(self, url: str, *, key: str = "", password_file: str = "", files: TlsFiles | None = None) -> None:
         self.display = redact(url)
         self._password_file = password_file
         self._reached = False
         try:
             self._tls = speaks_tls(url)
-            self._discovery = self._discover(url, key, (files or Files()).options(self._tls))
+            self._discovery = self._discover(url, key, (files or TlsFiles()).options(self._tls))
             _check(self._discovery.options)
         except (ValueError, redis.RedisError) as error:
             raise ConfigurationError(f"the URL {self.display!r} is wrong: {error}") from None
@@ -86,16 +86,16 @@ class Connector:
 
     @property
     def discovery(self) -> Discovery:
-        """What finds the server."""
+        """The discovery that finds the server."""
         return self._discovery
 
     @classmethod
     def of(cls, settings: Settings) -> Connector:
-        """The connector of a process with these settings."""
-        return cls(settings.url, key=Keys(settings.namespace).live, password_file=settings.password_file, files=Files.of(settings))
+        """Return the connector of a process with these settings."""
+        return cls(settings.url, key=Keys(settings.namespace).live, password_file=settings.password_file, files=TlsFiles.of(settings))
 
     async def connect(self) -> tuple[Any, ServerInfo]:
-        """An open, authenticated connection to a master with every script loaded, and what the server is.
+        """Return an open, authenticated connection to a master with every script loaded, and what the server is.
 
         Raises:
             BrokerUnavailable: it can't be reached, or is a replica now.
@@ -105,25 +105,25 @@ class Connector:
         return await self._open(await self.find())
 
     async def find(self) -> Node | None:
-        """Where the server is now, or None when the URL says it.
+        """Return the address of the server now, or None when the URL has it.
 
         Raises:
-            BrokerUnavailable: nobody could say.
+            BrokerUnavailable: no node could say.
         """
         with self.errors():
-            fixed = isinstance(self._discovery, (Fixed, At))
+            fixed = isinstance(self._discovery, (Fixed, SingleNode))
             return self._discovery.find() if fixed else await asyncio.to_thread(self._discovery.find)
 
     def at(self, node: Node) -> Connector:
-        """The same for one node of the cluster."""
+        """Return a connector to one node of the cluster, with the same options."""
         other = copy.copy(self)
         other.display = f"{node.host}:{node.port}"
-        other._discovery = At(node, self._discovery.options)
+        other._discovery = SingleNode(node, self._discovery.options)
         return other
 
-    def told(self, node: Node) -> None:
+    def redirected(self, node: Node) -> None:
         """Take a server's word that another one serves the namespace now."""
-        self._discovery.told(node)
+        self._discovery.redirected(node)
 
     async def _open(self, node: Node | None) -> tuple[Any, ServerInfo]:
         with self.errors():
@@ -132,7 +132,7 @@ class Connector:
                 # Not redis-py's own timeout: it waits by `asyncio.wait_for`, which loses cancellations in Python 3.11.
                 async with asyncio.timeout(_OPEN_TIMEOUT if node is None else _OPEN_TIMEOUT_FOUND):
                     await connection.connect()
-                    server = await _greet(connection.send_command, connection.read_response)
+                    server = await _handshake(connection.send_command, connection.read_response)
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
@@ -141,10 +141,10 @@ class Connector:
             return connection, server
 
     def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
-        """A synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
+        """Return a synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
 
         Raises:
-            redis.RedisError: nobody could say where the server is.
+            redis.RedisError: no node could say where the server is.
         """
         return clients.client(self._options(self._discovery.find()), timeout)
 
@@ -190,7 +190,7 @@ class Connector:
             raise BrokerError(f"{self.display}: {error}") from None
 
     def _advice(self, reason: str) -> str:
-        """What to do about a server that can't be reached."""
+        """Return advice about a server that can't be reached."""
         late, cut = reason.startswith("Timeout"), _CUT.search(reason)
         # What has answered once speaks the right protocol.
         if self._reached or not (cut or (late and self._tls)):
@@ -203,7 +203,7 @@ class Connector:
 
 
 def redact(url: str) -> str:
-    """The URL without its passwords, fit for logs."""
+    """Return the URL without its passwords, fit for logs."""
     return _PASSWORD.sub(lambda found: f"{found[2]}***" if found[2] else f"{found[1]}:***@", url)
 
 
@@ -219,7 +219,7 @@ def _check(options: dict[str, Any]) -> None:
         raise ValueError(f"its parameter {unknown[1]!r} {why}") from None
 
 
-async def _greet(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]]) -> ServerInfo:
+async def _handshake(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]]) -> ServerInfo:
     await send("INFO", "server")
     fields = info_fields(await read())
     await send("INFO", "replication")

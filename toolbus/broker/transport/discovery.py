@@ -1,4 +1,4 @@
-"""Where the server is: fixed by the URL, or found in a Cluster by the namespace's slot; sentinels.py has the third way."""
+"""Find the server: fixed by the URL, or in a Cluster by the namespace's slot (Sentinels: see sentinels.py)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from redis.asyncio.connection import parse_url
 from redis.crc import key_slot
 
 from toolbus.broker.transport import clients
-from toolbus.broker.transport.asking import TIMEOUT, Manner, ask_each
+from toolbus.broker.transport.ask_nodes import TIMEOUT, AskPolicy, ask_each
 
 _CLUSTER_PORT = 6379
 # All nodes know the slots, so one answer will do, and a second node is asked only when the first is late.
-_ONE_NODE = Manner(enough=1, head_start=0.1)
+_ONE_NODE = AskPolicy(enough=1, head_start=0.1)
 
 
 class Node(NamedTuple):
@@ -36,16 +36,16 @@ class Discovery(Protocol):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What redis-py needs to connect, but for the address where that is found."""
+        """The options with which redis-py connects, but for an address that has to be found."""
 
     def find(self) -> Node | None:
-        """The server now, or None when ``options`` has its address. Blocks for a bounded time.
+        """Return the server now, or None when ``options`` has its address. Blocks for a bounded time.
 
         Raises:
-            redis.RedisError: nobody could say.
+            redis.RedisError: no node could say.
         """
 
-    def told(self, node: Node) -> None:
+    def redirected(self, node: Node) -> None:
         """Take a server's word that another one is in charge."""
 
 
@@ -59,11 +59,11 @@ class Fixed:
         """None: the options have the address."""
         return None
 
-    def told(self, node: Node) -> None:
-        """Ignored: the URL says where to connect."""
+    def redirected(self, node: Node) -> None:
+        """Ignore it: the URL says where to connect."""
 
 
-class At:
+class SingleNode:
     """One node of a cluster."""
 
     def __init__(self, node: Node, options: dict[str, Any]) -> None:
@@ -71,11 +71,11 @@ class At:
         self.options = options
 
     def find(self) -> Node:
-        """The node."""
+        """Return the node."""
         return self._node
 
-    def told(self, node: Node) -> None:
-        """Ignored: there is one."""
+    def redirected(self, node: Node) -> None:
+        """Ignore it: there is one."""
 
 
 class InCluster:
@@ -100,12 +100,12 @@ class InCluster:
         self._known = list(dict.fromkeys([*masters, *self._known]))[:16]
         return masters[0]
 
-    def told(self, node: Node) -> None:
+    def redirected(self, node: Node) -> None:
         """Ask the named node first: it learned of its slot before the others did."""
         self._known = [node, *(known for known in self._known if known != node)]
 
     def _ask(self, node: Node) -> list[Node]:
-        """The masters that a node knows, that of the slot first."""
+        """Return the masters that a node knows, that of the slot first."""
         options = tls_options(self.options) | {key: self.options[key] for key in ("username", "password") if key in self.options}
         if (password := self._password()) is not None:
             options["password"] = password
@@ -119,7 +119,7 @@ class InCluster:
 
 
 def nodes_of(parts: SplitResult, usual: int) -> list[Node]:
-    """The nodes that a URL names; ``usual`` is the port of those without one.
+    """Return the nodes that a URL names; ``usual`` is the port of those without one.
 
     Raises:
         ValueError: it names none, or wrongly.
@@ -137,7 +137,7 @@ def nodes_of(parts: SplitResult, usual: int) -> list[Node]:
 
 
 def base_options(parts: SplitResult, db: str) -> dict[str, Any]:
-    """The options of a plain URL with the same credentials, database and query."""
+    """Return the options of a plain URL with the same credentials, database and query."""
     if not db.isdigit():
         raise ValueError(f"{db!r} is no database number")
     scheme = parts.scheme.partition("+")[0]
@@ -151,12 +151,12 @@ def base_options(parts: SplitResult, db: str) -> dict[str, Any]:
 
 
 def speaks_tls(url: str) -> bool:
-    """Whether a URL's connections are encrypted."""
+    """Return whether a URL's connections are encrypted."""
     return urlsplit(url).scheme.partition("+")[0] == "rediss"
 
 
 def tls_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a client needs to ask another server in the same way: the options of TLS, or none."""
+    """Return the TLS options, with which a client asks another server in the same way; none without TLS."""
     if not clients.encrypted(options):
         return {}
     return {name: value for name, value in options.items() if name == "connection_class" or name.startswith("ssl_")}

@@ -1,4 +1,4 @@
-"""``Link``: a connection to the server that comes back when it is lost."""
+"""A connection to the server that comes back when it is lost."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker.scripts import Script, with_source
-from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError, WrongTypeError, answer
+from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError, answer
 from toolbus.broker.transport.connection import BLOCK, Connector
 from toolbus.broker.transport.discovery import Node
-from toolbus.broker.transport.redirect import Side
+from toolbus.broker.transport.redirect import RedirectConnection
 from toolbus.broker.transport.wire import SUBSCRIBING, Wire, pack
 
 _STALLED = BLOCK + 5.0
@@ -55,7 +55,7 @@ class Link(Wire):
 
     Commands are carried out in the order in which they were sent. After a refusal nothing is written until all that is in flight was
     answered; then what was refused is sent again one by one, and then the rest. What is in flight behind a refused command may be
-    carried out before it: whoever can't bear that has only one of such commands in flight.
+    carried out before it: a step that can't bear that has only one of such commands in flight.
 
     Args:
         connector: opens connections.
@@ -80,7 +80,7 @@ class Link(Wire):
         self._going: asyncio.Transport | None = None
         self._disconnected = asyncio.Event()
         self._channels: set[str] = set()
-        self._greeting: Command | None = None
+        self._opening_command: Command | None = None
         self._lost = asyncio.Event()
         self._closed = asyncio.Event()
         self._relocated = asyncio.Event()
@@ -92,11 +92,11 @@ class Link(Wire):
         self._connected_at = 0.0
         self._delay = _BACKOFF_FIRST
         self.on_wrong_type: Callable[[], None] | None = None
-        self._sides: dict[Node, Side] = {}
+        self._redirects: dict[Node, RedirectConnection] = {}
         self._connects = 0
 
     def statistics(self) -> LinkStatistics:
-        """Counts of this link."""
+        """Return the counts of this link."""
         return LinkStatistics(self._connects, self._commands, self._writes, len(self._refused) + len(self._unsent), len(self._unanswered))
 
     async def connect(self) -> None:
@@ -120,8 +120,8 @@ class Link(Wire):
         self._unanswered.clear()
         for channel in sorted(self._channels):
             self._subscribe(channel)
-        if self._greeting is not None:
-            self._write_now(self._greeting)
+        if self._opening_command is not None:
+            self._write_now(self._opening_command)
         self._write_again([command for command in again if not (restarted and command.same_server)])
         if restarted:
             self._answer_lost([command for command in again if command.same_server], "the server is another process now")
@@ -173,8 +173,8 @@ class Link(Wire):
         if self._transport is not None:
             self._transport.close()
             self._transport, self._going = None, self._transport
-        for side in list(self._sides.values()):
-            side.close()
+        for redirect in list(self._redirects.values()):
+            redirect.close()
         refused = [each.command for each in self._refused]
         waiting = [*self._unanswered, *refused, *self._unsent] if self._repeating else [*refused, *self._unanswered, *self._unsent]
         self._refused.clear()
@@ -205,10 +205,10 @@ class Link(Wire):
         self._flush()
         self._subscribe(channel)
 
-    def greet(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], on_reply: OnReply) -> None:
+    def begin_with(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], on_reply: OnReply) -> None:
         """Begin every later connection with a script, before anything is repeated; it changes nothing when it runs again."""
         # With its source: what is written behind it would overtake it at a server that does not know the script.
-        self._greeting = Command(pack(("EVAL", script.source, len(keys), *keys, *args)), on_reply, repeatable=False)
+        self._opening_command = Command(pack(("EVAL", script.source, len(keys), *keys, *args)), on_reply, repeatable=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep what may be repeated for the next connection; the rest is told."""
@@ -252,7 +252,7 @@ class Link(Wire):
                 self._leaving = True
                 telemetry.log.warning("link.refused", server=self._connector.display, error=str(error))
                 if code == "MOVED":
-                    self._connector.told(Node.parse(rest.partition(" ")[2]))
+                    self._connector.redirected(Node.parse(rest.partition(" ")[2]))
                 self._loop.call_soon(self.abort)
         elif code in SOON or (code == "ASK" and _is_script(command)):
             # The next node takes a key that has not arrived for one that is gone. Scripts look at several, so they wait.
@@ -316,9 +316,11 @@ class Link(Wire):
         self._write_now(self._refused.popleft().command)
 
     def _forward(self, node: Node, command: Command) -> None:
-        side = self._sides.get(node)
-        if side is None:
-            side = self._sides[node] = Side(self._connector.at(node), self._not_forwarded, lambda: self._sides.pop(node, None))
+        redirect = self._redirects.get(node)
+        if redirect is None:
+            redirect = self._redirects[node] = RedirectConnection(
+                self._connector.at(node), self._not_forwarded, lambda: self._redirects.pop(node, None)
+            )
 
         def carried_out(reply: Reply) -> None:
             self._waiting = False
@@ -326,10 +328,10 @@ class Link(Wire):
             answer(command, reply)
             self._all_answered()
 
-        side.carry_out(command._replace(on_reply=carried_out))
+        redirect.carry_out(command._replace(on_reply=carried_out))
 
     def _not_forwarded(self, _: Command) -> None:
-        """The other node did not carry the first refused command out: ask this one again."""
+        """Ask this node again: the other one did not carry the first refused command out."""
         self._waiting = False
         if self._refused:
             self._refused[0] = Refused(self._refused[0].command, soon=True)
@@ -339,8 +341,8 @@ class Link(Wire):
         if self._unanswered and self._loop.time() - self._heard > _STALLED:
             telemetry.log.warning("link.stalled", server=self._connector.display, unanswered=len(self._unanswered))
             self.abort()
-        for side in list(self._sides.values()):
-            side.abort_if_stalled(_STALLED)
+        for redirect in list(self._redirects.values()):
+            redirect.abort_if_stalled(_STALLED)
 
     async def _reconnect(self) -> None:
         if self._leaving and self._loop.time() - self._connected_at < _SETTLED:
@@ -370,42 +372,6 @@ class Link(Wire):
                 telemetry.count("toolbus.reconnects")
                 telemetry.log.info("link.restored", server=self._connector.display)
                 return
-
-
-class ShortLink(Link):
-    """A link for a short while, which nobody maintains: when the connection is lost, whatever waits or comes is told.
-
-    It has no mender either, so the error for a key of a wrong type, a ``WrongTypeError``, names the key for people.
-    """
-
-    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
-        """Send a command and wait for its answer; its first argument is its key, if it has any."""
-        with _naming(args[1:2]):
-            return await super().execute(*args, repeatable=repeatable)
-
-    async def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Reply:
-        """Run a script and wait for its answer."""
-        with _naming(keys):
-            return await super().execute_script(script, keys, args, repeatable=repeatable)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End it; what may be repeated is told, too."""
-        super().connection_lost(exc)
-        self._end("the connection was lost")
-
-    def _put_off(self, command: Command, error: ReplyError) -> bool:
-        # There will be no other connection, to carry it out elsewhere.
-        return str(error).partition(" ")[0] not in ELSEWHERE and super()._put_off(command, error)
-
-
-@contextlib.contextmanager
-def _naming(keys: Sequence[object]) -> Iterator[None]:
-    try:
-        yield
-    except ReplyError as error:
-        if not str(error).startswith("WRONGTYPE"):
-            raise
-        raise WrongTypeError.naming(keys) from None
 
 
 def _is_script(command: Command) -> bool:

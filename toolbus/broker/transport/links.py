@@ -17,7 +17,7 @@ from toolbus.results import BrokerUnavailable, ToolbusError
 _OPENING = 10.0
 
 
-class Pair:
+class Links:
     """Its links, kept connected from ``open`` until ``leave``, and the tasks that live as long.
 
     Args:
@@ -52,17 +52,17 @@ class Pair:
 
     @property
     def connected(self) -> bool:
-        """Whether the server can be spoken to now."""
+        """True when the server can be spoken to now."""
         return self.writing.connected and self.blocking.connected
 
     @property
     def closing(self) -> bool:
-        """Whether ``leave`` was called."""
+        """True when ``leave`` was called."""
         return self._leaving.is_set()
 
     @property
     def open(self) -> bool:
-        """Whether it was opened and not left."""
+        """True when it was opened and not left."""
         return self._home is not None
 
     @asynccontextmanager
@@ -147,12 +147,12 @@ async def _once(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _guarded(on_push: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
-    """The same, but that what it raises is logged: in the protocol's callback it would cost the connection."""
+    """Return the callback with its exceptions logged: raised in the protocol they would cost the connection."""
 
     def pushed(message: list[Any]) -> None:
         try:
             on_push(message)
-        except Exception:  # noqa: BLE001 - anybody may publish anything
+        except Exception:  # noqa: BLE001 - any client may publish anything
             telemetry.log.exception("listener.failed", what="message")
 
     return pushed

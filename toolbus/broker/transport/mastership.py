@@ -1,4 +1,4 @@
-"""Whether the server is surely still the master, and who is told at once when it is not.
+"""Follow whether the server is surely still the master.
 
 A master that was replaced goes on answering until its Sentinels have demoted it, for about ten
 seconds, and what it acknowledges meanwhile is lost.
@@ -17,14 +17,14 @@ from toolbus.broker.transport import clients
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.discovery import InCluster, Node
 from toolbus.broker.transport.link import Link
-from toolbus.broker.transport.sentinels import BySentinel, Word, word_of
+from toolbus.broker.transport.sentinels import BySentinel, SentinelReport, read_report
 from toolbus.broker.transport.wire import SUBSCRIBING, Wire, pack
 from toolbus.results import BrokerError
 
 _POLL = 1.0
 # While a master is silent or being replaced.
 _POLL_CLOSELY = 0.1
-# For so long a Sentinel's word holds: it is asked again several times before.
+# For so long a Sentinel's report holds: it is asked again several times before.
 _RECENT = 3.0
 _ANSWER = 1.0
 _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
@@ -35,7 +35,7 @@ _CHANNELS = ("+switch-master", "+try-failover", "+promoted-slave", "+sdown", "-s
 
 
 class Mastership:
-    """What is known where nobody can be asked: whoever takes writes is the master.
+    """The mastership of a server that stands alone: a server that takes writes is the master.
 
     Args:
         links: the connections that are to be to the master.
@@ -46,27 +46,27 @@ class Mastership:
         self._connector = connector
         self._links = links
         self._on_moved = on_moved
-        self._told = asyncio.Event()
+        self._certainty = asyncio.Event()
         self._when_admitted: list[Callable[[], None]] = []
 
     @property
     def sure(self) -> bool:
-        """Whether the links are to a server that is the master as surely as can be known."""
+        """True when the links are to a server that is the master as surely as can be known."""
         return True
 
     @property
     def steady(self) -> bool:
-        """Whether it is not known that the server is about to be replaced."""
+        """True unless the server is known to be about to be replaced."""
         return True
 
     def admits(self, *, once: bool) -> bool:
-        """Whether work may be published now."""
+        """Return whether work may be published now."""
         return self.sure if once else self.steady
 
     async def wait(self) -> None:
         """Wait until it is sure."""
         while not self.sure:
-            await self._told.wait()
+            await self._certainty.wait()
 
     def when_admitted(self, callback: Callable[[], None]) -> None:
         """Call back, perhaps often, when work that waits to be published may be."""
@@ -94,8 +94,8 @@ class Mastership:
             link.relocate()
         self._on_moved()
 
-    def _strangers(self, node: Node) -> list[Link]:
-        """The links that are to another server, or not yet to any."""
+    def _links_elsewhere(self, node: Node) -> list[Link]:
+        """Return the links that are to another server, or not yet to any."""
         return [link for link in self._links if not link.connected or (link.server is not None and link.server.node != node)]
 
 
@@ -114,37 +114,37 @@ class InClusterMastership(Mastership):
             except BrokerError:
                 continue
             if node is not None and node != server.node and self._links[0].silence >= _SILENT:
-                self._drop(self._strangers(node), f"{node.host}:{node.port} serves the slot now")
+                self._drop(self._links_elsewhere(node), f"{node.host}:{node.port} serves the slot now")
 
 
 class BySentinelMastership(Mastership):
-    """What the Sentinels say: a connection to each of them brings their events, and each is asked every second.
+    """The mastership as Sentinels report it: a connection to each brings its events, and each is asked every second.
 
-    With the first word that another master was chosen, the links are dropped. The server is surely the master
-    while a majority has said so within three seconds, and nobody that it is being replaced.
+    With the first report that another master was chosen, the links are dropped. The server is surely the master
+    while a majority has said so within three seconds, and none that it is being replaced.
     """
 
     def __init__(self, connector: Connector, links: Sequence[Link], on_moved: Callable[[], None], discovery: BySentinel) -> None:
         super().__init__(connector, links, on_moved)
         self._discovery = discovery
-        self._words: dict[Node, tuple[Word, float]] = {}
+        self._reports: dict[Node, tuple[SentinelReport, float]] = {}
         self._acted_on = -1
         self._was_sure: bool | None = None
         self._replacing_since: float | None = None
 
     @property
     def sure(self) -> bool:
-        """Whether a majority of the Sentinels says so, and none that it is being replaced."""
+        """True when a majority of the Sentinels says so, and none that it is being replaced."""
         nodes = {link.server.node if link.connected and link.server is not None else None for link in self._links}
         since = time.monotonic() - _RECENT
-        words = [word for word, heard in self._words.values() if heard >= since]
-        if len(nodes) > 1 or any(word.replacing for word in words):
+        reports = [report for report, heard in self._reports.values() if heard >= since]
+        if len(nodes) > 1 or any(report.replacing for report in reports):
             return False
-        return sum(word.node in nodes and not word.down for word in words) >= self._discovery.majority
+        return sum(report.node in nodes and not report.down for report in reports) >= self._discovery.majority
 
     @property
     def steady(self) -> bool:
-        """Whether no Sentinel says that the server is being replaced, or has said so for long: a failover may come to nothing."""
+        """True when no Sentinel says that the server is being replaced, or has said so for long: a failover may come to nothing."""
         return self._replacing_since is None or time.monotonic() - self._replacing_since > _REPLACING
 
     async def run(self) -> None:
@@ -161,46 +161,46 @@ class BySentinelMastership(Mastership):
                 await observer.open()
                 while True:
                     asked = time.monotonic()
-                    word = await observer.ask()
+                    report = await observer.ask()
                     delay = _RETRY_FIRST
-                    self._hear(node, word, asked)
-                    await observer.event(_POLL_CLOSELY if word.down or word.replacing else _POLL)
+                    self._hear(node, report, asked)
+                    await observer.event(_POLL_CLOSELY if report.down or report.replacing else _POLL)
             except Exception as error:  # noqa: BLE001 - whatever one Sentinel answers, it is asked again, and the others are heard
                 telemetry.log.info("sentinel.lost", server=f"{node.host}:{node.port}", error=str(error) or type(error).__name__)
             finally:
                 observer.close()
-                self._words.pop(node, None)
+                self._reports.pop(node, None)
                 self._judge()
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             delay = min(2 * delay, _RETRY_MOST)
 
-    def _hear(self, node: Node, word: Word, asked: float) -> None:
-        self._words[node] = (word, asked)
+    def _hear(self, node: Node, report: SentinelReport, asked: float) -> None:
+        self._reports[node] = (report, asked)
         self._judge()
 
     def _judge(self) -> None:
-        newest = max((word for word, _ in self._words.values()), key=lambda word: word.epoch, default=None)
+        newest = max((report for report, _ in self._reports.values()), key=lambda report: report.epoch, default=None)
         self._discovery.newest = newest
-        if not any(word.replacing for word, _ in self._words.values()):
+        if not any(report.replacing for report, _ in self._reports.values()):
             self._replacing_since = None
         elif self._replacing_since is None:
             self._replacing_since = time.monotonic()
-        # Older words than what the links were connected by say nothing new.
+        # Older reports than what the links were connected by say nothing new.
         if newest is not None and not newest.down and newest.epoch > max(self._acted_on, self._discovery.epoch):
             self._acted_on = newest.epoch
-            self._drop(self._strangers(newest.node), f"{newest.node.host}:{newest.node.port} is the master now")
+            self._drop(self._links_elsewhere(newest.node), f"{newest.node.host}:{newest.node.port} is the master now")
         self.look()
 
     def look(self) -> None:
         """Let go on what waits and may."""
         sure = self.sure
         if self._was_sure and not sure:
-            said = [f"{node.host}:{node.port}" for node in self._words]
+            said = [f"{node.host}:{node.port}" for node in self._reports]
             telemetry.log.warning("server.doubtful", server=self._connector.display, heard=said)
         self._was_sure = sure
         if sure:
-            self._told.set()
-            self._told.clear()
+            self._certainty.set()
+            self._certainty.clear()
         if sure or self.steady:
             for callback in self._when_admitted:
                 callback()
@@ -230,8 +230,8 @@ class Observer(Wire):
             if self._transport is not None:
                 self._transport.write(pack(("SUBSCRIBE", channel)))
 
-    async def ask(self) -> Word:
-        """What it says now.
+    async def ask(self) -> SentinelReport:
+        """Ask the Sentinel for its report.
 
         Raises:
             ValueError: it does not know the master.
@@ -240,7 +240,7 @@ class Observer(Wire):
         """
         self._events.clear()
         async with asyncio.timeout(_ANSWER):
-            return word_of(*await asyncio.gather(*(self.execute(*question) for question in self._discovery.questions())))
+            return read_report(*await asyncio.gather(*(self.execute(*question) for question in self._discovery.questions())))
 
     async def event(self, seconds: float) -> None:
         """Wait for an event of our master's, at most so many seconds."""
@@ -271,7 +271,7 @@ class Observer(Wire):
 
 
 def mastership(connector: Connector, links: Sequence[Link], on_moved: Callable[[], None]) -> Mastership:
-    """What can be known of the server that a connector finds."""
+    """Return the mastership of the server that a connector finds."""
     discovery = connector.discovery
     if isinstance(discovery, BySentinel):
         return BySentinelMastership(connector, links, on_moved, discovery)

@@ -1,4 +1,4 @@
-"""A link's connection to another node, while a cluster moves the slot."""
+"""The connection of a link to another node, while a cluster moves the slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASKING = Command(pack(("ASKING",)), None, True)
 _NOT_HERE = frozenset({"ASK", *ELSEWHERE, *SOON})
 
 
-class Side(Wire):
+class RedirectConnection(Wire):
     """A connection to the cluster node that a slot is moving to, for the commands that were answered with ASK.
 
     Args:

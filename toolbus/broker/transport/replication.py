@@ -1,4 +1,4 @@
-"""What must outlive a failover: written, and then waited for until replicas have it."""
+"""Writes that wait until replicas have them, so that they outlive a failover."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Replication:
 
     @property
     def shortage(self) -> str:
-        """What is the matter when replicas did not confirm, for messages."""
+        """The reason for messages when replicas did not confirm."""
         return f"fewer than {self._replicas} replicas have confirmed it within {self._timeout_ms / 1000:g} s"
 
     async def run(self, script: Script, keys: tuple[object, ...], args: tuple[object, ...]) -> tuple[Reply, bool]:
-        """The script's answer, and whether what it wrote is on the replicas. It is repeated after a lost connection.
+        """Return the script's answer, and whether what it wrote is on the replicas. It is repeated after a lost connection.
 
         Raises:
             BrokerError: it was not answered; it may have been carried out.

@@ -1,4 +1,4 @@
-"""How replies are read that have a form of their own: ``INFO``, flat lists of fields, and scans."""
+"""Readers of replies in special forms: ``INFO``, flat lists of fields, scans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Executor(Protocol):
 
 
 def info_fields(reply: Reply) -> dict[str, str]:
-    """What a section of ``INFO`` says, by name."""
+    """Return the fields of an ``INFO`` section by name."""
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 

@@ -1,4 +1,4 @@
-"""What Sentinels say of who is the master."""
+"""Find the master by what Sentinels report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, parse_qs, unquote
 import redis
 
 from toolbus.broker.transport import clients
-from toolbus.broker.transport.asking import TIMEOUT, Manner, ask_each
+from toolbus.broker.transport.ask_nodes import TIMEOUT, AskPolicy, ask_each
 from toolbus.broker.transport.discovery import Node, base_options, nodes_of, tls_options
 
 _PORT = 26379
@@ -18,12 +18,12 @@ _GRACE = 0.2
 _DOWN = frozenset({"s_down", "o_down", "disconnected"})
 
 
-class Word(NamedTuple):
-    """What one Sentinel says.
+class SentinelReport(NamedTuple):
+    """The report of one Sentinel.
 
     Attributes:
         node: the master, also while it is being replaced by it.
-        epoch: grows with each failover, so the word with the highest is the newest.
+        epoch: grows with each failover, so the report with the highest is the newest.
         down: whether it is silent.
         replacing: whether another one is being put in its place.
     """
@@ -40,8 +40,8 @@ class BySentinel:
     Attributes:
         name: the master's.
         nodes: the Sentinels of the URL.
-        newest: the newest word that a process which follows the Sentinels has, while it has any.
-        epoch: of the first word that was looked for.
+        newest: the newest report that a process which follows the Sentinels has, while it has any.
+        epoch: of the first report that was looked for.
     """
 
     def __init__(self, parts: SplitResult, tls: Mapping[str, str]) -> None:
@@ -51,52 +51,52 @@ class BySentinel:
         self.name = path[0]
         self.nodes = nodes_of(parts, _PORT)
         self.options = {**base_options(parts, path[1] if len(path) == 2 else "0"), **tls}
-        self.newest: Word | None = None
+        self.newest: SentinelReport | None = None
         self.epoch = -1
         self._asking = _credentials(parts) | (tls_options(self.options) if _sentinels_speak_tls(parts) else {})
 
     @property
     def majority(self) -> int:
-        """How many Sentinels can replace a master."""
+        """The number of Sentinels that can replace a master."""
         return len(self.nodes) // 2 + 1
 
     def find(self) -> Node:
-        """Ask the Sentinels, all at once; the newest word of a majority, or of whoever answers in time, counts."""
+        """Ask the Sentinels, all at once; the newest report of a majority, or of those that answer in time, counts."""
         try:
-            words = ask_each(self.nodes, self._ask, Manner(enough=self.majority, grace=_GRACE))
+            reports = ask_each(self.nodes, self._ask, AskPolicy(enough=self.majority, grace=_GRACE))
         except redis.ConnectionError as error:
             raise redis.ConnectionError(f"no Sentinel knows a master {self.name!r}: {error}") from None
         if self.newest is not None and not self.newest.down:
-            words.append(self.newest)
-        newest = max(words, key=lambda word: word.epoch)
+            reports.append(self.newest)
+        newest = max(reports, key=lambda report: report.epoch)
         if self.epoch < 0:
             self.epoch = newest.epoch
         return newest.node
 
-    def told(self, node: Node) -> None:
-        """Ignored: the Sentinels say it."""
+    def redirected(self, node: Node) -> None:
+        """Ignore it: the Sentinels say it."""
 
     def asking_options(self, node: Node) -> dict[str, Any]:
-        """What a connection to one Sentinel needs."""
+        """Return the options of a connection to one Sentinel."""
         return {**self._asking, **node._asdict()}
 
     def questions(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The commands whose answers ``word_of`` reads."""
+        """Return the commands whose answers ``read_report`` reads."""
         # In this order: a failover between the two makes the address newer than the epoch, never the other way round.
         return ("SENTINEL", "MASTER", self.name), ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
 
-    def _ask(self, node: Node) -> Word:
+    def _ask(self, node: Node) -> SentinelReport:
         with clients.client({**self.asking_options(node), "protocol": 2}, TIMEOUT) as client:
             # The answers are read as they come.
             client.response_callbacks.clear()
-            word = word_of(*(client.execute_command(*question) for question in self.questions()))
-        if word.down:
-            raise redis.ConnectionError(f"{word.node.host}:{word.node.port} does not answer the Sentinel at {node.host}:{node.port}")
-        return word
+            report = read_report(*(client.execute_command(*question) for question in self.questions()))
+        if report.down:
+            raise redis.ConnectionError(f"{report.node.host}:{report.node.port} does not answer the Sentinel at {node.host}:{node.port}")
+        return report
 
 
-def word_of(state: Any, address: Any) -> Word:
-    """A Sentinel's word from its answers to the ``questions``.
+def read_report(state: Any, address: Any) -> SentinelReport:
+    """Return a Sentinel's report from its answers to the ``questions``.
 
     Raises:
         ValueError: they can't be read, or it does not know the master.
@@ -109,7 +109,9 @@ def word_of(state: Any, address: Any) -> Word:
     node = Node(_text(address[0]), int(address[1]))
     # Once another one has been promoted the address is that one's, and the flags are still the old one's.
     same = (node.host, str(node.port)) == (fields.get("ip"), fields.get("port"))
-    return Word(node, int(fields.get("config-epoch", "0")), same and bool(flags & _DOWN), same and "failover_in_progress" in flags)
+    return SentinelReport(
+        node, int(fields.get("config-epoch", "0")), same and bool(flags & _DOWN), same and "failover_in_progress" in flags
+    )
 
 
 def _text(value: Any) -> str:

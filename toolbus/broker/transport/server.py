@@ -1,32 +1,30 @@
-"""What the server says of itself: its time, its memory policy, and whether it may have forgotten something."""
+"""Questions to a server about itself."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from toolbus import telemetry
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.protocols import Delivery
 from toolbus.broker.reading import integer
 from toolbus.broker.transport.command import ReplyError
-from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.replies import info_fields
+from toolbus.broker.transport.transport import Transport
 
 
-async def tell_time(link: Link, clock: ServerClock) -> None:
+async def tell_time(link: Transport, clock: ServerClock) -> None:
     """Let a clock observe the server's time.
 
     Raises:
         BrokerError: the server could not be asked.
     """
-    asked = time.monotonic()
+    asked = clock.monotonic()
     seconds, micros = await link.execute("TIME", repeatable=True)
-    clock.observe(integer(seconds) * 1000 + integer(micros) / 1000, asked, time.monotonic())
+    clock.observe(integer(seconds) * 1000 + integer(micros) / 1000, asked, clock.monotonic())
 
 
-async def is_replica(link: Link) -> bool:
-    """Whether the server says that it is no master; False when we may not ask.
+async def is_replica(link: Transport) -> bool:
+    """Return whether the server says that it is no master; False when we may not ask.
 
     Raises:
         BrokerUnavailable: the connection was lost.
@@ -39,11 +37,11 @@ async def is_replica(link: Link) -> bool:
 
 
 def replica_by(role: Any) -> bool:
-    """Whether an answer to ``ROLE`` is that of a replica."""
+    """Return whether an answer to ``ROLE`` is that of a replica."""
     return isinstance(role, (list, tuple)) and bool(role) and role[0] in {b"slave", "slave"}
 
 
-async def warn_of_eviction(link: Link, server: str) -> None:
+async def warn_of_eviction(link: Transport, server: str) -> None:
     """Log when the server may evict keys."""
     try:
         info = info_fields(await link.execute("INFO", "memory", repeatable=True))
@@ -56,9 +54,15 @@ async def warn_of_eviction(link: Link, server: str) -> None:
         telemetry.log.warning("server.evicts", server=server, policy=policy, advice=advice)
 
 
-async def may_have_forgotten(link: Link, delivery: Delivery) -> bool:
-    """Whether this server may lack a mark that the one which accepted the request had."""
-    if not delivery.server or link.server is None or delivery.server == link.server.run_id.encode():
+async def may_have_forgotten(link: Transport, accepted_by: bytes) -> bool:
+    """Return whether this server may lack a mark that the one which accepted the request had.
+
+    ``accepted_by`` is the run id of that server; empty when it makes no difference.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    if not accepted_by or link.server is None or accepted_by == link.server.run_id.encode():
         return False
     # A restart with an append-only file keeps every mark; a restored snapshot or a promoted replica may not.
     persistence = info_fields(await link.execute("INFO", "persistence", repeatable=True))

@@ -13,7 +13,7 @@ _FAILURE = re.compile(r"\[(?:SSL|X509)(?:: (?P<reason>\w+))?\] (?P<text>.*?)(?= 
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE", "HTTP_REQUEST"})
 
 
-class Files(NamedTuple):
+class TlsFiles(NamedTuple):
     """The PEM files of one process: whom it trusts, and who it is. Empty ones are not given; a key may stand in the certificate's file."""
 
     ca: str = ""
@@ -21,12 +21,12 @@ class Files(NamedTuple):
     key: str = ""
 
     @classmethod
-    def of(cls, settings: Settings) -> Files:
-        """The files that the settings name."""
+    def of(cls, settings: Settings) -> TlsFiles:
+        """Return the files that the settings name."""
         return cls(settings.tls_ca, settings.tls_cert, settings.tls_key)
 
     def options(self, url_speaks_tls: bool) -> dict[str, str]:
-        """What redis-py needs to use them.
+        """Return the options with which redis-py uses them.
 
         Raises:
             ValueError: they would not be used, or are not whole.
@@ -41,7 +41,7 @@ class Files(NamedTuple):
 
 
 def unreadable(options: Mapping[str, Any]) -> str | None:
-    """What is wrong with the files that a connection's options name, or None."""
+    """Return what is wrong with the files that a connection's options name, or None."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     ca, cert, key = (options.get(name) for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"))
     try:
@@ -59,7 +59,7 @@ def unreadable(options: Mapping[str, Any]) -> str | None:
 
 
 def explain(text: str) -> str | None:
-    """What the text of an error says of TLS and what to do about it, or None when it says nothing of it."""
+    """Return what an error's text says of TLS, with advice; None when it is about something else."""
     found = _FAILURE.search(text)
     if found is None:
         return None

@@ -64,7 +64,7 @@ class Wire(asyncio.Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether commands go out now rather than after a reconnect."""
+        """True when commands go out now rather than after a reconnect."""
         return self._transport is not None
 
     @property
@@ -174,7 +174,7 @@ class Wire(asyncio.Protocol):
         self._flush()
 
     def eof_received(self) -> bool:
-        """The server has ended the connection: so do we."""
+        """End the connection, since the server has."""
         return False
 
     # -- inside -----------------------------------------------------------------------------------

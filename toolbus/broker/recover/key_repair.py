@@ -1,4 +1,4 @@
-"""Keys that serve nobody: one of a wrong type makes every command fail that names it, and a group beyond its stream gets nothing."""
+"""Repair keys that make commands fail: keys of a wrong type, and groups that stand beyond their stream."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 from toolbus import telemetry
 from toolbus.broker import scripts
-from toolbus.broker.transport.link import Link
+from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError
 
 _PAUSE = 1.0
 
 
-class Mender:
+class KeyRepair:
     """Deletes keys of a wrong type, which their owner makes anew, and sets groups back that stand beyond their stream's newest entry.
 
     Args:
@@ -21,18 +21,18 @@ class Mender:
         on_mended: called after keys were deleted.
     """
 
-    def __init__(self, link: Link, types: Callable[[], Mapping[str, str]], on_mended: Callable[[], None]) -> None:
+    def __init__(self, link: Transport, types: Callable[[], Mapping[str, str]], on_mended: Callable[[], None]) -> None:
         self._link = link
         self._types = types
         self._on_mended = on_mended
         self._wanted = asyncio.Event()
 
-    def nudge(self) -> None:
+    def request(self) -> None:
         """Look at the keys soon."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Look whenever ``nudge`` was called, once a second at most, until cancelled."""
+        """Look whenever ``request`` was called, once a second at most, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()

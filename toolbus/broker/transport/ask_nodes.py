@@ -17,8 +17,8 @@ TIMEOUT = 1.0
 """Seconds that one node may take to connect, and to answer."""
 
 
-class Manner(NamedTuple):
-    """How nodes are asked.
+class AskPolicy(NamedTuple):
+    """The way in which nodes are asked.
 
     Attributes:
         enough: so many good answers end the asking.
@@ -31,10 +31,10 @@ class Manner(NamedTuple):
     grace: float = 0.0
 
 
-def ask_each(nodes: Sequence[N], ask: Callable[[N], T], manner: Manner) -> list[T]:
-    """The good answers, at least one, in the order in which they came; blocks for a bounded time.
+def ask_each(nodes: Sequence[N], ask: Callable[[N], T], policy: AskPolicy) -> list[T]:
+    """Return the good answers, at least one, in the order in which they came; blocks for a bounded time.
 
-    Each node is asked in a thread of its own, which nobody waits for when it is late.
+    Each node is asked in a thread of its own, which is left alone when it is late.
 
     Raises:
         redis.ConnectionError: no node gave one; it tells of the last failure.
@@ -44,19 +44,19 @@ def ask_each(nodes: Sequence[N], ask: Callable[[N], T], manner: Manner) -> list[
     trouble: Exception | None = None
     unasked, asked, failed = list(nodes), 0, 0
     until: float | None = None
-    while len(good) < manner.enough and (unasked or asked > len(good) + failed):
+    while len(good) < policy.enough and (unasked or asked > len(good) + failed):
         if unasked:
             _start(unasked.pop(0), ask, came)
             asked += 1
         try:
-            answer, error = came.get(timeout=_wait(until, manner.head_start if unasked else None))
+            answer, error = came.get(timeout=_wait(until, policy.head_start if unasked else None))
         except Empty:
             if until is not None and time.monotonic() >= until:
                 break
             continue
         if error is None:
             good.append(answer)  # type: ignore[arg-type]
-            until = until or time.monotonic() + manner.grace
+            until = until or time.monotonic() + policy.grace
         else:
             trouble, failed = error, failed + 1
     if not good:

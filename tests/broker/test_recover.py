@@ -1,0 +1,356 @@
+"""How a worker takes over from dead workers: the order of a turn, suspects, attempts, and what it has no slot for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
+from toolbus.broker.confirmations.notes import DeadlineNotes
+from toolbus.broker.recover.abandoned import AbandonedCalls
+from toolbus.broker.recover.hand_back import hand_back
+from toolbus.broker.recover.upkeep import Upkeep
+from toolbus.broker.take.requests import UNSURE, Fence
+from toolbus.results import BrokerUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+class Recovery:
+    """The upkeep of one worker; ``order`` has what a turn did, by name."""
+
+    def __init__(self) -> None:
+        self.bench = bench = Bench()
+        self.order: list[str] = []
+        self.gained: list[Any] = []
+        self.settled: list[Any] | None = None
+        for name in ("reap", "count", "EXISTS"):
+            bench.link.answers[name] = self._noted(name)
+        self.entries: list[tuple[Any, ...]] = []
+        self.left = 0
+        self.counted: list[Any] = []
+        self.missing: set[str] = set()
+        self.refuses_to_count: set[bytes] = set()
+        abandoned = AbandonedCalls(bench.as_link, KEYS, bench.streams, outbox=cast("Any", self), listener=bench.as_listener)
+        self.finished: list[Any] = []
+        self.abandoned = abandoned
+        self.upkeep = Upkeep(
+            bench.as_link,
+            KEYS,
+            SETTINGS.lease,
+            bench.clock,
+            bench.streams,
+            listener=bench.as_listener,
+            registry=cast("Any", self),
+            ownership=cast("Any", self),
+            notes=DeadlineNotes(bench.as_link, KEYS, bench.clock, 60.0),
+            abandoned=abandoned,
+            deliveries=lambda stream, fence, found: stream.deliveries(found, fence, pytest.fail),
+            register_lost=self.register_lost,
+        )
+
+    def _noted(self, name: str) -> Any:
+        def answer(keys: Any, args: Any) -> Any:
+            self.order.append(name)
+            if name == "reap":
+                most = int(args[2])
+                taken, self.entries = self.entries[:most], self.entries[most:]
+                return [*FENCE, taken, self.left]
+            if name == "count":
+                self.counted.append((args[3], args[4]))
+                return int(args[3] not in self.refuses_to_count)
+            return int(args[0] not in self.missing)
+
+        return answer
+
+    def finish(self, delivery: Any, frame: bytes) -> None:
+        """End an abandoned call."""
+        self.finished.append((delivery, frame))
+
+    async def register_lost(self) -> None:
+        """Take note."""
+        self.order.append("register_lost")
+
+    async def sweep(self, clock: Any) -> None:
+        """Take note."""
+        assert clock is self.bench.clock
+        self.order.append("sweep")
+
+    async def keep(self) -> None:
+        """Take note."""
+        self.order.append("keep")
+
+    async def settle(self, deliveries: list[Any]) -> list[Any]:
+        """Keep the sessions that the test leaves here."""
+        return deliveries if self.settled is None else self.settled
+
+    def trust(self) -> None:
+        """Let a lease pass in which the server was heard."""
+        bench = self.bench
+        for _ in range(3):
+            bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
+            bench.times.now += SETTINGS.lease / 3
+        bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
+        assert bench.clock.trusted
+
+    def entry(self, number: int, delivered: int = 1, counted: int = 1, owner: bytes = b"other", note: bytes = b"") -> tuple[Any, ...]:
+        """Return an entry as the script moves it."""
+        entry = f"{number}-0".encode()
+        return (entry, delivered, counted, entry_fields(request(entry)), owner, note)
+
+    @property
+    def ran(self) -> list[tuple[bytes, int]]:
+        """The entries that were started here, each with its attempt."""
+        return [(delivery.entry, delivery.attempt) for delivery in self.bench.listener.recovered]
+
+
+@pytest.fixture
+def recovery() -> Iterator[Recovery]:
+    """A worker that holds nothing."""
+    made = Recovery()
+    yield made
+    made.bench.forget()
+
+
+async def test_a_turn_goes_in_order(recovery: Recovery) -> None:
+    """Dead workers' requests come first; the registry is swept and callers are checked only while leases can be trusted."""
+    recovery.bench.listener.sessions.callers = {"agent"}
+    recovery.trust()
+    await recovery.upkeep.turn(once_a_lease=True)
+    assert recovery.order == ["reap", "register_lost", "sweep", "EXISTS", "keep"]
+    recovery.order.clear()
+    await recovery.upkeep.turn(once_a_lease=False)
+    assert recovery.order == ["reap", "EXISTS", "keep"]
+    recovery.bench.clock.distrust()
+    recovery.order.clear()
+    await recovery.upkeep.turn(once_a_lease=True)
+    assert recovery.order == ["reap", "register_lost", "keep"]
+
+
+async def test_a_turn_survives_a_lost_connection(recovery: Recovery) -> None:
+    """The next turn tries again."""
+    recovery.bench.link.answers["reap"] = BrokerUnavailable("gone")
+    await recovery.upkeep.turn(once_a_lease=True)
+    await recovery.upkeep.recover()
+    await recovery.upkeep.take_back(recovery.bench.stream)
+    assert recovery.order == []
+
+
+async def test_the_least_tried_entry_starts_first_and_each_is_counted_before_the_next(recovery: Recovery) -> None:
+    """An entry that kills this worker takes no attempt from those behind it."""
+    recovery.entries = [recovery.entry(1, delivered=2), recovery.entry(2, delivered=1)]
+    seen: list[list[Any]] = []
+    recovery.bench.listener.when_recovered = lambda: seen.append(list(recovery.counted))
+    await recovery.upkeep.recover()
+    assert recovery.ran == [(b"2-0", 2), (b"1-0", 3)]
+    assert seen == [[(b"2-0", 2)], [(b"2-0", 2), (b"1-0", 3)]]
+    assert recovery.upkeep.recovered == 2
+
+
+@pytest.mark.parametrize(("delivered", "runs"), [(SETTINGS.alone_from - 2, True), (SETTINGS.alone_from - 1, False)])
+async def test_a_suspect_does_not_start_beside_others(recovery: Recovery, delivered: int, runs: bool) -> None:
+    """Something came in between: the suspect stays uncounted, for a worker that holds nothing."""
+    recovery.entries = [recovery.entry(1, delivered=delivered)]
+    recovery.bench.listener.running = True
+    await recovery.upkeep.recover()
+    assert bool(recovery.ran) is runs
+    assert bool(recovery.counted) is runs
+
+
+async def test_a_suspect_starts_where_nothing_runs(recovery: Recovery) -> None:
+    """A worker that holds nothing is where it belongs."""
+    recovery.entries = [recovery.entry(1, delivered=SETTINGS.alone_from)]
+    await recovery.upkeep.recover()
+    assert recovery.ran == [(b"1-0", SETTINGS.alone_from + 1)]
+
+
+async def test_an_entry_that_was_handed_back_does_not_count(recovery: Recovery) -> None:
+    """Nobody died of it, so it runs under the attempt that it has."""
+    recovery.entries = [recovery.entry(1, delivered=2, counted=0)]
+    await recovery.upkeep.take_back(recovery.bench.stream)
+    assert recovery.counted == []
+    assert recovery.ran == [(b"1-0", 2)]
+    assert recovery.bench.link.args("reap")[0][4] == 1, "only what was handed back"
+
+
+async def test_an_entry_that_is_lost_before_it_counts_does_not_run(recovery: Recovery) -> None:
+    """Another worker has it."""
+    recovery.entries = [recovery.entry(1), recovery.entry(2)]
+    recovery.refuses_to_count = {b"1-0"}
+    await recovery.upkeep.recover()
+    assert recovery.ran == [(b"2-0", 2)]
+
+
+async def test_what_there_is_no_slot_for_is_postponed(recovery: Recovery) -> None:
+    """It is reaped when a slot is free, as widely as it was asked for, and not while the service is paused or the worker drains."""
+    stream = recovery.bench.stream
+    recovery.bench.listener.slots = 0
+    await recovery.upkeep.take_back(stream)
+    assert recovery.order == []
+    assert recovery.upkeep.has_postponed
+    stream.pause(True, 1.0)
+    assert not recovery.upkeep.has_postponed
+    stream.pause(False, 2.0)
+    recovery.upkeep.taking = False
+    assert not recovery.upkeep.has_postponed
+    recovery.upkeep.taking = True
+    recovery.bench.listener.slots = 1
+    await recovery.upkeep.reap_postponed()
+    assert [args[4] for args in recovery.bench.link.args("reap")] == [1]
+    assert not recovery.upkeep.has_postponed
+    recovery.bench.listener.slots = 0
+    await recovery.upkeep.recover()
+    await recovery.upkeep.take_back(stream)
+    recovery.bench.listener.slots = 1
+    await recovery.upkeep.reap_postponed()
+    assert [args[4] for args in recovery.bench.link.args("reap")] == [1, 0], "a wide reap is not forgotten for a narrow one"
+
+
+async def test_a_reap_takes_no_more_than_there_are_slots(recovery: Recovery) -> None:
+    """When it took as many it goes on while there is a slot, and postpones the rest."""
+    recovery.entries = [recovery.entry(number) for number in range(1, 6)]
+    recovery.bench.listener.slots = 3
+    await recovery.upkeep.recover()
+    assert [args[2] for args in recovery.bench.link.args("reap")] == [3]
+    assert len(recovery.ran) == 3
+    assert recovery.upkeep.has_postponed
+    recovery.bench.listener.slots = 600
+    recovery.entries = [recovery.entry(number) for number in range(1, 301)]
+    await recovery.upkeep.reap_postponed()
+    assert [args[2] for args in recovery.bench.link.args("reap")][1:] == [256, 256]
+    assert len(recovery.ran) == 303
+    assert not recovery.upkeep.has_postponed
+
+
+async def test_nothing_is_reaped_while_paused_or_draining(recovery: Recovery) -> None:
+    """What a leaving worker took it would have to give back."""
+    recovery.bench.stream.pause(True, 1.0)
+    await recovery.upkeep.recover()
+    recovery.bench.stream.pause(False, 2.0)
+    recovery.upkeep.taking = False
+    await recovery.upkeep.recover()
+    assert recovery.order == []
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_a_suspect_that_waits_makes_room(recovery: Recovery, left: int) -> None:
+    """The script says when it is this worker's turn to make room."""
+    recovery.left = left
+    recovery.bench.listener.running = True
+    recovery.bench.listener.room = False
+    await recovery.upkeep.recover()
+    assert recovery.bench.listener.left_over == left
+    consumer, service, slots, lease, back, busy, alone, flexible, notes = recovery.bench.link.args("reap")[0]
+    assert (consumer, service, slots, lease, back) == ("mine", "pool", 10, 6000, 0)
+    assert (busy, alone, flexible, notes) == (1, SETTINGS.alone_from, 0, KEYS.pause("pool", ""))
+    stream = recovery.bench.stream
+    assert recovery.bench.link.keys("reap") == [(stream.key, stream.fence, KEYS.live, KEYS.pulse)]
+
+
+async def test_what_was_ours_all_the_time_is_no_news(recovery: Recovery) -> None:
+    """It only looked as if nobody renewed it; what another had in between is another delivery, and the first is lost."""
+    held = recovery.bench.hold(b"1-0")
+    recovery.entries = [recovery.entry(1, owner=b"mine")]
+    await recovery.upkeep.recover()
+    assert recovery.ran == []
+    assert recovery.bench.stream.held[b"1-0"] is held
+    recovery.entries = [recovery.entry(1, owner=b"other")]
+    await recovery.upkeep.recover()
+    assert recovery.bench.listener.lost == [held]
+    assert recovery.ran == [(b"1-0", 2)]
+
+
+async def test_the_sessions_of_a_sticky_service_are_asked_about(recovery: Recovery) -> None:
+    """A request whose session another worker has does not run here."""
+    recovery.bench.stream.sticky = True
+    recovery.settled = []
+    recovery.entries = [recovery.entry(1)]
+    await recovery.upkeep.recover()
+    assert recovery.ran == []
+
+
+async def test_a_delivery_that_is_lost_again_does_not_run(recovery: Recovery) -> None:
+    """While its session was asked about, it may have been taken away."""
+    recovery.bench.stream.sticky = True
+
+    async def lose(deliveries: list[Any]) -> list[Any]:
+        recovery.bench.stream.held.clear()
+        return deliveries
+
+    recovery.settle = lose  # type: ignore[method-assign]
+    recovery.entries = [recovery.entry(1)]
+    await recovery.upkeep.recover()
+    assert recovery.ran == []
+
+
+async def test_a_later_deadline_comes_with_the_entry(recovery: Recovery) -> None:
+    """A call whose handler has waited for a confirmation has the time that it waited on top; a note that can't be read changes nothing."""
+    recovery.entries = [recovery.entry(1, note=b"200000 0 0"), recovery.entry(2, note=b"nonsense"), recovery.entry(3, note=b"1000 0 0")]
+    await recovery.upkeep.recover()
+    first, second, third = sorted(recovery.bench.listener.recovered, key=lambda delivery: delivery.entry)
+    assert (first.deadline, first.extended) == (200.0, True)  # type: ignore[attr-defined]
+    assert (second.deadline, second.extended) == (160.0, False)  # type: ignore[attr-defined]
+    assert (third.deadline, third.extended) == (160.0, True)  # type: ignore[attr-defined]
+
+
+async def test_calls_of_dead_callers_end(recovery: Recovery) -> None:
+    """Whose reply stream is gone waits no more; running calls are stopped, old taken ones never start."""
+    old, young = recovery.bench.hold(b"1-0"), recovery.bench.hold(b"100000-0", agent="alive")
+    alive, dead = KEYS.replies("alive"), KEYS.replies("agent")
+    recovery.missing = {dead}
+    await recovery.abandoned.stop_calls()
+    assert [replies for replies, _ in recovery.bench.listener.replies_gone] == [dead]
+    assert old.queued_ms > 5_000.0
+    assert young.queued_ms == 0.0
+    assert await recovery.abandoned.without([old, young]) == [young]
+    assert recovery.finished == [(old, b"")]
+    assert old.replies == ""
+    assert young.replies == alive
+
+
+async def test_young_requests_are_not_checked(recovery: Recovery) -> None:
+    """A reply stream outlives its agent for longer than they waited."""
+    young = recovery.bench.hold(b"95001-0")
+    assert await recovery.abandoned.without([young]) == [young]
+    assert recovery.order == []
+
+
+async def test_when_the_server_can_not_be_asked_nobody_is_gone(recovery: Recovery) -> None:
+    """Silence is no proof of death."""
+    recovery.bench.hold(b"1-0")
+    recovery.bench.link.answers["EXISTS"] = BrokerUnavailable("gone")
+    await recovery.abandoned.stop_calls()
+    assert recovery.bench.listener.replies_gone == []
+
+
+async def test_the_sessions_of_dead_callers_end_some_at_a_time(recovery: Recovery) -> None:
+    """Each turn checks a bounded number of callers, and the next turn others."""
+    agents = {f"a{number:03}" for number in range(300)}
+    recovery.bench.listener.sessions.callers = agents
+    recovery.missing = {KEYS.replies(agent) for agent in agents}
+    for _ in range(2):
+        await recovery.abandoned.end_sessions()
+    first, second = (each[1] for each in recovery.bench.listener.sessions.said)
+    assert len(first) == len(second) == 256
+    assert first | second == agents
+
+
+async def test_hand_back_gives_what_is_held_under_the_known_fence(recovery: Recovery) -> None:
+    """What was lost, or is of an earlier generation, is left out; entries of unequal fences are each looked at."""
+    bench = recovery.bench
+    kept, lost, old, other = (bench.hold(f"{number}-0".encode()) for number in range(1, 5))
+    del bench.stream.held[lost.entry]
+    old.fence = Fence(b"0.z", b"5")
+    await hand_back(bench.as_link, [kept, lost, old])
+    assert bench.link.args("hand_back") == [("mine", *FENCE, KEYS.wake("pool"), "pool", b"1-0", 1)]
+    assert set(bench.stream.held) == {b"3-0", b"4-0"}
+    again = bench.hold(b"5-0", fence=Fence(FENCE.generation, b"6"))
+    await hand_back(bench.as_link, [other, again])
+    assert bench.link.args("hand_back")[1][1:3] == (FENCE.generation, UNSURE)
+    await hand_back(bench.as_link, [lost])
+    assert len(bench.link.args("hand_back")) == 2
+    many = [bench.hold(f"{number}-1".encode()) for number in range(300)]
+    await hand_back(bench.as_link, many)
+    assert [len(args) for args in bench.link.args("hand_back")[2:]] == [5 + 2 * 256, 5 + 2 * 44]

@@ -1,0 +1,275 @@
+"""What a connection, a beat and a push set going in a worker and an agent, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, FakeListener, Times
+from toolbus.broker.agent import RedisAgentBroker
+from toolbus.broker.agent_steps import AgentSteps
+from toolbus.broker.lease.beats import BeatEffects
+from toolbus.broker.lease.clock import ServerClock
+from toolbus.broker.lease.thread import Beat, LeaseThread, Renewal
+from toolbus.broker.take.requests import UNSURE, Fence, RequestStream
+from toolbus.broker.take.wake_channel import WakeChannel
+from toolbus.broker.transport.connection import Connector
+from toolbus.broker.worker import RedisWorkerBroker
+from toolbus.broker.worker_steps import WorkerSteps
+from toolbus.results import BrokerUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+def trusted_clock() -> ServerClock:
+    """Return a clock that has heard of the server all the time."""
+    times = Times()
+    clock = ServerClock(SETTINGS.lease, times)
+    for _ in range(5):
+        clock.observe(times.now * 1000, times.now, times.now)
+        times.now += SETTINGS.lease / 4
+    clock.observe(times.now * 1000, times.now, times.now)
+    assert clock.trusted
+    return clock
+
+
+@pytest.fixture
+async def steps() -> WorkerSteps:
+    """The steps of a worker that has not connected."""
+    return WorkerSteps(SETTINGS, Connector.of(SETTINGS), KEYS, "mine", trusted_clock(), cast("Any", FakeListener()))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_after_any_connect_a_worker_judges_no_lease_for_one_lease(steps: WorkerSteps, restarted: bool) -> None:
+    """The reconnect may have kept the beats of all workers away."""
+    steps.connected(restarted)
+    assert not steps._clock.trusted
+
+
+async def test_after_any_connect_an_agent_judges_no_lease_for_one_lease() -> None:
+    """It sweeps the registry, too; and what it knows of the registry may be old."""
+    listener: Any = FakeListener()
+    agent = AgentSteps(SETTINGS, Connector.of(SETTINGS), KEYS, "agent", trusted_clock(), listener)
+    agent._connected(False)
+    assert not agent._clock.trusted
+    assert agent.reader.resync
+
+
+@pytest.mark.parametrize("made", [RedisWorkerBroker, RedisAgentBroker])
+async def test_a_broker_that_is_not_open_says_so(made: Any) -> None:
+    """Every use before ``open`` is an error that callers know."""
+    with pytest.raises(BrokerUnavailable, match="not open"):
+        made(SETTINGS).statistics()
+
+
+class Beating:
+    """What beats bring about in one worker; ``said`` has the callbacks in order."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.said: list[Any] = []
+        self.effects = BeatEffects(
+            self.bench.clock,
+            self.bench.streams,
+            cast("Any", self),
+            cast("Any", self),
+            on_failed=lambda: self.said.append("failed"),
+            on_paused=lambda *paused: self.said.append(("paused", *paused)),
+            on_missing=lambda services: self.said.append(("missing", services)),
+        )
+
+    def compare(self) -> None:
+        """Compare the servers of the links."""
+        self.said.append("compared")
+
+    def beaten(self, asked: float, answered: float, *, missing: bool) -> None:
+        """Take in a beat."""
+        self.said.append(("owned", asked, answered, missing))
+
+    def beat(self, **fields: Any) -> Beat:
+        """Return a beat that was answered at once."""
+        now = self.bench.times.now
+        return Beat(**{"server_ms": now * 1000, "asked": now, "answered": now, "missing": [], "paused": {}, "renewed": {}, **fields})
+
+
+async def test_a_beat_that_failed_asks_for_a_repair_of_the_keys() -> None:
+    """One of them may be of a wrong type; nothing else is known."""
+    beating = Beating()
+    beating.effects.apply(None)
+    assert beating.said == ["failed"]
+
+
+async def test_a_beat_tells_the_time_pauses_and_lost_registrations() -> None:
+    """Services of other streams are not meant."""
+    beating = Beating()
+    beating.effects.apply(beating.beat(missing=["pool/mine"], paused={"pool": True, "other": True}))
+    assert beating.said == ["compared", ("owned", 100.0, 100.0, True), ("paused", "pool", True, 100.0), ("missing", ["pool"])]
+    assert beating.bench.clock._known
+    beating.said.clear()
+    beating.effects.apply(beating.beat())
+    assert beating.said == ["compared", ("owned", 100.0, 100.0, False)]
+
+
+async def test_renewed_deliveries_are_ours_under_the_new_fence_and_lost_ones_are_let_go() -> None:
+    """A renewal proves what it looked at, and the stream knows the newest fence."""
+    beating = Beating()
+    kept, lost = beating.bench.hold(b"1-0"), beating.bench.hold(b"2-0")
+    newer = Fence(FENCE.generation, b"6")
+    beating.effects.apply(beating.beat(renewed={"pool": [Renewal(newer, [kept], [lost])]}))
+    assert kept.fence == beating.bench.stream.fence_known == newer
+    assert beating.bench.listener.lost == [lost]
+    assert set(beating.bench.stream.held) == {b"1-0"}
+
+
+async def test_a_group_that_was_made_anew_takes_everything_of_the_old_one() -> None:
+    """A delivery of another generation belongs to no worker, whatever its number; the epoch counts generations."""
+    bench = Bench()
+    old, new = bench.hold(b"1-0"), bench.hold(b"2-0", fence=Fence(b"2.b", b"0"))
+    bench.stream.fence_is(b"2.b", b"0")
+    assert bench.listener.lost == [old]
+    assert bench.stream.held == {b"2-0": new}
+    assert (old.epoch, new.epoch) == (1, 2)
+    assert Fence(b"nonsense", b"").epoch == 0
+
+
+class Client:
+    """The lease thread's connection; ``gone`` are entries that are another worker's."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.gone: set[bytes] = set()
+
+    def evalsha(self, sha: str, count: int, *words: Any) -> Any:
+        """Answer as renew.lua would."""
+        self.asked.append(words)
+        return [FENCE.generation, b"9", [word for word in words[5::2] if word in self.gone]]
+
+
+async def test_renewals_are_bounded_and_tell_what_is_lost() -> None:
+    """Deliveries whose time is up are not renewed, a long list goes in parts, and unequal fences make the script look at each."""
+    bench, client = Bench(), Client()
+    for number in range(300):
+        bench.hold(f"{number}-0".encode())
+    thread = LeaseThread(
+        cast("Any", None),
+        KEYS,
+        "mine",
+        SETTINGS.lease,
+        streams=bench.streams,
+        report=lambda _: None,
+        on_failed=pytest.fail,
+        demoted=pytest.fail,
+        monotonic=bench.times,
+    )
+    bench.stream.held[b"0-0"].deadline = bench.times.now
+    client.gone = {b"7-0", b"299-0"}
+    first, second = thread._renew(cast("Any", client), bench.stream)
+    assert [len(words) for words in client.asked] == [5 + 2 * 256, 5 + 2 * 43]
+    assert client.asked[0][:5] == (bench.stream.key, bench.stream.fence, "mine", *FENCE)
+    assert b"0-0" not in client.asked[0]
+    assert ([each.entry for each in first.lost], [each.entry for each in second.lost]) == ([b"7-0"], [b"299-0"])
+    assert len(first.kept) == 255
+    assert first.fence == Fence(FENCE.generation, b"9")
+    first.kept[0].fence = Fence(FENCE.generation, b"1")
+    thread._renew(cast("Any", client), bench.stream)
+    assert client.asked[2][4] == UNSURE
+
+
+class Waking:
+    """The wake channels of one worker; ``said`` has what was passed on."""
+
+    def __init__(self) -> None:
+        self.bench = bench = Bench()
+        self.said: list[Any] = []
+        self.channel = WakeChannel(
+            bench.as_link,
+            bench.clock,
+            "mine",
+            bench.streams,
+            listener=bench.as_listener,
+            confirmations=cast("Any", self),
+            upkeep=cast("Any", self),
+            intake=cast("Any", self),
+            start=bench.start,
+        )
+
+    async def take_back(self, stream: RequestStream) -> None:
+        """Take note."""
+        self.said.append(("back", stream.service))
+
+    def interrupt(self) -> None:
+        """Take note."""
+        self.said.append("interrupt")
+
+    def answered(self, id: str) -> None:
+        """Take note."""
+        self.said.append(("confirmed", id))
+
+    async def hear(self, text: str, channel: str = KEYS.wake("pool")) -> list[Any]:
+        """Push a message; what came of it."""
+        self.said.clear()
+        self.bench.listener.sessions.said.clear()
+        self.channel.receive([b"message", channel.encode(), text.encode()])
+        await self.bench.settle()
+        return [*self.said, *self.bench.listener.sessions.said]
+
+
+@pytest.fixture
+async def waking() -> AsyncIterator[Waking]:
+    """A worker that hears messages."""
+    made = Waking()
+    yield made
+    made.bench.forget()
+
+
+async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
+    """Those of other services and workers are ignored, and so is what can't be read."""
+    await waking.hear("cancel call-1")
+    assert waking.bench.listener.cancelled == ["call-1"]
+    assert await waking.hear("confirm id-1") == [("confirmed", "id-1")]
+    assert await waking.hear("back pool") == [("back", "pool")]
+    assert await waking.hear("back other") == []
+    assert await waking.hear("to mine pool") == [("back", "pool")]
+    assert await waking.hear("to another pool") == []
+    assert await waking.hear("to mine other") == []
+    assert await waking.hear("left agent") == [("left", "pool", "agent")]
+    assert await waking.hear('end ["user","session"]') == [("closed", "pool", "user", "session")]
+    assert await waking.hear("left agent", channel=KEYS.wake("other")) == []
+    for nonsense in ("cancel !", "end nonsense", "left !", "confirm", "pause other", "what"):
+        assert await waking.hear(nonsense) == []
+    waking.channel.receive([b"subscribe", b"channel", 1])
+    waking.channel.receive([b"message"])
+    assert waking.bench.listener.cancelled == ["call-1"]
+
+
+async def test_a_pause_is_known_once_and_lifted_by_later_news_alone(waking: Waking) -> None:
+    """Taking stops and starts at once; what was handed back during the pause is taken then."""
+    assert await waking.hear("pause pool") == ["interrupt"]
+    assert waking.bench.stream.paused
+    assert await waking.hear("pause pool") == []
+    waking.channel.pause("pool", False, waking.bench.times.now - 1.0)
+    assert waking.bench.stream.paused, "asked before the pause was known"
+    assert await waking.hear("resume pool") == ["interrupt", ("back", "pool")]
+    assert not waking.bench.stream.paused
+
+
+async def test_a_new_stream_hears_of_earlier_cancellations(waking: Waking) -> None:
+    """Subscribed first, so that none falls in between; what is no id is left out."""
+    waking.bench.link.answers["ZREVRANGE"] = lambda keys, args: [b"call-1", b"!", b"call-2"]
+    await waking.channel.follow(waking.bench.stream)
+    assert waking.bench.link.channels == [KEYS.wake("pool")]
+    assert waking.bench.listener.cancelled == ["call-1", "call-2"]
+    assert waking.bench.link.args("ZREVRANGE") == [(KEYS.cancelled("pool"), 0, 9_999)]
+    waking.bench.link.answers["ZREVRANGE"] = BrokerUnavailable("gone")
+    await waking.channel.read_cancelled(waking.bench.stream)
+
+
+async def test_after_a_reconnect_what_was_published_meanwhile_is_looked_up(waking: Waking) -> None:
+    """Cancellations, and what was handed back."""
+    waking.bench.link.answers["ZREVRANGE"] = lambda keys, args: [b"call-1"]
+    waking.channel.catch_up()
+    await waking.bench.settle()
+    assert waking.bench.listener.cancelled == ["call-1"]
+    assert waking.said == [("back", "pool")]

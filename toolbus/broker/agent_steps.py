@@ -1,0 +1,155 @@
+"""The steps of the protocol that an open agent takes part in."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.broker import scripts
+from toolbus.broker.confirmations.confirmations import RedisConfirmations
+from toolbus.broker.keys import Keys
+from toolbus.broker.lease.clock import ServerClock
+from toolbus.broker.limits.tallies import RedisTallies, days_back
+from toolbus.broker.protocols import AgentListener
+from toolbus.broker.publish.publisher import Publisher
+from toolbus.broker.publish.sharing import SharedCalls
+from toolbus.broker.recover.key_repair import KeyRepair
+from toolbus.broker.registry.registry import RedisRegistry, RegistryFollower
+from toolbus.broker.replies.reader import ReplyReader
+from toolbus.broker.transport.connection import Connector
+from toolbus.broker.transport.links import Links
+from toolbus.broker.transport.replication import Replication
+from toolbus.broker.transport.server import is_replica, tell_time
+from toolbus.results import BrokerError
+from toolbus.settings import Settings
+
+_RECONCILE = 60.0
+# The registry is swept in every third turn, once a lease.
+_TURNS_A_LEASE = 3
+
+
+class AgentSteps:
+    """The steps of one open agent, each made with the steps that it uses.
+
+    Raises:
+        RuntimeError: no event loop runs.
+    """
+
+    def __init__(
+        self, settings: Settings, connector: Connector, keys: Keys, agent: str, clock: ServerClock, listener: AgentListener
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._agent = agent
+        self._clock = clock
+        # Connections.
+        self.links = Links(
+            connector,
+            on_failed=listener.on_failed,
+            on_push=self._pushed,
+            on_up=self._connected,
+            on_blocking_up=self._connected,
+            replicated=settings.wait_replicas > 0,
+        )
+        self.link = link = self.links.writing
+        mastership = self.links.mastership
+        replication = Replication(self.links.replicated, settings.wait_replicas, settings.wait_timeout)
+        self._key_repair = KeyRepair(link, self._types, self._load_again)
+        link.on_wrong_type = self.links.blocking.on_wrong_type = self._key_repair.request
+        # Shared state.
+        self.tallies = RedisTallies(link, keys)
+        self.confirmations = RedisConfirmations(link, keys, settings.lease, f"agent {agent}")
+        self.registry = RedisRegistry(link, keys, settings, replication)
+        # Publish.
+        self.publisher = Publisher(link, keys, agent, mastership)
+        self.shared = SharedCalls(link, keys, agent, settings.retention, self._wake_reader, mastership)
+        mastership.when_admitted(self.publisher.flush)
+        mastership.when_admitted(self.shared.release)
+        # Read replies.
+        self.reader = ReplyReader(
+            link,
+            self.links.blocking,
+            keys,
+            settings,
+            agent,
+            listener=listener,
+            shared=self.shared,
+            confirmations=self.confirmations,
+            follower=RegistryFollower(link, keys, listener),
+        )
+
+    async def start(self) -> None:
+        """Connect, load the registry's snapshot, then begin to read and to keep up.
+
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
+        """
+        reader = self.reader
+        async with self.links.opening():
+            # Until here nothing has been missed; from here on a connection may be lost, and come back.
+            reader.resync = False
+            self.links.keep("mender", self._key_repair.run)
+            await reader.listen()
+            # A worker that finds no reply stream takes the agent for dead, so there must be one before a call is published again.
+            self.link.begin_with(scripts.LISTEN, (reader.key,), (reader.ttl_ms,), reader.listened)
+            await reader.load()
+        self.links.keep("upkeep", self._keep_up)
+        self.links.keep("reader", reader.run)
+
+    async def turn(self, *, once_a_lease: bool) -> None:
+        """Renew the reply stream; ``once_a_lease`` also sweep the registry.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        await asyncio.gather(tell_time(self.link, self._clock), self._check_server())
+        if not await self.link.execute("PEXPIRE", self.reader.key, self.reader.ttl_ms, repeatable=True):
+            self._load_again()
+        if once_a_lease and self._clock.trusted:
+            await self.registry.sweep(self._clock)
+
+    async def _keep_up(self) -> None:
+        turn, next_reconcile = 0, self._next_reconcile()
+        while True:
+            await asyncio.sleep(self._settings.lease / _TURNS_A_LEASE * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+            turn += 1
+            try:
+                await self.turn(once_a_lease=turn % _TURNS_A_LEASE == 0)
+            except BrokerError as error:
+                telemetry.log.warning("upkeep.failed", error=str(error))
+                continue
+            if self._clock.monotonic() > next_reconcile:
+                next_reconcile = self._next_reconcile()
+                # The reader loads the snapshot between two reads, so that no change is applied twice or out of order.
+                self._load_again()
+
+    def _next_reconcile(self) -> float:
+        return self._clock.monotonic() + _RECONCILE * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+
+    async def _check_server(self) -> None:
+        """Drop the connections if their server is no master any more, or if they are to two servers."""
+        self.links.mastership.compare()
+        if await is_replica(self.link):
+            self.links.mastership.demoted("it is a replica now")
+
+    def _wake_reader(self) -> None:
+        self.reader.wake()
+
+    def _pushed(self, message: list[Any]) -> None:
+        self.confirmations.pushed(message)
+
+    def _connected(self, _restarted: bool) -> None:
+        self._clock.distrust()
+        self._load_again()
+        self.publisher.flush()
+        self.confirmations.nudge()
+
+    def _load_again(self) -> None:
+        self.reader.resync = True
+
+    def _types(self) -> dict[str, str]:
+        shared = {stream.decode(): "stream" for stream, _ in self.shared.positions()}
+        usage = {self._keys.usage(day): "hash" for day in days_back(1)}
+        return self._keys.shared_by_all() | self._keys.of_agent(self._agent) | shared | usage

@@ -1,0 +1,33 @@
+"""The contract between a broker and those who use it, the client and the worker.
+
+Redis and the in-process broker both fulfil it, so the same tools run over ``redis://`` and ``memory://``.
+"""
+
+from toolbus.broker.protocols.agent import AgentBroker, AgentListener
+from toolbus.broker.protocols.confirmations import Confirmations
+from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, session_of
+from toolbus.broker.protocols.publish import Fate, Sender, Verdict
+from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
+from toolbus.broker.protocols.tallies import Tallies, Usage
+from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
+
+__all__ = [
+    "AgentBroker",
+    "AgentListener",
+    "Beginning",
+    "Confirmations",
+    "Delivery",
+    "Fate",
+    "Note",
+    "RefusedTool",
+    "Sender",
+    "ServiceRecord",
+    "SessionListener",
+    "Tallies",
+    "Usage",
+    "Verdict",
+    "WorkerBroker",
+    "WorkerBrokerOf",
+    "WorkerListener",
+    "session_of",
+]

@@ -1,0 +1,65 @@
+"""A request that was delivered to a worker."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Self
+
+import msgspec
+
+from toolbus.envelope import Request
+
+Beginning = Literal["started", "began", "unsure", "unconfirmed", "lost"]
+"""The answer to whether a ``once`` handler may begin: ``started``; ``began`` (an earlier attempt did); ``unsure`` (the server may have
+forgotten that one did); ``unconfirmed`` (too few replicas know that it begins, and no attempt will run); ``lost`` (another worker has
+it)."""
+
+
+class Delivery(msgspec.Struct, eq=False):
+    """One request handed to this worker, under a run token of its own.
+
+    Each broker adds the fields that it needs in a class derived from this one.
+
+    Attributes:
+        request: the request itself.
+        replies: where its frames go; empty when no caller waits for them.
+        entry: the id of the request in its queue.
+        epoch: how many times the consumer group has been made anew.
+        attempt: the number of this delivery, which starts anew in each epoch.
+        deadline: local monotonic seconds.
+        queued_ms: milliseconds for which the request waited.
+        run: the token of this run.
+    """
+
+    request: Request
+    replies: str
+    entry: bytes
+    epoch: int
+    attempt: int
+    deadline: float
+    queued_ms: float
+    run: str
+
+    def again(self, attempt: int, run: str) -> Self:
+        """Return the same request for a further run on this worker."""
+        return msgspec.structs.replace(self, attempt=attempt, run=run)
+
+
+class Note(NamedTuple):
+    """The time at which a call's time is up, for its next run; local monotonic seconds.
+
+    ``since`` and ``until`` are 0 when its handler does not wait for a person now; else its time stands still
+    between them.
+    """
+
+    deadline: float
+    since: float = 0.0
+    until: float = 0.0
+
+    def effective(self, now: float) -> float:
+        """Return the deadline, if the wait is over now."""
+        return self.deadline + max(0.0, min(now, self.until) - self.since)
+
+
+def session_of(request: Request) -> tuple[str, str] | None:
+    """Return the user and session that a call belongs to. One without a session belongs to the user's own, and without either to none."""
+    return (request.user, request.session) if request.session or request.user else None

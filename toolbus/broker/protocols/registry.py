@@ -1,0 +1,29 @@
+"""The records of services in the registry."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from toolbus.descriptors import Publication
+
+
+class RefusedTool(NamedTuple):
+    """A tool whose descriptor can't be used, and why; ``name`` is its place where it has none."""
+
+    name: str
+    service: str
+    reason: str
+
+
+class ServiceRecord(msgspec.Struct, frozen=True):
+    """A service in the registry: its current publication, and whether an instance is live.
+
+    Attributes:
+        refused: tools of it that can't be used; the others are in the publication.
+    """
+
+    publication: Publication
+    live: bool
+    refused: tuple[RefusedTool, ...] = ()

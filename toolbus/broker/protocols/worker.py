@@ -1,0 +1,169 @@
+"""The worker's side of a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from toolbus.broker.protocols.delivery import Beginning, Delivery, Note
+from toolbus.broker.protocols.tallies import Tallies
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.descriptors import Publication
+from toolbus.results import ErrorInfo, ToolbusError
+
+
+class SessionListener(Protocol):
+    """Hears what concerns the sessions that a worker has open. Methods are called in the event loop and must not block."""
+
+    def closed(self, service: str, user: str, session: str) -> None:
+        """Take in that a caller closed a session."""
+
+    def left(self, service: str, agent: str) -> None:
+        """End the sessions that only a leaving caller used."""
+
+    def moved(self, service: str, user: str, session: str) -> None:
+        """End what is here of a session that another worker has, or had."""
+
+    def agents(self) -> set[str]:
+        """Return the callers that use open sessions."""
+
+    def gone(self, agents: set[str]) -> None:
+        """End the sessions that only dead callers used."""
+
+
+class WorkerListener(Protocol):
+    """Hears what concerns a worker's running calls. Methods are called in the event loop and must not block."""
+
+    @property
+    def sessions(self) -> SessionListener:
+        """Hears what concerns sessions."""
+
+    def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
+        """Run deliveries that were taken over from dead workers; they need slots like any other."""
+
+    def flexible(self) -> bool:
+        """Return whether this worker could make room for a delivery that must run alone."""
+
+    def on_left_over(self) -> None:
+        """Make room: deliveries that must run alone wait for a worker that holds nothing."""
+
+    def on_cancelled(self, call: str) -> None:
+        """Take in that a caller cancelled a call."""
+
+    def on_lost(self, delivery: Delivery) -> None:
+        """Take in that a delivery belongs to another worker now; anything that this one still sends for it is refused."""
+
+    def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
+        """End the calls of a reply stream that no caller reads any more."""
+
+    def on_failed(self, error: ToolbusError) -> None:
+        """Take in that the broker can't go on: nothing more is to be taken."""
+
+    def free_slots(self) -> int:
+        """Return how many more deliveries can run now."""
+
+    def busy(self) -> bool:
+        """Return whether anything runs or waits here."""
+
+
+D = TypeVar("D", bound=Delivery)
+
+
+class WorkerBrokerOf(Protocol[D]):
+    """The worker's side of a broker whose deliveries are of class ``D``; it is given none but its own."""
+
+    @property
+    def tallies(self) -> Tallies:
+        """The counts that all processes share."""
+
+    @property
+    def instance(self) -> str:
+        """This process start's instance id, which is also its consumer name."""
+
+    async def open(self, listener: WorkerListener) -> None:
+        """Connect.
+
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
+        """
+
+    async def register(self, publication: Publication) -> None:
+        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``.
+
+        Raises:
+            RegistrationRefused: names belong to another owner; nothing was published.
+        """
+
+    async def unregister(self) -> None:
+        """Take every service of this instance out of the registry; stop taking."""
+
+    async def take(self, slots: int) -> list[D]:
+        """Wait up to about two seconds for at most ``slots`` deliveries."""
+
+    def interrupt(self) -> None:
+        """Make a waiting ``take`` return now."""
+
+    async def recover(self) -> None:
+        """Look now for what dead workers left, rather than at the next turn; returns when it has been heard of."""
+
+    async def ask(self, delivery: D, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]) -> ConfirmationAnswer | None:
+        """Ask for a confirmation on a handler's behalf, see ``Confirmations.ask``; ``opened`` is called when it can be answered."""
+
+    async def extend(self, delivery: D, note: Note) -> None:
+        """Note the later deadline of a delivery, so that its next run keeps to it.
+
+        Raises:
+            BrokerError: the server could not be told.
+        """
+
+    async def begin(self, delivery: D) -> Beginning:
+        """Mark that a ``once`` handler begins."""
+
+    async def retry(self, delivery: D) -> D | None:
+        """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
+
+    def release_session(self, service: str, user: str, session: str) -> None:
+        """Give up a session that has ended here: its next call may start it anew anywhere. Returns at once."""
+
+    async def hand_back(self, deliveries: Sequence[D]) -> None:
+        """Give deliveries that have not been answered to other workers, without counting an attempt."""
+
+    def send(self, delivery: D, frame: bytes) -> None:
+        """Send a frame that is not the last one."""
+
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Call ``pack`` just before frames leave, so that what gathers until then can go as one; frames leave soon."""
+
+    @property
+    def connected(self) -> bool:
+        """True when the server can be spoken to now."""
+
+    @property
+    def congested(self) -> bool:
+        """True when producers should wait for ``room`` before they send more frames."""
+
+    async def room(self) -> None:
+        """Wait until frames leave again."""
+
+    def finish(self, delivery: D, frame: bytes, *, frees: bool = False) -> None:
+        """Send the last frame and remove the request, if it is still ours.
+
+        ``frees`` when the call failed and this run did nothing that must not happen twice: then the answer is not kept for later callers
+        with the same idempotency key, unless an earlier attempt began ``once`` work.
+        """
+
+    def bury(self, delivery: D, reason: str, error: str, frame: bytes) -> None:
+        """Set the request aside as a dead letter and send the last frame.
+
+        ``reason`` is ``max_deliveries``, ``retries_exhausted`` or ``failed``; ``error`` the last failure in words.
+        """
+
+    async def aclose(self) -> None:
+        """Send what is still to be sent, and disconnect."""
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts for operators and metrics."""
+
+
+WorkerBroker = WorkerBrokerOf[Delivery]
+"""The worker's side of a broker, whichever it is."""

@@ -1,0 +1,33 @@
+"""Give held deliveries to other workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toolbus.broker import scripts
+from toolbus.broker.take.requests import StreamDelivery, common_fence, entries_of
+from toolbus.broker.transport.transport import Transport
+
+_MOST_AT_ONCE = 256
+
+
+async def hand_back(link: Transport, deliveries: Sequence[StreamDelivery]) -> None:
+    """Give deliveries to other workers without counting an attempt; those that are no longer held are left out.
+
+    Raises:
+        BrokerError: the server could not be told; the leases of the deliveries end, and other workers take them over.
+    """
+    # Streams in the order in which they appear.
+    for stream in dict.fromkeys(delivery.queue for delivery in deliveries):
+        own = [delivery for delivery in deliveries if delivery.queue is stream]
+        for start in range(0, len(own), _MOST_AT_ONCE):
+            part = [
+                delivery
+                for delivery in own[start : start + _MOST_AT_ONCE]
+                if stream.held.get(delivery.entry) is delivery and delivery.fence.generation == stream.fence_known.generation
+            ]
+            for delivery in part:
+                del stream.held[delivery.entry]
+            if part:
+                args = (stream.consumer, *common_fence(part), stream.wake, stream.service, *entries_of(part))
+                await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence), args, repeatable=True)

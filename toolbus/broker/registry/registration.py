@@ -1,0 +1,115 @@
+"""The registration of one worker's services."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker.keys import Keys
+from toolbus.broker.registry.publications import read_record
+from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
+from toolbus.broker.take.requests import RequestStream
+from toolbus.broker.transport.transport import Transport
+from toolbus.descriptors import Publication
+from toolbus.results import BrokerError, DescriptorError, RegistrationRefused
+
+
+class Published(msgspec.Struct):
+    """A publication of this process, with its place in the order of starts."""
+
+    publication: Publication
+    start: int
+
+
+class WorkerRegistration:
+    """Keeps a worker's services in the registry until ``unregister``.
+
+    Args:
+        streams: the request streams by service.
+        on_doubt: called when the registry has lost this worker, which may have lost its sessions, too.
+    """
+
+    def __init__(
+        self,
+        link: Transport,
+        keys: Keys,
+        instance: str,
+        registry: RedisRegistry,
+        streams: Mapping[str, RequestStream],
+        on_doubt: Callable[[], None],
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._instance = instance
+        self._registry = registry
+        self._streams = streams
+        self._on_doubt = on_doubt
+        self._published: dict[str, Published] = {}
+        self.active = True
+
+    async def register(self, publication: Publication) -> RegisterAnswer:
+        """Publish a service for the first time.
+
+        Raises:
+            RegistrationRefused: names belong to another owner; nothing was published.
+            BrokerError: the server could not be asked.
+        """
+        answer = await self._registry.register(publication, self._instance, 0)
+        self._published[publication.service.id] = Published(publication, answer.start)
+        return answer
+
+    async def unregister(self) -> None:
+        """Take every service of this instance out of the registry.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        members = [f"{service}/{self._instance}" for service in self._streams]
+        if members:
+            await self._registry.unregister(members)
+
+    async def register_again(self, services: list[str]) -> None:
+        """Register services that the registry has lost; what goes wrong is logged."""
+        self._on_doubt()
+        for service in services:
+            # The stream goes with its last worker, and a read that still waits on it reports a missing group.
+            if not self.active:
+                return
+            published = self._published[service]
+            try:
+                answer = await self._registry.register(published.publication, self._instance, published.start)
+            except RegistrationRefused as error:
+                telemetry.log.error("service.refused", service=service, error=str(error))
+            except BrokerError as error:
+                telemetry.log.warning("service.register_failed", service=service, error=str(error))
+            else:
+                published.start = answer.start
+                self._streams[service].fence_is(answer.generation, answer.counter)
+                telemetry.log.warning("service.registered_again", service=service)
+                if not self.active:
+                    await self._registry.unregister([f"{service}/{self._instance}"])
+
+    async def register_missing(self) -> None:
+        """Register the services again whose tables do not list this worker any more; a beat looks at the lease alone.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        missing = [stream.service for stream in list(self._streams.values()) if not await self._is_listed(stream.service)]
+        if missing and self.active:
+            await self.register_again(missing)
+
+    async def _is_listed(self, service: str) -> bool:
+        published, field = self._published[service], f"i:{self._instance}"
+        listed, instance = await asyncio.gather(
+            self._link.execute("HGET", self._keys.services, service, repeatable=True),
+            self._link.execute("HGET", self._keys.instances(service), field, repeatable=True),
+        )
+        try:
+            read_record(listed or b"")
+        except DescriptorError:
+            return False
+        return bool(instance == f"{published.start}:{published.publication.digest}".encode())

@@ -1,0 +1,1 @@
+"""Read what arrives for an agent."""

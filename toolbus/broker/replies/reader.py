@@ -1,0 +1,201 @@
+"""The reply stream of one agent, read together with the registry's log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.broker import scripts
+from toolbus.broker.confirmations.confirmations import RedisConfirmations
+from toolbus.broker.keys import Keys
+from toolbus.broker.protocols import AgentListener
+from toolbus.broker.publish.sharing import SharedCalls
+from toolbus.broker.reading import identifier, skip, uses_up
+from toolbus.broker.registry.registry import RegistryFollower
+from toolbus.broker.transport.command import Reply, ReplyError
+from toolbus.broker.transport.connection import BLOCK
+from toolbus.broker.transport.transport import Transport
+from toolbus.envelope import Frame, decode_frames
+from toolbus.results import BrokerError, BrokerUnavailable, EnvelopeError
+from toolbus.settings import Settings
+
+_READ_COUNT = 512
+_AFTER_ERROR = 0.2
+_AFTER_LOSS = 0.05
+
+
+class ReplyReader:
+    """Reads what arrives for one agent: replies, shared calls, and changes of the registry.
+
+    Args:
+        blocking: the connection that waits in reads.
+
+    Attributes:
+        key: the reply stream.
+        frames: how many frames were read.
+        malformed: how many frames could not be read.
+        resync: whether to load a fresh snapshot, and the replies from their start, before the next read.
+    """
+
+    def __init__(
+        self,
+        link: Transport,
+        blocking: Transport,
+        keys: Keys,
+        settings: Settings,
+        agent: str,
+        *,
+        listener: AgentListener,
+        shared: SharedCalls,
+        confirmations: RedisConfirmations,
+        follower: RegistryFollower,
+    ) -> None:
+        self._link = link
+        self._blocking = blocking
+        self._agent = agent
+        self._listener = listener
+        self._shared = shared
+        self._confirmations = confirmations
+        self._follower = follower
+        self._log = keys.log.encode()
+        self._position = b"0"
+        # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
+        self._entry_limit = 2 * max(262_144, settings.max_frame) + 65_536
+        # Workers stop the calls of an agent that does not renew its stream for this long. A connection over which nothing comes any more
+        # is given up after 10.5 s at most (link.py), and the next one must be in time.
+        self.ttl_ms = int(max(15.0, 2 * settings.lease) * 1000)
+        self.key = keys.replies(agent)
+        self.resync = False
+        self.frames = 0
+        self.malformed = 0
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            if self.resync:
+                await self._resynchronise()
+            await self.read()
+            # Callers that waited for these answers call again before the next ones are asked for.
+            await asyncio.sleep(0)
+
+    async def read(self) -> None:
+        """Read once, waiting up to ``BLOCK`` seconds, and hand over what came."""
+        replies = self.key.encode()
+        shared = self._shared.positions()
+        streams = (replies, self._log, *(stream for stream, _ in shared))
+        positions = (self._position, self._follower.position, *(position for _, position in shared))
+        try:
+            reply = await self._blocking.execute("XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000), "STREAMS", *streams, *positions)
+        except BrokerUnavailable:
+            await asyncio.sleep(_AFTER_LOSS)
+            return
+        except ReplyError as error:
+            telemetry.log.error("replies.read_failed", error=str(error))
+            # One of its keys may be gone or repaired.
+            self.resync = True
+            await asyncio.sleep(_AFTER_ERROR)
+            return
+        for key, entries in (reply or {}).items():
+            if key == replies:
+                if not self._take(entries):
+                    await self._make_anew()
+            elif key != self._log:
+                self._take_shared(key, entries)
+            elif not self._follower.apply(entries):
+                self.resync = True
+
+    def wake(self) -> None:
+        """Make a waiting read return, so that the next one reads the shared calls that were added meanwhile."""
+        self._link.send(("XADD", self.key, "NOMKSTREAM", "*", "o", "1"), repeatable=True)
+
+    async def listen(self) -> bool:
+        """Make the reply stream; return whether there was none.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        return bool(await self._link.execute_script(scripts.LISTEN, (self.key,), (self.ttl_ms,), repeatable=True))
+
+    def listened(self, reply: Reply) -> None:
+        """Take in the answer of a script that made the reply stream at the begin of a connection."""
+        if reply == 1:
+            self._listener.on_replies_lost()
+
+    async def load(self) -> None:
+        """Load the registry's snapshot.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        try:
+            await self._follower.load()
+        except ReplyError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            # The key is under repair: load once more when that is done.
+            telemetry.log.warning("agent.resync_failed", error=str(error))
+            self.resync = True
+            await asyncio.sleep(_AFTER_ERROR)
+
+    async def _resynchronise(self) -> None:
+        """Read the replies from their start and load a fresh snapshot, after a reconnect or a gap."""
+        self.resync = False
+        try:
+            if await self.listen():
+                self._listener.on_replies_lost()
+            self._position = b"0"
+            await self.load()
+        except BrokerError as error:
+            telemetry.log.warning("agent.resync_failed", error=str(error))
+            self.resync = True
+            await asyncio.sleep(_AFTER_ERROR)
+
+    def _take(self, entries: list[Any]) -> bool:
+        """Hand over the frames of some entries; return whether the stream can take more."""
+        for _, flat in entries:
+            self._hand_over(self._frames_of(flat))
+        self._position = entries[-1][0]
+        milliseconds, _, sequence = self._position.partition(b"-")
+        if uses_up(self._position):
+            return False
+        # Read entries go at once, ahead of the next read and in the same write.
+        self._blocking.send(("XTRIM", self.key, "MINID", b"%b-%d" % (milliseconds, int(sequence) + 1)))
+        return True
+
+    async def _make_anew(self) -> None:
+        skip(self.key, "the id of an entry leaves no room for others; the stream is made anew", field=self._position)
+        # In one write: workers that find no stream take the agent for dead.
+        await asyncio.gather(self._link.execute("DEL", self.key, repeatable=True), self.listen())
+        self._listener.on_replies_lost()
+        self.resync = True
+
+    def _take_shared(self, stream: bytes, entries: list[Any]) -> None:
+        for entry, flat in entries:
+            self._shared.passed(stream, entry)
+            self._hand_over(self._shared.addressed(stream, self._frames_of(flat)))
+
+    def _frames_of(self, flat: list[bytes]) -> list[Frame]:
+        if len(flat) < 2 or flat[0] != b"f":
+            # Entries without frames create the stream, wake its reader, or tell that a confirmation request was answered.
+            if flat[:1] == [b"c"]:
+                self._confirmed(flat[1])
+            return []
+        frames, problems = decode_frames(flat[1], limit=self._entry_limit)
+        if problems:
+            self.malformed += len(problems)
+            telemetry.log.error("frame.malformed", agent=self._agent, frames=len(problems), error=problems[0])
+        self.frames += len(frames)
+        return frames
+
+    def _confirmed(self, id: bytes) -> None:
+        try:
+            self._confirmations.answered(identifier(id))
+        except EnvelopeError as error:
+            skip(self.key, error, field="c")
+
+    def _hand_over(self, frames: list[Frame]) -> None:
+        try:
+            self._listener.on_frames(frames)
+        except Exception:  # noqa: BLE001 - it would be read, and raise, again and again, and nothing behind it ever
+            telemetry.log.exception("listener.failed", what="frames")
