@@ -23,6 +23,7 @@ from toolbus import (
     tool,
 )
 from toolbus.broker.agent import RedisAgentBroker
+from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.confirmations import digest_of
 
 pytestmark = pytest.mark.anyio
@@ -154,12 +155,12 @@ async def test_no_field_forges_another_request(place: Place, hostile: str) -> No
 async def test_a_worker_runs_what_was_allowed(place: Place, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], code: str) -> None:
     """A worker compares a confirmed call with the digest of what was allowed, and with its own descriptor, before it begins."""
     allowed = digest_of("agent", "careful", "erase", "alice", "", "", {"rows": 1})
-    made = ToolBus._publish
+    made = Dispatcher._send
 
-    def publish(self: Any, call: Any, request: Any, service: Any) -> Any:
-        return made(self, call, msgspec.structs.replace(request, confirmed=allowed, **change), service)
+    def send(self: Any, call: Any, request: Any, *others: Any) -> Any:
+        return made(self, call, msgspec.structs.replace(request, confirmed=allowed, **change), *others)
 
-    monkeypatch.setattr(ToolBus, "_publish", publish)
+    monkeypatch.setattr(Dispatcher, "_send", send)
     async with place.serving(erase) as bus:
         await bus.wait_for_tool("erase")
         result = await bus.call("erase", {"rows": 1}, user="alice")
@@ -347,7 +348,7 @@ async def test_the_answer_wakes_without_polling(redis_place: Place, monkeypatch:
     async with redis_place.worker(erase, lease=60.0), redis_place.bus(lease=60.0) as bus, redis_place.bus() as other:
         call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
         request = await first_of(other)
-        broker = bus._broker
+        broker = bus._dispatcher.opened().broker
         assert isinstance(broker, RedisAgentBroker)
         sent, asked = bus.statistics()["commands"], time.monotonic()
         await eventually(lambda: time.monotonic() > asked + 0.3)

@@ -16,7 +16,7 @@ from tests.servers import eventually
 from toolbus import RegistrationRefused, ToolBus, tool
 from toolbus.agent import Agent, ChatEndpoint
 from toolbus.results import ToolkitError
-from toolbus.toolkit import Preset, read_preset
+from toolbus.toolkit import Preset, for_actions, read_preset
 
 pytestmark = pytest.mark.anyio
 
@@ -95,27 +95,27 @@ async def test_tools_are_narrowed_to_what_makes_sense(place: Place) -> None:
     """Actions lead to live tools by name, service and registry group; definitions, calls and the prompt follow them."""
     async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather) as bus:
         await publish(bus, ANALYSIS)
-        await eventually(lambda: len(bus.tools) == 5 and bus.tools.for_actions(["query"]).actions)
-        assert list(bus.tools.for_actions(["inspect schema"])) == ["inspect_schema"], "a name does, too"
-        query = bus.tools.for_actions(["query"], threshold=0.65, hops=1)
+        await eventually(lambda: len(bus.tools) == 5 and for_actions(bus.tools, ["query"]).actions)
+        assert list(for_actions(bus.tools, ["inspect schema"])) == ["inspect_schema"], "a name does, too"
+        query = for_actions(bus.tools, ["query"], threshold=0.65, hops=1)
         assert list(query) == ["bar_chart", "run_sql", "send_mail"]
         assert [each["name"] for each in query.definitions()] == ["bar_chart", "run_sql", "send_mail"]
         assert [action.id for action in query.actions] == ["query", "report"]
-        assert list(bus.tools.for_actions(["query"], threshold=0.75, hops=1)) == ["run_sql"]
-        assert list(bus.tools.for_actions(["nowhere"])) == []
-        loose = bus.tools.for_actions(["query"], tell_missing=True)
+        assert list(for_actions(bus.tools, ["query"], threshold=0.75, hops=1)) == ["run_sql"]
+        assert list(for_actions(bus.tools, ["nowhere"])) == []
+        loose = for_actions(bus.tools, ["query"], tell_missing=True)
         assert list(loose.missing) == ["explain"]
         assert loose.prompt() == (
             "Actions that make sense now:\n- query (at hand): Ask the database\n  tools: run_sql, explain (not available now)"
         )
-        assert "explain" not in bus.tools.for_actions(["query"]).prompt()
+        assert "explain" not in for_actions(bus.tools, ["query"]).prompt()
         executor = bus.executor(tools=query)
         assert (await executor.execute("run_sql", {"statement": "x"})).output == "3"
         error = (await executor.execute("weather")).error
         assert error is not None
         assert error.type == "not_found"
         with pytest.raises(ToolkitError, match="threshold"):
-            bus.tools.for_actions(["query"], threshold=2)
+            for_actions(bus.tools, ["query"], threshold=2)
         await bus.delete("toolkit/analysis")
 
 
@@ -125,7 +125,7 @@ async def test_a_graph_is_shared_and_updated_while_agents_run(place: Place) -> N
         await publish(bus, ANALYSIS)
 
         def seen(action: str) -> list[str]:
-            return list(other.tools.for_actions([action]))
+            return list(for_actions(other.tools, [action]))
 
         await eventually(lambda: seen("query") == ["run_sql"])
         await publish(bus, ANALYSIS.replace("call: [run_sql, {", "call: [inspect_schema, {"))
@@ -170,7 +170,7 @@ async def test_the_example_of_the_guide_narrows_a_request(place: Place) -> None:
     code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "for_actions" in block)
     async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather) as bus:
         await publish(bus, preset.replace(", bus: data_analysis", ""))
-        await eventually(lambda: len(bus.tools) == 5 and bus.tools.for_actions(["query"]).actions)
+        await eventually(lambda: len(bus.tools) == 5 and for_actions(bus.tools, ["query"]).actions)
         scope: dict[str, Any] = {"bus": bus, "messages": [{"role": "user", "content": "?"}]}
         exec(code, scope)
         await bus.delete("toolkit/analysis")
@@ -185,7 +185,7 @@ async def test_an_agent_walks_from_action_to_action(place: Place) -> None:
     script = [calls(("inspect_schema", {})), calls(("run_sql", {"statement": "x"})), calls(("bar_chart", {})), says("done")]
     async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather) as bus, endpoint(script) as model:
         await publish(bus, ANALYSIS)
-        await eventually(lambda: len(bus.tools) == 5 and bus.tools.for_actions(["inspect"]).actions)
+        await eventually(lambda: len(bus.tools) == 5 and for_actions(bus.tools, ["inspect"]).actions)
         walk = Walk(bus.tools, ["inspect"])
         async with ChatEndpoint(model.url, "k") as chat:
             answer = await Agent(chat, bus.executor(model="m"), walk=walk).ask("How many orders?")

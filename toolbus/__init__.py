@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from toolbus.client.bus import ToolBus
-    from toolbus.client.call import Call
-    from toolbus.client.confirmation import Confirmation
-    from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Started, Text
-    from toolbus.client.executor import ToolExecutor
-    from toolbus.client.observers import Confirming, Requested, ToolEvent
-    from toolbus.client.tool import Tool, ToolChange
-    from toolbus.client.toolcalls import ToolCall
-    from toolbus.client.turn import Turn
+    from toolbus.client.calls.call import Call
+    from toolbus.client.confirmations.confirmation import Confirmation
+    from toolbus.client.executor.executor import ToolExecutor
+    from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
+    from toolbus.client.executor.turn import Turn
+    from toolbus.client.tools.tool import Tool, ToolChange
     from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
+    from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
     from toolbus.local import ToolRegistry
     from toolbus.options import CallOptions
     from toolbus.results import (
@@ -82,7 +81,6 @@ __all__ = [
     "Text",
     "Tool",
     "ToolBus",
-    "ToolCall",
     "ToolChange",
     "ToolError",
     "ToolEvent",
@@ -102,14 +100,13 @@ __all__ = [
 
 _HOMES = {
     "toolbus.client.bus": ("ToolBus",),
-    "toolbus.client.call": ("Call",),
-    "toolbus.client.confirmation": ("Confirmation",),
-    "toolbus.client.events": ("Answered", "Asked", "Event", "Finished", "Reset", "Started", "Text"),
-    "toolbus.client.executor": ("ToolExecutor",),
-    "toolbus.client.observers": ("Confirming", "Requested", "ToolEvent"),
-    "toolbus.client.tool": ("Tool", "ToolChange"),
-    "toolbus.client.toolcalls": ("ToolCall",),
-    "toolbus.client.turn": ("Turn",),
+    "toolbus.client.calls.call": ("Call",),
+    "toolbus.client.confirmations.confirmation": ("Confirmation",),
+    "toolbus.events": ("Answered", "Asked", "Event", "Finished", "Reset", "Started", "Text"),
+    "toolbus.client.executor.executor": ("ToolExecutor",),
+    "toolbus.client.executor.observers": ("Confirming", "Requested", "ToolEvent"),
+    "toolbus.client.tools.tool": ("Tool", "ToolChange"),
+    "toolbus.client.executor.turn": ("Turn",),
     "toolbus.confirmations": ("ConfirmationAnswer", "ConfirmationRequest"),
     "toolbus.local": ("ToolRegistry",),
     "toolbus.options": ("CallOptions",),

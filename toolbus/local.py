@@ -10,11 +10,11 @@ from typing import Any, Self, Unpack
 
 from toolbus.broker.protocols import ServiceRecord
 from toolbus.client.bus import ToolBus
-from toolbus.client.catalogue import Catalogue
-from toolbus.client.executor import ToolExecutor
-from toolbus.client.observers import EventBus
-from toolbus.client.tool import Tool
-from toolbus.client.toolview import ToolView
+from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.executor.observers import EventBus
+from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.tool import Tool
+from toolbus.client.tools.view import ToolView
 from toolbus.options import CallOptions
 from toolbus.results import ConfigurationError, RegistrationRefused, ToolResult
 from toolbus.settings import Settings

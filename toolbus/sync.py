@@ -14,11 +14,11 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from toolbus.broker.protocols import Usage
 from toolbus.client import bus as aio
 from toolbus.client import views
-from toolbus.client.call import Call as AsyncCall
-from toolbus.client.events import Event
-from toolbus.client.formats import Format
-from toolbus.client.tool import Tool
-from toolbus.client.toolview import ToolView
+from toolbus.client.calls.call import Call as AsyncCall
+from toolbus.client.tools.formats import Format
+from toolbus.client.tools.tool import Tool
+from toolbus.client.tools.view import ToolView
+from toolbus.events import Event
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, ServiceCallOptions
 from toolbus.results import ConfigurationError, ToolResult
@@ -250,7 +250,8 @@ class ToolBus(_View):
                 await bus.open()
                 return bus
 
-            self._bus = self._view = portal.call(opened)
+            self._bus = portal.call(opened)
+            self._view = self._bus.bind()
             stack.callback(lambda: portal.call(self._bus.aclose))
             self._stack = stack.pop_all()
             self._process = os.getpid()

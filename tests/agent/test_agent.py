@@ -14,7 +14,7 @@ import pytest
 from tests.agent.endpoint import DONE, Canned, Endpoint, Script, calls, endpoint, event, says
 from toolbus import Text, ToolBus, Worker, tool
 from toolbus.agent import Agent, ChatEndpoint, EndpointError, Retrying, Said
-from toolbus.client.observers import ToolEvent
+from toolbus.client.executor.observers import ToolEvent
 from toolbus.results import ConfigurationError
 
 pytestmark = pytest.mark.anyio

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus import Blob, ErrorInfo, Finished, Progress, Reset, Started, Text, ToolResult
-from toolbus.client import assembly
-from toolbus.client.assembly import Assembly, only
-from toolbus.client.events import Event
+from toolbus.client.calls import assembly
+from toolbus.client.calls.assembly import Assembly
+from toolbus.client.calls.call import result_of
 from toolbus.envelope import Frame
+from toolbus.events import Event
 
 Item = str | Blob | Progress
 
@@ -381,4 +382,4 @@ def test_the_only_frame_of_a_call_needs_no_assembly(response: str | None, data: 
     frame = Frame("c", "r", attempt, kind="end", end_of_stream=True, response=response, data=data, error=error, worker="w1")
     *_, last = Assembly().feed(frame)
     assert isinstance(last, Finished)
-    assert only(frame, "", 0.0) == last.result
+    assert result_of(frame, "", 0.0) == last.result

@@ -13,9 +13,9 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolService, Worker, tool
 from toolbus.broker.protocols import ServiceRecord
-from toolbus.client.catalogue import Catalogue
-from toolbus.client.names import wire_name
-from toolbus.client.toolview import ToolView
+from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.names import wire_name
+from toolbus.client.tools.view import ToolView
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 
 FORMATS = ["bare", "openai", "responses", "anthropic", "mcp"]

@@ -28,8 +28,8 @@ from toolbus import (
     Worker,
     tool,
 )
-from toolbus.client.arguments import said
-from toolbus.client.names import wire_name
+from toolbus.client.executor.arguments import said
+from toolbus.client.tools.names import wire_name
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus import Blob, ErrorInfo, ToolResult
-from toolbus.client.observations import cut, next_step, observe
-from toolbus.client.tool import Tool
+from toolbus.client.executor.observations import cut, next_step, observe
+from toolbus.client.tools.tool import Tool
 from toolbus.descriptors import ToolDescriptor
 from toolbus.results import ErrorType
 

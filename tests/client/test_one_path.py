@@ -78,7 +78,7 @@ class Stage:
         await self._worker.__aexit__(None, None, None)
         self._worker = None
         await eventually(lambda: "pay" not in self.bus.tools or not self.bus.tools["pay"].available)
-        self.bus.on_service("till", ServiceRecord(publication, live=False))
+        self.bus._dispatcher.on_service("till", ServiceRecord(publication, live=False))
 
     async def become(self, kind: str) -> None:
         """Put another revision in the place of the one that is there, as a deployment does, and wait until the bus has heard of it."""
@@ -199,7 +199,7 @@ async def test_a_person_is_asked_before_anything_is_published(
         await state(stage)
         call = asyncio.create_task(door(stage, {"confirmer": says(answer), **options}))
         if state is not live:
-            await eventually(lambda: bool(bus._waiting) or call.done())
+            await eventually(lambda: bus._dispatcher.waiting > 0 or call.done())
             if not call.done():
                 await stage.come()
         text = await call
@@ -274,7 +274,7 @@ async def test_a_worker_that_restarts_needs_no_second_permission(local: Place) -
             return True
 
         call = asyncio.create_task(bus.executor(confirmer=confirmer, wait=20).execute("pay", {"amount": 1}))
-        await eventually(lambda: bool(asked) and bool(bus._waiting))
+        await eventually(lambda: bool(asked) and bus._dispatcher.waiting > 0)
         await stage.come()
         assert (await call).success
         await stage.close()
@@ -305,7 +305,7 @@ async def test_an_operators_descriptor_gives_way_to_a_tool_that_asks(local: Plac
         stage = Stage(local, bus)
         await described(stage)
         call = asyncio.create_task(bus.executor(confirmer=says(False), wait=20).execute("pay", {"amount": 7}))
-        await eventually(lambda: bool(bus._waiting))
+        await eventually(lambda: bus._dispatcher.waiting > 0)
         await bus.delete("tool/pay")
         await stage.come()
         result = await call
@@ -320,7 +320,7 @@ async def test_arguments_that_no_revision_takes_are_refused_unasked(local: Place
     async with local.bus() as bus:
         stage = Stage(local, bus)
         call = asyncio.create_task(bus.executor(confirmer=says(True), wait=20).execute("pay", {"amount": "seven"}))
-        await eventually(lambda: bool(bus._waiting))
+        await eventually(lambda: bus._dispatcher.waiting > 0)
         await stage.come()
         result = await call
         await stage.close()
@@ -410,7 +410,7 @@ async def test_a_call_that_waits_for_its_tool_can_be_ended(local: Place, ends: s
     async with local.bus() as bus:
         stage = Stage(local, bus)
         call = asyncio.create_task(bus.executor(wait=60, session="s").execute("pay", {"amount": 7}))
-        await eventually(lambda: bool(bus._waiting))
+        await eventually(lambda: bus._dispatcher.waiting > 0)
         if ends == "close":
             await bus.aclose()
         elif ends == "session":
@@ -420,7 +420,7 @@ async def test_a_call_that_waits_for_its_tool_can_be_ended(local: Place, ends: s
         done, _ = await asyncio.wait([call], timeout=20)
         assert done
         assert call.cancelled() if ends == "cancel" else call.result().error is not None
-        assert not bus._waiting
+        assert not bus._dispatcher.waiting
         await stage.come()
         await stage.close()
     assert ran == []

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus import ConfigurationError, ToolCall
-from toolbus.client.toolcalls import answers, tool_calls
+from toolbus import ConfigurationError
+from toolbus.client.executor.toolcalls import ModelCall, answers, tool_calls
 
 CHAT = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 RESPONSES = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}", "namespace": "g"}
@@ -39,7 +39,7 @@ class Dumped:
         ({"id": "c1", "name": "f", "arguments": {}}, "chat", {}),
         ([{"id": "c1", "name": "f", "args": {}, "type": "tool_call"}], "chat", {}),
         ([{"name": "f", "id": "c1"}], "chat", None),
-        ([ToolCall("c1", "f")], "chat", None),
+        ([ModelCall("c1", "f")], "chat", None),
         ({"object": "response", "output": [{"type": "reasoning", "id": "r"}, RESPONSES]}, "responses", "{}"),
         ([{"type": "message", "role": "assistant", "content": []}, RESPONSES], "responses", "{}"),
         ({"role": "assistant", "content": [{"type": "text", "text": "hm"}, ANTHROPIC], "stop_reason": "tool_use"}, "anthropic", {}),
@@ -48,7 +48,7 @@ class Dumped:
 )
 def test_every_shape_is_understood(message: Any, shape: Any, arguments: Any) -> None:
     """Messages, responses, lists and single calls give the same call, from plain data and from SDK objects."""
-    assert tool_calls(message) == [ToolCall("c1", "f", arguments, shape)]
+    assert tool_calls(message) == [ModelCall("c1", "f", arguments, shape)]
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_answers_have_the_shape_of_their_calls() -> None:
     """Each shape has its own answer; Anthropic's go into one message."""
     made = answers(
         [
-            ToolCall("1", "f"),
-            ToolCall("2", "g", None, "responses"),
-            ToolCall("3", "h", None, "anthropic"),
-            ToolCall("4", "i", None, "anthropic"),
+            ModelCall("1", "f"),
+            ModelCall("2", "g", None, "responses"),
+            ModelCall("3", "h", None, "anthropic"),
+            ModelCall("4", "i", None, "anthropic"),
         ],
         [("é", True), ("b", False), ("c", True), ("d", False)],
     )

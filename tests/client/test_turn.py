@@ -23,7 +23,7 @@ from toolbus import (
     Worker,
     tool,
 )
-from toolbus.client.names import wire_name
+from toolbus.client.tools.names import wire_name
 
 pytestmark = pytest.mark.anyio
 

@@ -16,9 +16,9 @@ from tests.agent.endpoint import calls, endpoint, says
 from tests.servers import eventually
 from toolbus import Finished, ToolBus, Worker
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.client.observers import ToolEvent
+from toolbus.client.executor.observers import ToolEvent
 from toolbus.results import ToolkitError
-from toolbus.toolkit import Walk, load_preset, toolkit_of
+from toolbus.toolkit import Walk, for_actions, load_preset, toolkit_of
 from toolbus.toolkit.shipped import find_preset, shipped_presets
 
 pytestmark = pytest.mark.anyio
@@ -151,16 +151,16 @@ async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, 
     ):
         await bus.wait_for_tool("write_report", 10)
         everything = {"threshold": 0.0, "hops": 9}
-        before = await eventually(lambda: bus.tools.for_actions(["understand"], **everything))
+        before = await eventually(lambda: for_actions(bus.tools, ["understand"], **everything))
         assert set(before) == {"draw_chart", "write_report"}
         assert set(before.missing) == names
         async with (
             EmbeddedGraph(Limits(memory=64 << 20)) as store,
             Worker(tools, url=valkey_server, namespace=namespace, provide={GraphStore: store}),
         ):
-            await eventually(lambda: names <= set(bus.tools.for_actions(["understand"], **everything)), 10)
+            await eventually(lambda: names <= set(for_actions(bus.tools, ["understand"], **everything)), 10)
             offered, results, at = await walked(bus, preset.operator("explorer"), script)
-        await eventually(lambda: not names & set(bus.tools.for_actions(["understand"], **everything)), 10)
+        await eventually(lambda: not names & set(for_actions(bus.tools, ["understand"], **everything)), 10)
     understanding, importing = ["graph_import", "graph_query", "graph_schema"], ["graph_import", "graph_schema"]
     asking, telling = ["draw_chart", "graph_query", "write_report"], ["draw_chart", "write_report"]
     assert offered == [understanding, understanding, importing, importing, understanding, asking, telling]
@@ -182,7 +182,7 @@ async def test_a_preset_names_tools_that_its_command_serves(name, valkey_server,
         ToolBus(valkey_server, namespace=namespace) as bus,
     ):
         await eventually(lambda: {tool.id for tool in preset.tools} <= set(bus.tools), 30)
-        view = bus.tools.for_actions(preset.operators[0].actions, threshold=0.0, hops=9, toolkit=graph)
+        view = for_actions(bus.tools, preset.operators[0].actions, threshold=0.0, hops=9, toolkit=graph)
         assert {action.id for action in view.actions} == {action.id for action in preset.actions}
         assert view.missing == {}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toolbus.adapters.outcomes import MAX_TURNS, turns
-from toolbus.client.executor import ToolExecutor
-from toolbus.client.toolcalls import tool_calls
+from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.executor.toolcalls import tool_calls
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic

@@ -10,9 +10,9 @@ from pydantic import PrivateAttr
 
 from toolbus import telemetry
 from toolbus.adapters.outcomes import outcome
-from toolbus.client.events import Text
-from toolbus.client.executor import ToolExecutor
-from toolbus.client.observers import ToolEvent
+from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.executor.observers import ToolEvent
+from toolbus.events import Text
 from toolbus.results import Progress, ToolResult
 from toolbus.schema.bounds import references
 from toolbus.schema.work import unfolded

@@ -9,7 +9,7 @@ from agents import FunctionTool, RunContextWrapper
 from agents.tool_context import ToolContext
 
 from toolbus.adapters.outcomes import outcome
-from toolbus.client.executor import ToolExecutor
+from toolbus.client.executor.executor import ToolExecutor
 
 
 def function_tools(executor: ToolExecutor, *, strict: bool = False) -> list[FunctionTool]:

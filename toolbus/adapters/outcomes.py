@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from toolbus.client.executor import ToolExecutor
-from toolbus.client.observers import ToolEvent
-from toolbus.client.toolcalls import ToolCall
+from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.executor.observers import ToolEvent
+from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.envelope import new_id
 from toolbus.results import ConfigurationError, ToolResult
 
@@ -24,7 +24,7 @@ async def outcome(
     Raises:
         ConfigurationError: an option of the executor is wrong, or the bus is not open.
     """
-    wanted = [ToolCall(call or new_id(), name, arguments)]
+    wanted = [ModelCall(call or new_id(), name, arguments)]
     # Who only waits for the end is no reader whom a person could answer.
     async with executor.turn(wanted) if told is None else executor.stream_tool_calls(wanted) as turn:
         if told is not None:

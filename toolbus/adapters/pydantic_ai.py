@@ -9,7 +9,7 @@ from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema
 
 from toolbus.adapters.outcomes import outcome
-from toolbus.client.executor import ToolExecutor
+from toolbus.client.executor.executor import ToolExecutor
 
 # The executor casts and validates, with observations that a model understands.
 _ANYTHING = SchemaValidator(core_schema.any_schema())

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.client.toolcalls import ToolCall
+from toolbus.client.executor.toolcalls import ModelCall
 
 _MOST_CALLS = 128
 _MOST_CHARACTERS = 4_194_304
@@ -95,15 +95,15 @@ class Reply:
             self._add(part)
         return words
 
-    def calls(self) -> list[ToolCall]:
+    def calls(self) -> list[ModelCall]:
         """The calls, in order, each with an id of its own."""
-        made: list[ToolCall] = []
+        made: list[ModelCall] = []
         seen: set[str] = set()
         for number, call in enumerate(self._calls):
             ident = call.id if call.id and call.id not in seen else f"call_{number}_{len(call.id)}"
             seen.add(ident)
             problem = "" if call.name else "the call names no tool"
-            made.append(ToolCall(ident, call.name, "".join(call.arguments) or "{}", problem=problem))
+            made.append(ModelCall(ident, call.name, "".join(call.arguments) or "{}", problem=problem))
         return made
 
     def message(self) -> dict[str, Any]:

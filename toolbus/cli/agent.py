@@ -16,7 +16,7 @@ from toolbus.display import visible
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
-    from toolbus.client.toolview import ToolView
+    from toolbus.client.tools.view import ToolView
     from toolbus.settings import Settings
     from toolbus.toolkit.walk import Walk
 
@@ -193,7 +193,7 @@ class _Screen:
 
     def _call(self, told: Any) -> None:
         from toolbus import Asked, Finished, Progress, Reset, Text
-        from toolbus.client.observers import Requested
+        from toolbus.client.executor.observers import Requested
 
         event = told.event
         if isinstance(event, Requested):

@@ -15,7 +15,7 @@ from toolbus.display import visible
 
 if TYPE_CHECKING:
     from toolbus import Tool, ToolBus, ToolResult
-    from toolbus.client.call import Call
+    from toolbus.client.calls.call import Call
 
 
 @click.command("call")
@@ -59,7 +59,7 @@ def call_command(
       toolbus call tell-pun topic=cats --user alice
     """
     from toolbus import ToolError, ToolResult
-    from toolbus.client.grant import Grant
+    from toolbus.client.confirmations.grant import Grant
 
     options: dict[str, Any] = {"user": user, "session": session}
     options |= {} if timeout is None else {"timeout": timeout}

@@ -101,7 +101,7 @@ def _impossible(services: list[ServiceOverview]) -> list[RefusedTool]:
 def _invalid(services: list[ServiceOverview], items: dict[str, bytes]) -> list[RefusedTool]:
     """Operators' descriptors that agents leave out."""
     from toolbus.broker.protocols import ServiceRecord
-    from toolbus.client.catalogue import Catalogue
+    from toolbus.client.tools.catalogue import Catalogue
 
     catalogue = Catalogue()
     catalogue.on_registry({each.publication.service.id: ServiceRecord(each.publication, each.live) for each in services}, items)

@@ -256,10 +256,10 @@ def _graph(ctx: click.Context, file: Path | None) -> Toolkit:
 
 
 def _recommended(bus: ToolBus, start: tuple[str, ...], file: Path | None, threshold: float, hops: int) -> ActionView:
-    from toolbus.toolkit.live import published, starts_of
+    from toolbus.toolkit.live import for_actions, published, starts_of
 
     graph = published(bus.tools.catalogue) if file is None else _read(file)
-    return bus.tools.for_actions(starts_of(graph, start), threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
+    return for_actions(bus.tools, starts_of(graph, start), threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
 
 
 def _read(file: Path) -> Toolkit:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.cli.common import fail, one_line, output_option, print_json, print_table, with_admin, with_bus
-from toolbus.client.formats import FORMATS, Format
+from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.settings import PREFIX, Settings
 
 if TYPE_CHECKING:

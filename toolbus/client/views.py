@@ -4,41 +4,39 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from toolbus.broker.protocols import Usage
-from toolbus.client.call import Call, Target
-from toolbus.client.confirmation import Confirmations, Confirmer
-from toolbus.client.executor import ExecutorState, ToolExecutor
-from toolbus.client.observations import LIMIT
-from toolbus.client.observers import EventBus
-from toolbus.client.toolview import ToolView
-from toolbus.client.turn import Turn
+from toolbus.client.calls.call import Call, CallTarget
+from toolbus.client.confirmations.confirmation import Confirmer
+from toolbus.client.confirmations.pending import PendingConfirmations
+from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.executor.observations import LIMIT
+from toolbus.client.executor.observers import EventBus
+from toolbus.client.executor.turn import Turn
+from toolbus.client.state import BusState
+from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, merged
 from toolbus.results import ConfigurationError, ToolResult
-
-if TYPE_CHECKING:
-    from toolbus.client.bus import ToolBus
 
 
 class BusView:
     """A bus with default options; what ``bind`` returns."""
 
-    def __init__(self, bus: ToolBus, defaults: Mapping[str, Any]) -> None:
-        self._bus = bus
+    def __init__(self, state: BusState, defaults: Mapping[str, Any]) -> None:
+        self._state = state
         self._defaults = defaults
-        self._executors: ExecutorState = ExecutorState(Confirmations(lambda: bus.shared_confirmations)) if bus is self else bus._executors
 
     @property
     def tools(self) -> ToolView:
         """The live tools, by name; those that the bound user may call, if there is one."""
         user = self._defaults.get("user")
-        return self._bus.tools if user is None else self._bus.tools.filter(user=user)
+        return self._state.tools if user is None else self._state.tools.filter(user=user)
 
     def bind(self, **options: Unpack[CallOptions]) -> BusView:
         """A cheap view with these options as defaults, on top of this one's."""
-        return BusView(self._bus, merged(self._defaults, options))
+        return BusView(self._state, merged(self._defaults, options))
 
     @asynccontextmanager
     async def session(self, id: str, **options: Unpack[CallOptions]) -> AsyncIterator[BusView]:
@@ -61,7 +59,7 @@ class BusView:
         session = self._defaults.get("session")
         if not session:
             raise ConfigurationError("no session is bound here: use bus.bind(session=…), or `async with bus.session(…)`")
-        await self._bus.end_session(self._defaults.get("user", ""), session)
+        await self._state.end_session(self._defaults.get("user", ""), session)
 
     async def usage(self, days: int = 1) -> list[Usage]:
         """What calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
@@ -69,25 +67,25 @@ class BusView:
         Raises:
             BrokerError: the server can't be reached.
         """
-        return await self._bus.tallies.usage(days)
+        return await self._state.tallies.usage(days)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call a tool and wait for its result, see ``ToolBus.call``."""
-        return await self._bus.make_call(Target(tool), arguments, merged(self._defaults, options), streaming=False).result()
+        return await self._state.make_call(CallTarget(tool), arguments, merged(self._defaults, options), streaming=False).result()
 
     def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
         """Call a tool and read its answer as it is produced, see ``ToolBus.stream``."""
-        return self._bus.make_call(Target(tool), arguments, merged(self._defaults, options), streaming=True)
+        return self._state.make_call(CallTarget(tool), arguments, merged(self._defaults, options), streaming=True)
 
     @property
     def events(self) -> EventBus:
         """Tells observers of every call that executors make on this bus."""
-        return self._executors.events
+        return self._state.events
 
     @property
-    def confirmations(self) -> Confirmations:
+    def confirmations(self) -> PendingConfirmations:
         """What waits for a person: this bus's own calls by id, and ways to answer those of every process."""
-        return self._executors.confirmations
+        return self._state.confirmations
 
     def executor(
         self,
@@ -116,8 +114,7 @@ class BusView:
             ConfigurationError: an option is wrong.
         """
         return ToolExecutor(
-            self._bus,
-            self._executors,
+            self._state,
             tools=tools,
             options=merged(self._defaults, options),
             output_limit=output_limit,
@@ -138,14 +135,14 @@ class BusView:
 
     def service(self, id: str) -> ServiceView:
         """The untyped lower tier of one service."""
-        return ServiceView(self._bus, id, self._defaults)
+        return ServiceView(self._state, id, self._defaults)
 
 
 class ServiceView:
     """The untyped lower tier: calls a service's ``invoke`` with config and arguments as given."""
 
-    def __init__(self, bus: ToolBus, id: str, defaults: Mapping[str, Any]) -> None:
-        self._bus = bus
+    def __init__(self, state: BusState, id: str, defaults: Mapping[str, Any]) -> None:
+        self._state = state
         self._id = id
         self._defaults = defaults
 
@@ -163,4 +160,4 @@ class ServiceView:
         self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], options: Mapping[str, Any], *, streaming: bool
     ) -> Call:
         chosen = merged(self._defaults, {**options, "user": user})
-        return self._bus.make_call(Target("", self._id, config), arguments, chosen, streaming=streaming)
+        return self._state.make_call(CallTarget("", self._id, config), arguments, chosen, streaming=streaming)

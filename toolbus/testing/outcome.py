@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.client.events import Event, Text
+from toolbus.events import Event, Text
 from toolbus.results import Blob, Progress, ToolResult
 
 

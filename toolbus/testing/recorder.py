@@ -11,10 +11,10 @@ from typing import Any, Unpack, cast
 
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerBroker
-from toolbus.client.assembly import Assembly
-from toolbus.client.events import Event, Finished
+from toolbus.client.calls.assembly import Assembly
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import decode_frames, join_frames
+from toolbus.events import Event, Finished
 from toolbus.middleware.chain import Middleware
 from toolbus.options import CallOptions, merged
 from toolbus.results import EnvelopeError, ErrorInfo, ToolError, ToolResult

@@ -5,7 +5,7 @@ from toolbus.toolkit.chain import Link, ToolkitWrapper, add_chain
 from toolbus.toolkit.entries import Preset
 from toolbus.toolkit.graph import Edge, Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
-from toolbus.toolkit.live import ActionView
+from toolbus.toolkit.live import ActionView, for_actions
 from toolbus.toolkit.presets import LiveGroup, load_preset, read_preset, toolkit_of
 from toolbus.toolkit.recommend import recommend_subgraph, recommend_tools_actions
 from toolbus.toolkit.service import Scored, ToolkitService
@@ -29,6 +29,7 @@ __all__ = [
     "ToolkitWrapper",
     "Walk",
     "add_chain",
+    "for_actions",
     "group_of_definitions",
     "group_of_module",
     "group_of_registry",

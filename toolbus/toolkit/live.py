@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Self
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from toolbus import telemetry
-from toolbus.client.catalogue import Catalogue
-from toolbus.client.tool import Tool as BusTool
-from toolbus.client.toolview import ToolView
+from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.tool import Tool as BusTool
+from toolbus.client.tools.view import ToolView
 from toolbus.results import ToolkitError
 from toolbus.toolkit.entries import OperatorEntry
 from toolbus.toolkit.graph import Toolkit
@@ -49,6 +48,7 @@ class ActionView(ToolView):
         actions: these and the recommended ones, in the order in which they were met.
         missing: recommended tools of the bus that were not there when the view was made, by id.
         local: recommended functions of this process, by id; an executor of the bus does not call them.
+        tells_missing: whether ``prompt()`` names the missing tools.
     """
 
     toolkit: Toolkit
@@ -56,37 +56,7 @@ class ActionView(ToolView):
     actions: list[Action]
     missing: dict[str, Tool]
     local: dict[str, Tool]
-    _tell_missing: bool
-
-    @classmethod
-    def of(
-        cls,
-        tools: ToolView,
-        actions: Iterable[str],
-        *,
-        threshold: float,
-        hops: int,
-        toolkit: Toolkit | None = None,
-        tell_missing: bool = False,
-    ) -> Self:
-        """See ``ToolView.for_actions``."""
-        graph = published(tools.catalogue) if toolkit is None else toolkit
-        starts = tuple(dict.fromkeys(found for each in actions for found in _resolved(graph, each)))
-        part = recommend_subgraph(graph, starts, threshold, hops)
-        items: list[Item] = [item for _, item in part.items()]
-        found = [item for item in items if isinstance(item, Tool)]
-        groups = [item for item in items if isinstance(item, LiveGroup)]
-        reach = Reach(
-            frozenset(tool.bus_name for tool in found if tool.bus_name),
-            frozenset(group.service for group in groups if group.service),
-            frozenset(group.group for group in groups if group.group),
-        )
-        view = cls(*tools.within(reach))
-        view.toolkit, view.starts, view._tell_missing = part, starts, tell_missing
-        view.actions = [item.copy() for item in items if isinstance(item, Action)]
-        view.local = {tool.id: tool for tool in found if tool.function is not None}
-        view.missing = {tool.id: tool for tool in found if tool.bus_name and not _is_there(view, tool.bus_name)}
-        return view
+    tells_missing: bool
 
     def prompt(self) -> str:
         """The recommended actions for a model: what each is, the tools it may call, and what may follow; empty without any."""
@@ -124,9 +94,50 @@ class ActionView(ToolView):
         for tool in tools:
             if tool.bus_name and _is_there(self, tool.bus_name):
                 told.append(tool.bus_name)
-            elif tool.bus_name and self._tell_missing:
+            elif tool.bus_name and self.tells_missing:
                 told.append(f"{tool.bus_name} (not available now)")
         return told
+
+
+def for_actions(
+    tools: ToolView,
+    actions: Iterable[str],
+    *,
+    threshold: float = 0.5,
+    hops: int = 0,
+    toolkit: Toolkit | None = None,
+    tell_missing: bool = False,
+) -> ActionView:
+    """Return the tools that make sense when one of these actions is at hand, by the toolkit graph that is published in the namespace.
+
+    Args:
+        tools: ``bus.tools``, or a part of it.
+        actions: ids or names of actions; those that the graph does not have are ignored.
+        threshold: the lowest score of an edge that is followed, from 0 to 1.
+        hops: how many edges to next actions are followed.
+        toolkit: another graph in place of the published one.
+        tell_missing: name in ``prompt()`` the recommended tools that are not there now; they are left out otherwise.
+
+    Raises:
+        ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
+    """
+    graph = published(tools.catalogue) if toolkit is None else toolkit
+    starts = tuple(dict.fromkeys(found for each in actions for found in _resolved(graph, each)))
+    part = recommend_subgraph(graph, starts, threshold, hops)
+    items: list[Item] = [item for _, item in part.items()]
+    found = [item for item in items if isinstance(item, Tool)]
+    groups = [item for item in items if isinstance(item, LiveGroup)]
+    reach = Reach(
+        frozenset(tool.bus_name for tool in found if tool.bus_name),
+        frozenset(group.service for group in groups if group.service),
+        frozenset(group.group for group in groups if group.group),
+    )
+    view = ActionView(*tools.within(reach))
+    view.toolkit, view.starts, view.tells_missing = part, starts, tell_missing
+    view.actions = [item.copy() for item in items if isinstance(item, Action)]
+    view.local = {tool.id: tool for tool in found if tool.function is not None}
+    view.missing = {tool.id: tool for tool in found if tool.bus_name and not _is_there(view, tool.bus_name)}
+    return view
 
 
 _graphs: WeakKeyDictionary[Catalogue, tuple[int, Toolkit]] = WeakKeyDictionary()

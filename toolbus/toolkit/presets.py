@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.client.tool import Tool as BusTool
+from toolbus.client.tools.tool import Tool as BusTool
 from toolbus.collecting import without_collection
 from toolbus.results import ConfigurationError, ToolkitError
 from toolbus.toolkit.chain import add_chain

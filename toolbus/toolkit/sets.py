@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from toolbus.client.tool import Tool as BusTool
-from toolbus.client.toolview import ToolView
+from toolbus.client.tools.tool import Tool as BusTool
+from toolbus.client.tools.view import ToolView
 from toolbus.results import ToolkitError
 from toolbus.settings import Settings
 from toolbus.toolkit.items import Tool, ToolGroup

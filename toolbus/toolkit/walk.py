@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from toolbus.client.toolview import ToolView
+from toolbus.client.tools.view import ToolView
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action
-from toolbus.toolkit.live import ActionView
+from toolbus.toolkit.live import ActionView, for_actions
 from toolbus.toolkit.presets import LiveGroup
 
 
@@ -52,7 +52,7 @@ class Walk:
             self.at = tuple(moved)
 
     def _look(self) -> ActionView:
-        return self._tools.for_actions(self.at, threshold=self._threshold, hops=self._hops, toolkit=self._toolkit, tell_missing=True)
+        return for_actions(self._tools, self.at, threshold=self._threshold, hops=self._hops, toolkit=self._toolkit, tell_missing=True)
 
     def _calls(self, action: Action, names: set[str]) -> bool:
         part = self._view.toolkit

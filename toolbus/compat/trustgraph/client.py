@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from toolbus.client.bus import ToolBus
-from toolbus.client.events import Finished, Reset, Text
 from toolbus.compat.trustgraph.schema import DEFAULT_USER, Error, ToolServiceRequest, ToolServiceResponse, text_of
+from toolbus.events import Finished, Reset, Text
 from toolbus.results import ErrorInfo
 from toolbus.settings import Settings
 

@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from typing import Self
 
 from toolbus import telemetry
-from toolbus.client.events import Finished
-from toolbus.client.observers import EventBus, ToolEvent
+from toolbus.client.executor.observers import EventBus, ToolEvent
 from toolbus.envelope import new_id
+from toolbus.events import Finished
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.toolkit.learning.records import Execution, RecordError, encode, outcome_of
 from toolbus.toolkit.learning.stores import ExecutionStore

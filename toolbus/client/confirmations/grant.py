@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.client.tool import Tool
+from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import digest_of, plain
 from toolbus.results import EnvelopeError, ErrorInfo
 

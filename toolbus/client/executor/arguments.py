@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolbus.client.tool import Tool
+from toolbus.client.tools.tool import Tool
 from toolbus.results import DescriptorError, ToolError
 from toolbus.schema import Validator, refusal
 from toolbus.schema.casting import cast

@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from toolbus import telemetry
-from toolbus.client.catalogue import Catalogue
-from toolbus.client.formats import FORMATS, Format
-from toolbus.client.names import replaced_names, wire_name
-from toolbus.client.tool import Tool
+from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.formats import FORMATS, Format
+from toolbus.client.tools.names import replaced_names, wire_name
+from toolbus.client.tools.tool import Tool
 from toolbus.collecting import without_collection
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object

@@ -11,8 +11,8 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
-from toolbus.client.queues import Queues
-from toolbus.client.tool import ChangeKind, Tool, ToolChange
+from toolbus.client.tools.queues import Queues
+from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
 from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
 from toolbus.schema import mended_document

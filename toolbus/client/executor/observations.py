@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from toolbus.client.tool import Tool
+from toolbus.client.tools.tool import Tool
 from toolbus.results import Blob, ErrorInfo, ErrorType, ToolResult
 
 LIMIT = 24_000

@@ -1,10 +1,9 @@
-"""``Call``: one call in the caller's hand."""
+"""``Call``: one call of a tool, from its publication to its result."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -13,25 +12,27 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
-from toolbus.client.assembly import Assembly, only
-from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Text, size_of
-from toolbus.client.grant import Grant
+from toolbus.client.calls.assembly import Assembly
+from toolbus.client.calls.buffer import EventBuffer
+from toolbus.client.calls.refusals import refusal_of
+from toolbus.client.confirmations.grant import Grant
 from toolbus.envelope import Frame, Request
+from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
 from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
 
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
 
-class Target(msgspec.Struct, frozen=True, gc=False):
-    """What a call is for: a tool, or with an empty ``tool`` a service and config values for it."""
+class CallTarget(msgspec.Struct, frozen=True, gc=False):
+    """The tool that is called; with an empty ``tool``, a service and the config values for it."""
 
     tool: str
     service: str = ""
     config: Mapping[str, Any] = {}
 
 
-class Desk(Protocol):
-    """What a call needs of the bus that made it.
+class CallHost(Protocol):
+    """The part of a bus that publishes a call and keeps track of it.
 
     Attributes:
         most_waiting: seconds for which a call's time may stand still, in all.
@@ -47,27 +48,27 @@ class Desk(Protocol):
         """
 
     def withdraw(self, call: Call) -> None:
-        """Tell the broker that nobody waits for the call any more."""
+        """Tell the broker that the caller no longer waits for the call."""
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
-        """End a call whose work must not happen twice: with ``error`` when it certainly did not happen, else as ``outcome_unknown``."""
+        """End a ``once`` call: with ``error`` if it certainly did not begin, else as ``outcome_unknown``."""
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
 
     def rearm(self, call: Call, now: float) -> None:
-        """Take in that the call's deadline has changed, or its time stands still, or goes on."""
+        """Move the call's timers after its deadline changed, or a pause began or ended."""
 
     def watch_gap(self, call: Call, missing: tuple[str, int]) -> None:
-        """Have the call look in a moment whether a frame is still missing."""
+        """Let the call check later whether a frame is still missing."""
 
 
 class Pause(msgspec.Struct):
-    """A call's time stands still: its handler waits for a person.
+    """A pause of a call's deadline while its handler waits for a confirmation.
 
     Attributes:
-        run: whose handler that is.
-        since, until: monotonic seconds; longer than ``until`` it does not wait.
+        run: the run whose handler waits.
+        since, until: monotonic seconds; the deadline goes on at ``until`` at the latest.
     """
 
     run: str
@@ -82,27 +83,24 @@ class Call(msgspec.Struct, eq=False):
     tool's failure; plain iteration raises ``ToolError`` when it fails and ``StreamReset`` when a new
     attempt diverges from what was already delivered.
 
-    A Struct because it is made in C, and assembles frames only when there is more than one to a call.
+    It is a Struct because those are made in C, and it assembles frames only when a call has more than one.
     """
 
-    _desk: Desk
+    _host: CallHost
     _done: asyncio.Future[ToolResult]
     id: str
-    target: Target
+    target: CallTarget
     arguments: Any
     options: Mapping[str, Any]
     streaming: bool
-    _buffer: int
+    _limit: int
     _started: float
     _result: ToolResult | None = None
     _assembly: Assembly | None = None
-    _events: deque[Event] | None = None
-    _arrived: asyncio.Event | None = None
-    _buffered: int = 0
+    _events: EventBuffer | None = None
     _skip: int = 0
-    _iterating: bool = False
     _launched: bool = False
-    # The bus's business from here on.
+    # The host sets these.
     request: Request | None = None
     queue: str = ""
     entry: str = ""
@@ -111,13 +109,13 @@ class Call(msgspec.Struct, eq=False):
     gap_slot: int = 0
     idle_timeout: float = 0.0
     last_heard: float = 0.0
-    # Monotonic seconds, without the pause that lasts; ``waited`` are the seconds of those that are over.
+    # Monotonic seconds, without the current pause; ``waited`` are the seconds of the pauses that are over.
     deadline: float = 0.0
     waited: float = 0.0
     pause: Pause | None = None
     span: telemetry.CallSpan | None = None
     withdrawn: bool = False
-    # What a model's call may be published as; a program's own has none.
+    # The permit of a model's call; a program's own call needs none.
     grant: Grant | None = None
 
     # -- for callers ------------------------------------------------------------------------------
@@ -135,9 +133,10 @@ class Call(msgspec.Struct, eq=False):
         self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[str]:
+        buffer = self._buffer()
         while await self._more():
-            while self._events:
-                event = self._next()
+            while buffer.events:
+                event = buffer.take()
                 if type(event) is Text:
                     if event.text:
                         yield event.text
@@ -148,33 +147,35 @@ class Call(msgspec.Struct, eq=False):
             raise ToolError(self._result.error)
 
     async def events(self) -> AsyncIterator[Event]:
-        """Everything that happens, in order; the last event is ``Finished``.
+        """Yield everything that happens, in order; the last event is ``Finished``.
 
         Raises:
-            RuntimeError: somebody else waits for this call's events.
+            RuntimeError: another task waits for this call's events.
         """
+        buffer = self._buffer()
         while await self._more():
-            while self._events:
-                event = self._next()
+            while buffer.events:
+                event = buffer.take()
                 if type(event) is not Text or event.text:
                     yield event
         if self._result is not None:
             yield Finished(self._result)
 
     async def result(self) -> ToolResult:
-        """The one result; what is still to come is drained. A cancelled wait cancels the call."""
+        """Wait for the result; events that were not read are dropped. A cancelled wait cancels the call."""
         if self._result is not None:
             return self._result
         self.streaming = False
         if self._events is not None:
             self._events.clear()
-            self._wake()
         try:
             if not self._launched:
                 trouble = self._begin()
                 if trouble is not None:
                     await trouble
-            return await asyncio.shield(self._done) if self._iterating else await self._done
+            buffer = self._events
+            # A task that iterates goes on when this wait is cancelled.
+            return await asyncio.shield(self._done) if buffer is not None and buffer.is_awaited else await self._done
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -186,93 +187,100 @@ class Call(msgspec.Struct, eq=False):
     # -- for the bus ------------------------------------------------------------------------------
 
     def resume_from(self, position: Any) -> None:
-        """Leave out the text that the caller has from before it re-attached.
+        """Leave out the text that the caller received before it attached again.
 
         Raises:
-            ConfigurationError: it is no number of characters.
+            ConfigurationError: ``position`` is no number of characters.
         """
         self._skip = _characters(position)
 
     def feed(self, frame: Frame, now: float) -> None:
-        """Take in a frame of this call."""
+        """Process a frame of this call, which arrived at ``now`` (monotonic seconds)."""
         assembly = self._assembly
         if assembly is None and frame.end_of_stream and frame.seq == 0 and not self.streaming:
-            # Most calls are answered by one frame: putting nothing together saves a sixth of the caller's time.
-            self._end(only(frame, self.id, self._elapsed_ms()))
+            # Most calls are answered by one frame: assembling nothing saves a sixth of the caller's time.
+            self._end(result_of(frame, self.id, self._elapsed_ms()))
             return
         self.last_heard = now
         assembly = self._assembled()
         events = assembly.feed(frame)
         if assembly.missing is not None and not self.gap_slot:
-            self._desk.watch_gap(self, assembly.missing)
+            self._host.watch_gap(self, assembly.missing)
         if self.pause is not None and self.pause.run != assembly.run:
-            # The worker that asked is gone; the run that replaces it asks anew.
-            self._go_on(now)
+            # The worker that asked is gone; the run that replaces it asks again.
+            self._resume(now)
         for event in events:
             if type(event) is Finished:
                 if not frame.end_of_stream and assembly.missing is not None:
-                    # Ended here for a gap: the worker still runs.
-                    self._desk.withdraw(self)
+                    # The call ended here because of a gap, but its worker still runs it.
+                    self._host.withdraw(self)
                 self._complete(event.result)
                 return
             if type(event) is not Text:
-                self._heed(event, now)
+                self._react(event, now)
             if self.streaming:
                 seen = self._unseen(event) if self._skip else event
-                self._buffered += len(seen.text) if type(seen) is Text else size_of(seen)
-                if self._events is None:
-                    self._events = deque()
-                self._events.append(seen)
-        if self._buffered > self._buffer:
-            self.complete_with(ErrorInfo("slow_consumer", message=f"more than {self._buffer} bytes wait to be read from this call"))
-        elif self._events:
-            self._wake()
+                buffer = self._events or self._buffer()
+                buffer.size += len(seen.text) if type(seen) is Text else size_of(seen)
+                buffer.events.append(seen)
+        waiting = self._events
+        if waiting is None:
+            return
+        if waiting.size > self._limit:
+            self._refuse_slow_reader()
+        elif waiting.events:
+            waiting.wake()
 
     def look_for(self, missing: tuple[str, int]) -> None:
-        """End the call if that frame is still missing; another one has its own time."""
+        """End the call if this frame is still missing; if another one is, check again later."""
         self.gap_slot = 0
         assembly = self._assembled()
         if self._result is not None or assembly.missing is None:
             return
         if assembly.missing != missing:
-            self._desk.watch_gap(self, assembly.missing)
+            self._host.watch_gap(self, assembly.missing)
             return
         event = assembly.lose()
-        self._desk.withdraw(self)
+        self._host.withdraw(self)
         self._complete(event.result)
 
     @property
     def ends(self) -> float:
-        """When its time is up, monotonic seconds, with the pause that lasts as long as it may."""
+        """Monotonic seconds at which the call expires if its current pause lasts as long as it may."""
         return self.deadline + (0.0 if self.pause is None else self.pause.until - self.pause.since)
 
-    def _heed(self, event: Event, now: float) -> None:
-        """Do what an event asks for beside being read."""
+    @property
+    def waited_in_all(self) -> float:
+        """Seconds by which the deadline is later than the request's timeout says."""
+        return self.ends - self.deadline + self.waited
+
+    def _react(self, event: Event, now: float) -> None:
+        """Pause or resume the deadline, or count a reset, as an event demands."""
         if type(event) is Asked:
-            self._stand_still(event.timeout, now)
+            self._pause(event.timeout, now)
         elif type(event) is Answered:
-            self._go_on(now)
+            self._resume(now)
         elif type(event) is Reset:
             telemetry.count("toolbus.resets")
             self._skip = 0
 
-    def _stand_still(self, seconds: float, now: float) -> None:
-        self._go_on(now)
-        # However often it asks: what its callers wait for is bounded.
-        self.pause = Pause(self._assembled().run, now, now + min(seconds, self._desk.most_waiting - self.waited))
-        self._desk.rearm(self, now)
+    def _pause(self, seconds: float, now: float) -> None:
+        self._resume(now)
+        # The sum of all pauses is bounded, so that a handler that asks again and again does not hold its caller forever.
+        self.pause = Pause(self._assembled().run, now, now + min(seconds, self._host.most_waiting - self.waited))
+        self._host.rearm(self, now)
 
-    def _go_on(self, now: float) -> None:
+    def _resume(self, now: float) -> None:
         if self.pause is None:
             return
         took = max(0.0, min(now, self.pause.until) - self.pause.since)
         self.deadline += took
         self.waited += took
         self.pause = None
-        self._desk.rearm(self, now)
+        self._host.rearm(self, now)
 
     def _unseen(self, event: Event) -> Event:
-        """The event without the text that the caller has from before it re-attached."""
+        """Return the event without the text that the caller received before it attached again."""
         if not isinstance(event, Text):
             return event
         had, self._skip = self._skip, max(0, self._skip - len(event.text))
@@ -281,35 +289,36 @@ class Call(msgspec.Struct, eq=False):
     def complete_with(self, error: ErrorInfo) -> None:
         """End the call from this side, and tell the worker."""
         if self._result is None:
-            self._desk.withdraw(self)
+            self._host.withdraw(self)
             self._complete(self._assembled().fail(error))
 
     def expire(self) -> None:
-        """End the call because its time is up."""
+        """End the call because its deadline has passed."""
         timeout = self.request.timeout if self.request is not None else 0
         self.give_up(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
 
     def give_up(self, error: ErrorInfo) -> None:
-        """End the call although it may be running; for ``once`` work it is first asked whether it is."""
+        """End the call although it may be running; the broker is first asked whether a ``once`` call has begun."""
         if self._result is None and self.request is not None and self.request.effect == "once":
-            self._desk.inquire(self, error)
+            self._host.inquire(self, error)
         else:
             self.complete_with(error)
 
     def settle(self, verdict: Verdict) -> None:
-        """Take in what became of the publication."""
+        """Process the broker's answer to the publication."""
         if self.span is not None:
             self.span.sent()
         if verdict.status == "queued":
             self.entry = verdict.entry
             if self.withdrawn:
-                self._desk.withdraw(self)
+                self._host.withdraw(self)
             return
         if self.grant is not None and verdict.status != "unknown":
-            # Nothing was published, so the permission is not used up.
+            # Nothing was published, so the permission can be used again.
             self.grant.published = False
         if self._result is None:
-            self._complete(self._assembled().fail(_refusal(verdict, self)))
+            service = self.request.service if self.request is not None else self.target.service
+            self._complete(self._assembled().fail(refusal_of(verdict, service)))
 
     def _elapsed_ms(self) -> float:
         return int((time.monotonic() - self._started) * 1e6) / 1000
@@ -320,9 +329,9 @@ class Call(msgspec.Struct, eq=False):
 
     def _end(self, result: ToolResult) -> None:
         self._result = result
-        self._desk.forget(self)
-        if self._arrived is not None:
-            self._arrived.set()
+        self._host.forget(self)
+        if self._events is not None:
+            self._events.wake()
         if not self._done.done():
             self._done.set_result(result)
         if telemetry.metering():
@@ -338,22 +347,23 @@ class Call(msgspec.Struct, eq=False):
             self._assembly = Assembly()
         return self._assembly
 
-    def _next(self) -> Event:
-        """The next event that waits to be read; raises IndexError when there is none."""
+    def _buffer(self) -> EventBuffer:
         if self._events is None:
-            raise IndexError("no event waits")
-        event = self._events.popleft()
-        self._buffered -= len(event.text) if type(event) is Text else size_of(event)
-        return event
+            self._events = EventBuffer()
+        return self._events
+
+    def _refuse_slow_reader(self) -> None:
+        self.complete_with(ErrorInfo("slow_consumer", message=f"more than {self._limit} bytes wait to be read from this call"))
 
     async def _more(self) -> bool:
-        """Wait until events can be read; False when there are no more to come."""
+        """Wait until events can be read; False when no more will come."""
         if not self._launched:
             await self._launch()
-        while not self._events:
+        buffer = self._buffer()
+        while not buffer.events:
             if self._result is not None:
                 return False
-            await self._arrival()
+            await buffer.arrival()
         return True
 
     async def _launch(self) -> None:
@@ -363,43 +373,23 @@ class Call(msgspec.Struct, eq=False):
                 await trouble
 
     def _begin(self) -> Coroutine[Any, Any, None] | None:
-        # Wrong options raise here, and again at the next use: the call was not launched.
-        trouble = self._desk.launch(self)
+        # Wrong options raise here, and again at the next use, since the call was not launched.
+        trouble = self._host.launch(self)
         self._launched = True
         return trouble
 
-    async def _arrival(self) -> None:
-        if self._arrived is None:
-            self._arrived = asyncio.Event()
-        if self._iterating:
-            raise RuntimeError("somebody else waits for this call's events")
-        self._iterating = True
-        self._arrived.clear()
-        try:
-            await self._arrived.wait()
-        finally:
-            self._iterating = False
 
-    def _wake(self) -> None:
-        if self._arrived is not None:
-            self._arrived.set()
+def result_of(frame: Frame, call: str, ms: float) -> ToolResult:
+    """Return the result of a call whose first frame is its last: the same as an ``Assembly`` makes of that frame.
 
-
-def _refusal(verdict: Verdict, call: Call) -> ErrorInfo:
-    service = call.request.service if call.request is not None else call.target.service
-    if verdict.status == "full":
-        message = f"the queue of {service!r} holds {verdict.depth} requests and takes no more now"
-        return ErrorInfo("overloaded", message=message, retryable=True, retry_after=1.0, details={"depth": verdict.depth})
-    if verdict.status == "absent":
-        return ErrorInfo("unavailable", message=f"service {service!r} has no queue: none of its workers is registered", retryable=True)
-    if verdict.status == "conflict":
-        message = "the idempotency key stands for a call with other arguments or of another session; use another key for other work"
-        return ErrorInfo("invalid_arguments", "idempotency_conflict", message)
-    if verdict.status == "unknown":
-        return ErrorInfo("outcome_unknown", message=f"the call may or may not have been published: {verdict.message}")
-    if verdict.message.startswith("OOM"):
-        return ErrorInfo("overloaded", message=f"the server is out of memory: {verdict.message}", retryable=True, retry_after=1.0)
-    return ErrorInfo("unavailable", message=verdict.message, retryable=True)
+    Args:
+        call: the call's id, for the result's ``meta``.
+        ms: milliseconds since the call began, for the result's ``meta``.
+    """
+    output, error = frame.response, frame.error
+    if not output:
+        output = "" if error is None and frame.data is None else None
+    return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms))
 
 
 def _characters(value: Any) -> int:

@@ -16,7 +16,7 @@ _PLAIN_TYPES = (None, "function", "tool_call", "custom")
 _MOST_ID = 256
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ModelCall(msgspec.Struct, frozen=True):
     """One call that a model asked for.
 
     Attributes:
@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def tool_calls(message: object) -> list[ToolCall]:
+def tool_calls(message: object) -> list[ModelCall]:
     """The calls in a message, in order.
 
     Takes a message or response of OpenAI's chat completions or responses, or of Anthropic's messages, as plain data or the
@@ -49,7 +49,7 @@ def tool_calls(message: object) -> list[ToolCall]:
     return [call for call in calls if call is not None]
 
 
-def answers(calls: Sequence[ToolCall], observations: Sequence[tuple[str, bool]]) -> list[dict[str, Any]]:
+def answers(calls: Sequence[ModelCall], observations: Sequence[tuple[str, bool]]) -> list[dict[str, Any]]:
     """The messages that tell the model what came of its calls, in order; each observation is a text and whether it is a success.
 
     Anthropic wants all results of a turn in one message; the others want one each.
@@ -103,11 +103,11 @@ def _is_call(item: Mapping[str, Any]) -> bool:
     return "name" in item and item.get("type") in _PLAIN_TYPES and "role" not in item
 
 
-def _call(item: object, index: int) -> ToolCall | None:
-    if isinstance(item, ToolCall):
+def _call(item: object, index: int) -> ModelCall | None:
+    if isinstance(item, ModelCall):
         return item
     if not isinstance(item, Mapping):
-        return ToolCall(f"call_{index}", "", problem=f"a tool call must be an object, not {type(item).__name__}")
+        return ModelCall(f"call_{index}", "", problem=f"a tool call must be an object, not {type(item).__name__}")
     kind, function = item.get("type"), _plain(item.get("function") or item.get("custom"))
     if kind == "function_call":
         return _made(item.get("call_id") or item.get("id"), item.get("name"), item.get("arguments"), "responses", index)
@@ -122,11 +122,11 @@ def _call(item: object, index: int) -> ToolCall | None:
     return _made(item.get("id", item.get("tool_call_id")), item.get("name"), given, "chat", index)
 
 
-def _made(id: object, name: object, arguments: object, shape: Shape, index: int) -> ToolCall:
+def _made(id: object, name: object, arguments: object, shape: Shape, index: int) -> ModelCall:
     ident = id if isinstance(id, str) and 0 < len(id) <= _MOST_ID else f"call_{index}"
     if not isinstance(name, str) or not name:
-        return ToolCall(ident, "", arguments, shape, "the call names no tool")
-    return ToolCall(ident, name, arguments, shape)
+        return ModelCall(ident, "", arguments, shape, "the call names no tool")
+    return ModelCall(ident, name, arguments, shape)
 
 
 def _plain(value: object) -> Any:

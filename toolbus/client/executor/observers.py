@@ -11,8 +11,8 @@ from typing import Any, Self
 import msgspec
 
 from toolbus import telemetry
-from toolbus.client.confirmation import Confirmation
-from toolbus.client.events import Event
+from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.events import Event
 from toolbus.results import ConfigurationError
 
 

@@ -1,55 +1,51 @@
-"""Calls within middleware: what the caller holds, and the calls it is made of."""
+"""``MiddlewareRunner``: runs the calls of a bus within its middleware."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolbus import telemetry
-from toolbus.client.call import Call, Target
-from toolbus.client.events import Event, Finished, Text, size_of
+from toolbus.client.calls.call import Call, CallTarget
+from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.envelope import new_id
+from toolbus.events import Event, Finished, Text, size_of
 from toolbus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult
-
-if TYPE_CHECKING:
-    from toolbus.client.bus import ToolBus
 
 # Seconds that a closing bus waits for middleware that does not end when it is cancelled.
 _CLOSING = 2.0
 
 
-class GuardedCall(Call, eq=False):
+class MiddlewareCall(Call, eq=False):
     """A call that runs within middleware: it is answered by other calls, or by the middleware itself."""
 
-    _start: Callable[[GuardedCall], asyncio.Task[None]] | None = None
+    _start: Callable[[MiddlewareCall], asyncio.Task[None]] | None = None
     _task: asyncio.Task[None] | None = None
     _misused: ConfigurationError | None = None
     _heard: bool = False
 
     def pass_on(self, event: Event) -> None:
-        """Take in what happened to the call that runs for this one."""
+        """Deliver an event of the call that runs for this one."""
         self._heard = self._heard or isinstance(event, (Text, Blob))
         if not self.streaming or self._result is not None:
             return
-        self._buffered += size_of(event)
-        if self._buffered > self._buffer:
-            self.complete_with(ErrorInfo("slow_consumer", message=f"more than {self._buffer} bytes wait to be read from this call"))
-            return
-        self._put(event)
+        buffer = self._buffer()
+        if buffer.size + size_of(event) > self._limit:
+            self._refuse_slow_reader()
+        else:
+            buffer.put(event)
 
     def finish(self, result: ToolResult) -> None:
         """End the call with what came out of the middleware."""
         if self._result is not None:
             return
         if self.streaming and not self._heard:
-            # Nobody has heard an answer that no call gave.
+            # No call has streamed this answer, which came from the middleware itself.
             for event in (*([Text(result.output)] if result.output else ()), *result.content):
-                self._buffered += size_of(event)
-                self._put(event)
+                self._buffer().put(event)
         self._complete(result)
 
     def misused(self, error: ConfigurationError) -> None:
@@ -65,22 +61,21 @@ class GuardedCall(Call, eq=False):
                 self._task.cancel()
 
     async def result(self) -> ToolResult:
-        """The one result; see ``Call``."""
+        """Wait for the result, see ``Call``.
+
+        Raises:
+            ConfigurationError: an option is wrong.
+        """
         result = await super().result()
         if self._misused is not None:
             raise self._misused
         return result
 
-    def _put(self, event: Event) -> None:
-        if self._events is None:
-            self._events = deque()
-        self._events.append(event)
-        self._wake()
-
     def _end(self, result: ToolResult) -> None:
-        # The calls it is made of are counted and traced, and this one is not.
+        # The inner calls are counted and traced, and this one is not.
         self._result = result
-        self._wake()
+        if self._events is not None:
+            self._events.wake()
         if not self._done.done():
             self._done.set_result(result)
 
@@ -96,43 +91,41 @@ class GuardedCall(Call, eq=False):
             self._task = self._start(self)
 
 
-class Guard:
-    """Runs a bus's calls within its middleware; owns their tasks until they end."""
+class MiddlewareRunner:
+    """Makes calls that run within middleware, and owns their tasks until they end."""
 
-    def __init__(self, bus: ToolBus, plain: Callable[..., Call], check: Callable[[], None], middleware: tuple[Middleware, ...]) -> None:
-        self._bus = bus
-        self._check = check
-        self._plain = plain
+    def __init__(self, dispatcher: Dispatcher, middleware: tuple[Middleware, ...]) -> None:
+        self._dispatcher = dispatcher
         self._middleware = middleware
-        self._running: dict[asyncio.Task[None], GuardedCall] = {}
+        self._running: dict[asyncio.Task[None], MiddlewareCall] = {}
 
-    def make_call(self, target: Target, arguments: Any, options: Mapping[str, Any], *, streaming: bool) -> Call:
-        """A call that has not been started yet; stands before the bus's own."""
-        self._check()
-        done: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
-        buffer = self._bus.settings.call_buffer
-        return GuardedCall(self._bus, done, new_id(), target, arguments, options, streaming, buffer, time.monotonic(), _start=self._start)
+    def make_call(self, target: CallTarget, arguments: Any, options: Mapping[str, Any], *, streaming: bool) -> Call:
+        """Return a call that has not been started yet, see ``Dispatcher.make_call``."""
+        done: asyncio.Future[ToolResult] = self._dispatcher.check().loop.create_future()
+        limit = self._dispatcher.settings.call_buffer
+        host, started = self._dispatcher, time.monotonic()
+        return MiddlewareCall(host, done, new_id(), target, arguments, options, streaming, limit, started, _start=self._start)
 
     async def aclose(self) -> None:
-        """End every call, and wait for the middleware."""
+        """End every call as cancelled, and wait for the middleware, two seconds at most."""
         running = dict(self._running)
         for call in running.values():
             call.complete_with(ErrorInfo("cancelled", message="the bus was closed"))
         if running:
             await asyncio.wait(running, timeout=_CLOSING)
 
-    def _start(self, call: GuardedCall) -> asyncio.Task[None]:
+    def _start(self, call: MiddlewareCall) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._run(call))
         self._running[task] = call
         task.add_done_callback(self._running.pop)
         return task
 
-    async def _run(self, outer: GuardedCall) -> None:
+    async def _run(self, outer: MiddlewareCall) -> None:
         ids = iter((outer.id,))
 
         async def innermost(call: ToolCall) -> ToolResult:
-            inner = self._plain(outer.target, call.arguments, outer.options, streaming=outer.streaming)
-            # The first one is the call that the caller holds; further ones are calls of their own.
+            inner = self._dispatcher.make_call(outer.target, call.arguments, outer.options, streaming=outer.streaming)
+            # The first inner call has the id that the caller knows; further ones have ids of their own.
             inner.id = next(ids, inner.id)
             inner.grant = outer.grant
             if not outer.streaming:
@@ -144,21 +137,22 @@ class Guard:
             return await inner.result()
 
         try:
-            outer.finish(await chained(self._middleware, innermost)(self._told(outer)))
+            outer.finish(await chained(self._middleware, innermost)(self._description(outer)))
         except ConfigurationError as error:
             outer.misused(error)
         except ToolError as error:
             outer.finish(ToolResult.fail(error.error))
-        except Exception as error:  # noqa: BLE001 - middleware is the application's, and its failure is the call's
+        except Exception as error:  # noqa: BLE001 - middleware is the application's code, and its failure is the call's
             telemetry.log.exception("middleware.failed", id=outer.id, tool=outer.target.tool or outer.target.service)
             outer.finish(ToolResult.fail(ErrorInfo("tool_error", type(error).__name__, f"the middleware failed: {error}")))
         finally:
             if not outer.done:
                 outer.finish(ToolResult.fail(ErrorInfo("cancelled", message="cancelled by the middleware")))
 
-    def _told(self, outer: GuardedCall) -> ToolCall:
-        target, options = outer.target, outer.options
-        found = self._bus.tools.get(target.tool) if target.tool else None
+    def _description(self, outer: MiddlewareCall) -> ToolCall:
+        """Return what the middleware sees of a call."""
+        connection, target, options = self._dispatcher.opened(), outer.target, outer.options
+        found = connection.tools.get(target.tool) if target.tool else None
         return ToolCall(
             id=outer.id,
             tool=target.tool,
@@ -174,5 +168,5 @@ class Guard:
             cache=found is not None and found.descriptor.cacheable,
             side="call",
             attempt=0,
-            tallies=self._bus.tallies,
+            tallies=connection.broker.tallies,
         )

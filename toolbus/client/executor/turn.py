@@ -9,25 +9,23 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 
 from toolbus import telemetry
-from toolbus.client.arguments import said
-from toolbus.client.confirmation import Confirmation
-from toolbus.client.events import Asked, Finished, size_of
-from toolbus.client.grant import Grant
-from toolbus.client.observations import observe
-from toolbus.client.observers import Confirming, ExecutionEvent, Requested, ToolEvent
-from toolbus.client.references import Kept, kept_of, references, resolved
-from toolbus.client.tool import Tool
-from toolbus.client.toolcalls import ToolCall, answers
+from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.confirmations.grant import Grant
+from toolbus.client.executor.arguments import said
+from toolbus.client.executor.context import ExecutorContext
+from toolbus.client.executor.observations import observe
+from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
+from toolbus.client.executor.references import Kept, kept_of, references, resolved
+from toolbus.client.executor.toolcalls import ModelCall, answers
+from toolbus.client.tools.tool import Tool
 from toolbus.envelope import new_run
+from toolbus.events import Asked, Finished, size_of
 from toolbus.results import ConfigurationError, ErrorInfo, ToolError, ToolResult
-
-if TYPE_CHECKING:
-    from toolbus.client.executor import ToolExecutor
 
 # What may wait for the reader of a turn's events before the calls wait for the reader.
 _MOST_EVENTS = 1000
@@ -42,7 +40,7 @@ class _Running:
 
     __slots__ = ("after", "call", "done", "index", "requested", "result", "same", "started", "tool")
 
-    def __init__(self, call: ToolCall, index: int, tool: Tool | None) -> None:
+    def __init__(self, call: ModelCall, index: int, tool: Tool | None) -> None:
         self.call = call
         self.index = index
         self.tool = tool
@@ -65,7 +63,7 @@ class Turn:
     Leaving the context early cancels what still runs.
     """
 
-    def __init__(self, executor: ToolExecutor, calls: Sequence[ToolCall], *, concurrent: bool, streaming: bool) -> None:
+    def __init__(self, executor: ExecutorContext, calls: Sequence[ModelCall], *, concurrent: bool, streaming: bool) -> None:
         self._executor = executor
         self._calls = [_Running(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
         self._streaming = streaming
@@ -351,7 +349,7 @@ class Turn:
             telemetry.log.warning("execution.failed", error=result.error.type, code=result.error.code, **fields)
 
 
-def _unknown(name: str, executor: ToolExecutor) -> str:
+def _unknown(name: str, executor: ExecutorContext) -> str:
     first = name[:1].lower()
     candidates = [known for known in executor.tools if known[:1].lower() == first][:_MOST_CANDIDATES]
     near = difflib.get_close_matches(name[:128], candidates, n=3, cutoff=0.5)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.client.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.envelope import Frame
+from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.results import Blob, ErrorInfo, ResultMeta, ToolResult
 
 HOLD_BACK = 1_048_576
@@ -22,17 +22,6 @@ _MOST_BANNED = 64
 # What is held back at most of the frames that came too early.
 _MOST_EARLY = 256
 _MOST_EARLY_BYTES = 1_048_576
-
-
-def only(frame: Frame, call: str, ms: float) -> ToolResult:
-    """The result of a call whose first frame is its last: what an ``Assembly`` fed with it alone would finish with.
-
-    ``call`` and ``ms`` go into its ``meta``.
-    """
-    output, error = frame.response, frame.error
-    if not output:
-        output = "" if error is None and frame.data is None else None
-    return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms))
 
 
 class Assembly:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
-from toolbus.client.catalogue import Catalogue, Subscription
-from toolbus.client.definitions import Definitions
-from toolbus.client.formats import Format
-from toolbus.client.names import is_replaced
-from toolbus.client.tool import Tool, ToolChange
-from toolbus.results import ConfigurationError
-
-if TYPE_CHECKING:
-    from toolbus.toolkit.graph import Toolkit
-    from toolbus.toolkit.live import ActionView
+from toolbus.client.tools.catalogue import Catalogue, Subscription
+from toolbus.client.tools.definitions import Definitions
+from toolbus.client.tools.formats import Format
+from toolbus.client.tools.names import is_replaced
+from toolbus.client.tools.tool import Tool, ToolChange
 
 
 class Accepting(Protocol):
@@ -93,34 +88,6 @@ class ToolView(Mapping[str, Tool]):
         if selection != Selection():
             selections = (*selections, selection)
         return ToolView(self._catalogue, selections, self._definitions, self._user if user is None else user)
-
-    def for_actions(
-        self,
-        actions: Iterable[str],
-        *,
-        threshold: float = 0.5,
-        hops: int = 0,
-        toolkit: Toolkit | None = None,
-        tell_missing: bool = False,
-    ) -> ActionView:
-        """The tools that make sense when one of these actions is at hand, by the toolkit graph that is published in the namespace.
-
-        Args:
-            actions: ids or names of actions; those that the graph does not have count for nothing.
-            threshold: the lowest score of an edge that is followed, from 0 to 1.
-            hops: how many edges to next actions are followed.
-            toolkit: another graph in place of the published one.
-            tell_missing: say in ``prompt()`` which recommended tools are not there now; they are left out otherwise.
-
-        Raises:
-            ConfigurationError: networkx is not installed.
-            ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
-        """
-        try:
-            from toolbus.toolkit.live import ActionView  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise ConfigurationError(f"the toolkit graph needs {error.name}: pip install 'toolbus[toolkit]'") from None
-        return ActionView.of(self, actions, threshold=threshold, hops=hops, toolkit=toolkit, tell_missing=tell_missing)
 
     @property
     def catalogue(self) -> Catalogue:

@@ -1,0 +1,1 @@
+"""Calls in the caller's hand: publishing them, putting their frames together, and ending them in time."""

@@ -1,0 +1,50 @@
+"""The errors of calls that were not published."""
+
+from __future__ import annotations
+
+from toolbus.broker.protocols import Verdict
+from toolbus.client.tools.catalogue import Catalogue
+from toolbus.results import ErrorInfo
+
+
+def unknown_tool(name: str, catalogue: Catalogue) -> ErrorInfo:
+    """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names."""
+    for refused in catalogue.refused():
+        if refused.name == name:
+            return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
+    near = catalogue.near(name)
+    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+    return ErrorInfo("not_found", message=f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
+
+
+def unknown_service(service: str) -> ErrorInfo:
+    """Return ``not_found`` for a service."""
+    return ErrorInfo("not_found", message=f"there is no service {service!r}")
+
+
+def unavailable(what: str, service: str) -> ErrorInfo:
+    """Return ``unavailable`` for a tool or service that no live worker serves."""
+    message = f"{what} is known, but no live worker serves {service!r}; pass wait=… to wait for one"
+    return ErrorInfo("unavailable", message=message, retryable=True)
+
+
+def wrong_arguments(arguments: object) -> ErrorInfo:
+    """Return ``invalid_arguments`` for arguments that are no object."""
+    return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type(arguments).__name__}")
+
+
+def refusal_of(verdict: Verdict, service: str) -> ErrorInfo:
+    """Return the error of a call that the broker did not publish to a service, or may not have."""
+    if verdict.status == "full":
+        message = f"the queue of {service!r} holds {verdict.depth} requests and takes no more now"
+        return ErrorInfo("overloaded", message=message, retryable=True, retry_after=1.0, details={"depth": verdict.depth})
+    if verdict.status == "absent":
+        return ErrorInfo("unavailable", message=f"service {service!r} has no queue: none of its workers is registered", retryable=True)
+    if verdict.status == "conflict":
+        message = "the idempotency key stands for a call with other arguments or of another session; use another key for other work"
+        return ErrorInfo("invalid_arguments", "idempotency_conflict", message)
+    if verdict.status == "unknown":
+        return ErrorInfo("outcome_unknown", message=f"the call may or may not have been published: {verdict.message}")
+    if verdict.message.startswith("OOM"):
+        return ErrorInfo("overloaded", message=f"the server is out of memory: {verdict.message}", retryable=True, retry_after=1.0)
+    return ErrorInfo("unavailable", message=verdict.message, retryable=True)

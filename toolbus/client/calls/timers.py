@@ -1,0 +1,47 @@
+"""``CallTimers``: the timers of running calls that few of them ever need."""
+
+from __future__ import annotations
+
+import time
+
+from toolbus.client.calls.assembly import GAP_SECONDS
+from toolbus.client.calls.call import Call
+from toolbus.deadlines import Deadlines
+from toolbus.results import ErrorInfo
+
+
+class CallTimers:
+    """Ends calls that hear nothing for too long, looks for missing frames, and moves deadlines."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+
+    def rearm(self, call: Call, now: float) -> None:
+        """Move a call's timers after its deadline changed, or a pause began or ended."""
+        self._deadlines.remove(call.slot, call.id)
+        call.slot = self._deadlines.add(call.ends, call.id, call.expire)
+        if call.idle_slot:
+            self._deadlines.remove(call.idle_slot, (call.id, "idle"))
+            call.last_heard = now
+            self.watch_idle(call)
+
+    def watch_idle(self, call: Call) -> None:
+        """End a call when nothing was heard of it for its ``idle_timeout``."""
+        heard = call.last_heard if call.pause is None else call.pause.until
+        left = heard + call.idle_timeout - time.monotonic()
+        if left <= 0:
+            message = f"nothing was heard for {call.idle_timeout:g} s (idle timeout)"
+            call.give_up(ErrorInfo("deadline_exceeded", "idle_timeout", message, retryable=True))
+            return
+        call.idle_slot = self._deadlines.add(time.monotonic() + left, (call.id, "idle"), lambda: self.watch_idle(call))
+
+    def watch_gap(self, call: Call, missing: tuple[str, int]) -> None:
+        """Let a call check in ``GAP_SECONDS`` whether a frame is still missing."""
+        call.gap_slot = self._deadlines.add(time.monotonic() + GAP_SECONDS, (call.id, "gap"), lambda: call.look_for(missing))
+
+    def remove(self, call: Call) -> None:
+        """Drop the timers of a call that has ended, beside that of its deadline."""
+        if call.idle_slot:
+            self._deadlines.remove(call.idle_slot, (call.id, "idle"))
+        if call.gap_slot:
+            self._deadlines.remove(call.gap_slot, (call.id, "gap"))

@@ -1,0 +1,97 @@
+"""``WaitingCalls``: calls that wait for a worker before they are published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from toolbus.client.calls.call import Call
+from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.tool import Tool
+from toolbus.results import ErrorInfo
+
+# Errors that a newly registered worker may remove.
+_MAY_APPEAR = frozenset({"not_found", "unavailable"})
+
+
+class Arrival(msgspec.Struct, eq=False):
+    """The wait of a model's call for its tool, before there is a ``Call``."""
+
+    options: Mapping[str, Any]
+    error: ErrorInfo | None = None
+
+    def complete_with(self, error: ErrorInfo) -> None:
+        """End the wait."""
+        self.error = error
+
+
+class WaitingCalls:
+    """Everything that waits for a worker to register; whoever ends one of them wakes the catalogue."""
+
+    def __init__(self) -> None:
+        self._waiting: set[Call | Arrival] = set()
+
+    def __iter__(self) -> Iterator[Call | Arrival]:
+        return iter([*self._waiting])
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, call: Call) -> bool:
+        return call in self._waiting
+
+    async def publish(self, call: Call, publish: Callable[[Call], ErrorInfo | None], catalogue: Catalogue, limit: float) -> None:
+        """Try to publish a call after each change of the registry, until it is published or ended, at most ``limit`` seconds.
+
+        Args:
+            publish: returns why the call could not be published, or None.
+        """
+        problem: ErrorInfo | None = None
+
+        def ready() -> bool:
+            nonlocal problem
+            problem = None if call.done else publish(call)
+            return problem is None or not may_appear(call, problem)
+
+        self._waiting.add(call)
+        try:
+            async with asyncio.timeout(limit):
+                await catalogue.wait(ready)
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(call)
+        if problem is not None:
+            call.complete_with(problem)
+
+    async def until_callable(
+        self, find: Callable[[], Tool | None], options: Mapping[str, Any], catalogue: Catalogue, limit: float
+    ) -> ErrorInfo | None:
+        """Wait until ``find`` returns an available tool, at most ``limit`` seconds.
+
+        Returns:
+            An error when the bus or the session of ``options`` was closed first.
+        """
+        arrival = Arrival(options)
+        self._waiting.add(arrival)
+
+        def ready() -> bool:
+            found = None if arrival.error is not None else find()
+            return arrival.error is not None or (found is not None and found.available)
+
+        try:
+            async with asyncio.timeout(limit):
+                await catalogue.wait(ready)
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(arrival)
+        return arrival.error
+
+
+def may_appear(call: Call, problem: ErrorInfo) -> bool:
+    """Return whether a newly registered worker may remove what keeps a call from being published."""
+    return problem.type in _MAY_APPEAR and not (call.grant is not None and call.grant.superseded)

@@ -1,0 +1,1 @@
+"""The execution of the tool calls that a model asks for, turn by turn."""

@@ -1,0 +1,123 @@
+"""``ExecutorContext``: what the turns of one executor share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+from toolbus.client.calls.call import Call, CallTarget
+from toolbus.client.confirmations.confirmation import Confirmer
+from toolbus.client.confirmations.grant import Grant
+from toolbus.client.executor.observations import LIMIT
+from toolbus.client.state import BusState
+from toolbus.client.tools.tool import Tool
+from toolbus.client.tools.view import ToolView
+from toolbus.confirmations import PATIENCE
+from toolbus.options import seconds
+from toolbus.results import ConfigurationError, ErrorInfo
+
+
+class ExecutorContext:
+    """The tools, options, observers and earlier results of an executor.
+
+    Attributes:
+        output_limit: most characters of an observation, for tools that set no limit of their own.
+        confirmer: asks for the confirmation of tools that declare ``confirm``.
+        confirm_anywhere: whether any process of the namespace may answer; by default only when there is no confirmer.
+        confirm_timeout: seconds that such a call waits for an answer, beside its own time.
+        model: the default of ``build_request``.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    def __init__(
+        self,
+        state: BusState,
+        *,
+        tools: ToolView | None = None,
+        options: Mapping[str, Any] | None = None,
+        output_limit: int = LIMIT,
+        confirmer: Confirmer | None = None,
+        confirm_timeout: float = PATIENCE,
+        confirm_anywhere: bool | None = None,
+        sequential: Collection[str] = (),
+        model: str = "",
+    ) -> None:
+        if output_limit < 1:
+            raise ConfigurationError(f"output_limit must be at least 1, not {output_limit!r}")
+        self._state = state
+        self._tools = tools
+        self._seen: tuple[ToolView, ToolView] | None = None
+        self._options = options or {}
+        self._sequential = frozenset(sequential)
+        self.output_limit = output_limit
+        self.confirmer = confirmer
+        self.confirm_timeout = seconds(confirm_timeout, "confirm_timeout")
+        self.confirm_anywhere = confirmer is None if confirm_anywhere is None else confirm_anywhere
+        self.model = model
+        self.memories = state.memories
+        self.preparers = state.preparers
+        self.events = state.events
+        self.confirmations = state.confirmations
+        self.user: str = self._options.get("user", "")
+        self.session: str = self._options.get("session", "")
+        self.waits = bool(self._options.get("wait")) and tools is None
+
+    @property
+    def tools(self) -> ToolView:
+        """The tools that may be called; others do not exist for the model."""
+        given = self._state.tools if self._tools is None else self._tools
+        if self._seen is None or self._seen[0] is not given:
+            self._seen = (given, given.filter(user=self.user))
+        return self._seen[1]
+
+    @property
+    def most_arguments(self) -> int:
+        """Most bytes of a call's arguments."""
+        return self._state.dispatcher.settings.max_request
+
+    def narrowed(self, tools: ToolView) -> Self:
+        """Return the same executor for other tools, with the same observers and earlier results."""
+        made = copy.copy(self)
+        made._tools, made._seen, made.waits = tools, None, False
+        return made
+
+    def find(self, name: str) -> Tool | None:
+        """Return the tool that a model means, if it may call it."""
+        return self.tools.by_wire_name(name) if name else None
+
+    def is_sequential(self, tool: Tool | None) -> bool:
+        """Return whether a tool's calls wait for the calls before them, and are waited for by those after them."""
+        return tool is not None and (tool.name in self._sequential or tool.descriptor.extensions.get("sequential") is True)
+
+    def stream(self, grant: Grant, arguments: Mapping[str, Any], call: str, patience: float) -> Call:
+        """Return one call on the bus, which may publish nothing but what was granted.
+
+        Args:
+            grant: the tool, and the permission if it needs one.
+            arguments: the prepared arguments.
+            call: the model's id of the call; it makes an idempotency key of the turn one of the call.
+            patience: seconds that the call waits for a worker, or 0.
+        """
+        options: dict[str, Any] = {**self._options}
+        if "wait" in options:
+            options["wait"] = patience or False
+        if key := options.get("idempotency_key"):
+            options["idempotency_key"] = f"{key}/{call}"
+        made = self._state.make_call(CallTarget(grant.tool.name), arguments, options, streaming=True)
+        made.grant = grant
+        return made
+
+    def patience(self) -> float:
+        """Return the seconds that a call waits for a worker to appear.
+
+        Raises:
+            ConfigurationError: the option is wrong.
+        """
+        return self._state.dispatcher.patience(self._options)
+
+    async def until_callable(self, name: str, patience: float) -> ErrorInfo | None:
+        """Wait until the tool that a model means can be called, at most ``patience`` seconds; return an error when it will not be."""
+        return await self._state.dispatcher.until_callable(lambda: self.find(name), self._options, patience)

@@ -1,0 +1,77 @@
+"""``ToolExecutor``: runs the calls that a model asks for, and answers in the model's own shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolbus.client.executor.context import ExecutorContext
+from toolbus.client.executor.toolcalls import ModelCall, tool_calls
+from toolbus.client.executor.turn import Turn
+from toolbus.envelope import new_id
+from toolbus.results import ConfigurationError, ToolResult
+
+
+class ToolExecutor(ExecutorContext):
+    """Runs a model's tool calls on a bus; ``bus.executor(…)`` makes one.
+
+    Every failure, also one of the model's own making, becomes an observation that tells the model what to do next, never an exception.
+    """
+
+    async def process_tool_calls(self, message: object, *, concurrent: bool = True) -> list[dict[str, Any]]:
+        """Run a turn's calls and return the messages that answer them, in order, ready to be added to the conversation.
+
+        None is affected by another's failure. A call that refers to an earlier one by ``{"$from": …}`` waits for it.
+
+        Args:
+            message: a message or response of OpenAI's chat completions or responses, or of Anthropic's messages, or a list of
+                calls; see ``tool_calls``.
+            concurrent: run the calls together instead of one after another.
+
+        Raises:
+            ConfigurationError: ``message`` is nothing of the kind, an option is wrong, or the bus is not open.
+        """
+        async with self.turn(message, concurrent=concurrent) as turn:
+            return await turn.messages()
+
+    def stream_tool_calls(self, message: object, *, concurrent: bool = True) -> Turn:
+        """Return a turn for ``async with`` and ``async for``: each event as it happens, and then ``messages()``.
+
+        Raises:
+            ConfigurationError: ``message`` is nothing of the kind.
+        """
+        return self.turn(message, concurrent=concurrent, streaming=True)
+
+    def turn(self, message: object, *, concurrent: bool = True, streaming: bool = False) -> Turn:
+        """Return a turn's calls for ``async with``, with their messages and results.
+
+        Args:
+            message: see ``process_tool_calls``.
+            concurrent: run the calls together instead of one after another.
+            streaming: the turn's events are read, too.
+
+        Raises:
+            ConfigurationError: ``message`` is nothing of the kind.
+        """
+        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming)
+
+    async def execute(self, name: str, arguments: object = None) -> ToolResult:
+        """Run one call as a model's: repaired, cast, validated, confirmed, observed and logged."""
+        async with self.turn([ModelCall(new_id(), name, arguments)]) as turn:
+            return (await turn.results())[0]
+
+    def build_request(self, messages: list[Any], **parameters: Any) -> dict[str, Any]:
+        """Return the body of a chat completion: ``{model, messages, tools, tool_choice: "auto"}`` and ``parameters``.
+
+        Without tools it mentions none, since an empty list is refused.
+
+        Raises:
+            ConfigurationError: neither the executor nor ``parameters`` name a model.
+        """
+        body: dict[str, Any] = {"model": self.model, "messages": messages}
+        tools = self.tools.definitions("openai")
+        if tools:
+            body |= {"tools": tools, "tool_choice": "auto"}
+        body |= parameters
+        if not body["model"]:
+            raise ConfigurationError("which model? pass build_request(messages, model=…) or bus.executor(model=…)")
+        return body

@@ -1,0 +1,63 @@
+"""``BusState``: what a bus, its views and its executors share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from toolbus.broker.protocols import Confirmations, Tallies
+from toolbus.client.calls.call import Call, CallTarget
+from toolbus.client.calls.dispatcher import Dispatcher
+from toolbus.client.confirmations.pending import PendingConfirmations
+from toolbus.client.executor.arguments import Preparers
+from toolbus.client.executor.observers import EventBus
+from toolbus.client.executor.references import Memories
+from toolbus.client.tools.view import ToolView
+
+
+class MakeCall(Protocol):
+    """Make a call that has not been published yet, within the bus's middleware if it has any."""
+
+    def __call__(self, target: CallTarget, arguments: Any, options: Mapping[str, Any], *, streaming: bool) -> Call:
+        """Return the call.
+
+        Raises:
+            ConfigurationError: an option is wrong, or the bus is not open.
+        """
+
+
+class BusState:
+    """The dispatcher of a bus, beside the earlier results, prepared schemas, observers and confirmations of its executors."""
+
+    def __init__(self, dispatcher: Dispatcher, make_call: MakeCall) -> None:
+        self.dispatcher = dispatcher
+        self.make_call = make_call
+        self.memories = Memories()
+        self.preparers = Preparers()
+        self.events = EventBus()
+        self.confirmations = PendingConfirmations(lambda: self.shared_confirmations)
+
+    @property
+    def tools(self) -> ToolView:
+        """The live tools of the namespace.
+
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
+        return self.dispatcher.opened().tools
+
+    @property
+    def tallies(self) -> Tallies:
+        """The counters that all processes of the namespace share."""
+        return self.dispatcher.opened().broker.tallies
+
+    @property
+    def shared_confirmations(self) -> Confirmations:
+        """The open requests of all processes of the namespace."""
+        return self.dispatcher.opened().broker.confirmations
+
+    async def end_session(self, user: str, session: str) -> None:
+        """End a session: cancel its calls, forget its results, and tell its services."""
+        self.dispatcher.check()
+        self.memories.forget(user, session)
+        await self.dispatcher.end_session(user, session)
