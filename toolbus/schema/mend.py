@@ -219,7 +219,7 @@ class _Mender:
                 bound = key.replace("exclusive", "").lower()
                 if value and key.startswith("exclusive") and bound in made:
                     made[key] = made.pop(bound)
-                self.note(path, f"said {key} as a bound")
+                self.note(path, f"wrote {key} as a bound")
 
     def _items(self, made: dict[str, Any], path: str) -> None:
         if isinstance(made.get("items"), list) and "$schema" not in made:
@@ -228,7 +228,7 @@ class _Mender:
                 made["items"] = made.pop("additionalItems")
             if not made["prefixItems"]:
                 del made["prefixItems"]
-            self.note(path, "said the list of items as prefixItems")
+            self.note(path, "wrote the list of items as prefixItems")
 
 
 def _read_types(words: list[Any]) -> tuple[list[str], dict[str, Any] | None]:

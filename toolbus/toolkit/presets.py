@@ -16,8 +16,8 @@ from toolbus.toolkit.checks import problems, target_of
 from toolbus.toolkit.entries import Preset, ToolEntry
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup
-from toolbus.toolkit.source import Source
 from toolbus.toolkit.service import ToolkitService
+from toolbus.toolkit.source import Source
 from toolbus.worker.modules import import_module
 
 MAX_BYTES = 32 * 1024 * 1024
