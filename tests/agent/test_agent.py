@@ -254,7 +254,7 @@ async def test_silence_is_one_line() -> None:
     silent = Canned(event({"content": "Hal"}))
     silent.hang = True
     async with endpoint([silent]) as model, ChatEndpoint(model.url, "k", silence=0.2) as chat:
-        with pytest.raises(EndpointError, match=r"said nothing for 0\.2 s"):
+        with pytest.raises(EndpointError, match=r"sent nothing for 0\.2 s"):
             await chat.complete({})
 
 

@@ -47,9 +47,9 @@ def toolbus_namespace() -> str:
 
 @pytest.fixture
 def toolbus_bus(toolbus_namespace: str) -> Serving:
-    """Serve tools in the test's namespace, as in ``async with toolbus_bus(service, function) as bus``.
+    """Return a function that serves tools in the test's namespace.
 
-    It serves in process unless ``url=toolbus_server.url`` is given. ``middleware`` goes around the handlers.
+    Use it as ``async with toolbus_bus(service, function) as bus``. It serves in process unless ``url=toolbus_server.url`` is given. ``middleware`` goes around the handlers.
     """
 
     @asynccontextmanager
