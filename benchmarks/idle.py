@@ -1,4 +1,4 @@
-"""Idle cost: what a worker and an agent that do nothing use, and what they ask of the server."""
+"""Measure the idle cost: what an idle worker and an idle agent use, and how many commands they send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTLE_SECONDS = 2.0
 
 
 def measure(server: RedisServer, toolbus: PeerSpec, seconds: float) -> dict[str, Any]:
-    """CPU of a core and commands per second over a while without calls."""
+    """Return the CPU use (share of a core) and the commands per second over a while without calls."""
     server.reset()
     agent_command = [sys.executable, "-P", "-m", "benchmarks.idle", "--url", server.url]
     try:
@@ -57,7 +57,7 @@ async def _agent(url: str) -> None:
 
 
 def main() -> None:
-    """Run the agent's process."""
+    """Run the process of the agent."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", required=True)
     asyncio.run(_agent(parser.parse_args().url))

@@ -1,4 +1,4 @@
-"""What isolation costs: an isolated echo beside a plain one, and how soon a killed child is replaced.
+"""Measure the cost of isolation: an isolated echo beside a plain one, and the time to replace a killed child.
 
 Run it with ``python -m benchmarks.isolation``; caller and worker share a process, over an embedded server.
 """
@@ -44,7 +44,7 @@ def spin() -> str:
 
 
 async def latencies(bus: ToolBus, name: str) -> list[float]:
-    """Milliseconds of calls, one after another."""
+    """Return the milliseconds of calls, one after another."""
     found: list[float] = []
     for _ in range(CALLS):
         begun = time.perf_counter()
@@ -55,7 +55,7 @@ async def latencies(bus: ToolBus, name: str) -> list[float]:
 
 
 async def after_kills(bus: ToolBus) -> list[float]:
-    """Milliseconds of the first call after a child was killed at its deadline."""
+    """Return the milliseconds of the first call after a child was killed at its deadline."""
     found: list[float] = []
     for _ in range(KILLS):
         await bus.call("spin", timeout=0.05)
@@ -66,7 +66,7 @@ async def after_kills(bus: ToolBus) -> list[float]:
 
 
 def idle_cost(pids: list[int]) -> str:
-    """Memory and processor time of a nursery and its children."""
+    """Return the memory and processor time of a fork server and its children."""
     family = [*pids, *(int(pid) for each in pids for pid in Path(f"/proc/{each}/task/{each}/children").read_text().split())]
     own = 0
     for pid in family:
@@ -76,7 +76,7 @@ def idle_cost(pids: list[int]) -> str:
 
 
 def switches(family: list[int]) -> int:
-    """How often the processes woke up within five seconds."""
+    """Return how often the processes woke up within five seconds."""
 
     def count() -> int:
         return sum(

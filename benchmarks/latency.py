@@ -1,4 +1,4 @@
-"""How long callers wait when something goes wrong: a worker killed in mid-stream, a call cancelled, a worker stopped.
+"""Measure how long callers wait when something goes wrong: a killed worker, a cancelled call, a stopped worker.
 
 Times of different processes are compared by the monotonic clock, which Linux shares between them.
 
@@ -26,7 +26,7 @@ from benchmarks.processes import Child, child
 from toolbus.broker.embedded import EmbeddedServer
 
 INTERVAL = 0.02
-# Independent pools that suffer at the same time: what is measured is waiting, not work.
+# Independent pools run at the same time, because waiting is measured, not work.
 POOLS = 5
 LIGHT_CALLS_PER_SECOND = 200
 _GIVEN_UP_AFTER = 20.0
@@ -36,7 +36,7 @@ _GIVEN_UP_AFTER = 20.0
 
 
 def recovery(kills: int, lease: float, seed: int) -> tuple[list[Limit], dict[str, Any]]:
-    """Kill a worker in mid-stream so many times; the longest silence its caller saw, each time."""
+    """Kill a worker in mid-stream ``kills`` times; return the limits on the longest silence of its caller, and all figures."""
     with EmbeddedServer() as server:
         silences = asyncio.run(_recovery(server.url, kills, lease, seed))
     print(f"longest silence: p50 {quantile(silences, 0.5):.2f} s, p99 {quantile(silences, 0.99):.2f} s, {spread(silences, 2)} s")
@@ -53,7 +53,7 @@ async def _recovery(url: str, kills: int, lease: float, seed: int) -> list[float
 
 
 class _Pool:
-    """Two workers, of which one after the other is killed, and an agent that reads a stream."""
+    """Two workers that are killed one after the other, and an agent that reads a stream."""
 
     def __init__(self, url: str, number: int, lease: float, seed: int) -> None:
         self.url = url
@@ -63,7 +63,7 @@ class _Pool:
         self.workers: dict[int, Child] = {}
 
     async def suffer(self, kills: int) -> list[float]:
-        """Kill and measure so many times."""
+        """Kill and measure ``kills`` times."""
         from toolbus import Settings, ToolBus
 
         settings = Settings.load({}, url=self.url, namespace=self.namespace, lease=self.lease)
@@ -74,7 +74,7 @@ class _Pool:
                 silences = []
                 for _ in range(kills):
                     await self._spawn()
-                    # A worker that has just connected judges nobody's lease for one lease.
+                    # For one lease after it connected, a worker does not take over other workers' requests.
                     await asyncio.sleep(self.lease * (1 + self.chance.random()))
                     silences.append(await self._silence(bus))
                 return silences
@@ -88,7 +88,7 @@ class _Pool:
         await asyncio.to_thread(worker.expect, "ready", 30)
 
     async def _silence(self, bus: Any) -> float:
-        """Kill the worker of a stream somewhere in it; the longest time between two of its pieces."""
+        """Kill the worker of a stream somewhere in the middle; return the longest time between two pieces."""
         from toolbus import Reset, Started, Text
 
         kill_after = 0.2 + self.chance.random()
@@ -100,7 +100,7 @@ class _Pool:
                 if isinstance(event, Started):
                     first = first or event.worker
                 elif isinstance(event, Reset):
-                    raise RuntimeError("the stream started anew")  # noqa: TRY004 - not a matter of types
+                    raise RuntimeError("the stream started anew")  # noqa: TRY004 - not an error of types
                 elif isinstance(event, Text):
                     longest, last = max(longest, now - last), now
                     if not killed and now > began + kill_after:
@@ -117,7 +117,7 @@ class _Pool:
 
 
 def cancelling(cancels: int) -> tuple[list[Limit], dict[str, Any]]:
-    """Cancel so many running calls, and stop idle workers; the time until the handler, and the process, notices."""
+    """Cancel running calls, and stop idle workers; measure the time until the handler or the process reacts."""
     with EmbeddedServer() as server, tempfile.TemporaryDirectory(prefix="toolbus-bench-") as folder:
         log = Path(folder, "cancelled")
         asked = asyncio.run(_cancelling(server.url, cancels, log))
@@ -134,7 +134,7 @@ def cancelling(cancels: int) -> tuple[list[Limit], dict[str, Any]]:
 
 
 async def _cancelling(url: str, cancels: int, log: Path) -> dict[int, float]:
-    """When each call was cancelled."""
+    """Return the time at which each call was cancelled."""
     from toolbus import Started, ToolBus
 
     asked: dict[int, float] = {}
@@ -156,7 +156,7 @@ async def _cancelling(url: str, cancels: int, log: Path) -> dict[int, float]:
 
 @contextlib.asynccontextmanager
 async def _light_load(bus: Any) -> AsyncIterator[None]:
-    """Some other calls all the while."""
+    """Make other calls in the background."""
 
     async def load() -> None:
         while True:
@@ -174,7 +174,7 @@ async def _light_load(bus: Any) -> AsyncIterator[None]:
 
 
 async def _stopping(url: str, runs: int) -> list[float]:
-    """Milliseconds from SIGTERM to the end of a worker that has nothing to do."""
+    """Return the milliseconds from SIGTERM to the end of an idle worker."""
     from toolbus import ToolBus
 
     took = []
@@ -206,7 +206,7 @@ async def _serve(url: str, namespace: str, lease: float, log: Path) -> None:
 
     @tool(service="latency", effect="read")
     async def tick(began: float):
-        """Say each interval's number since a moment; a start that comes late says what was due at once."""
+        """Yield the numbers of the intervals since a moment; a late start yields all that are due at once."""
         number = 0
         while True:
             while began + number * INTERVAL <= time.monotonic():
@@ -216,7 +216,7 @@ async def _serve(url: str, namespace: str, lease: float, log: Path) -> None:
 
     @tool(service="latency", effect="read")
     async def hang(number: int) -> str:
-        """Wait to be cancelled, and write down when."""
+        """Wait to be cancelled, and write down the time."""
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -234,14 +234,14 @@ async def _serve(url: str, namespace: str, lease: float, log: Path) -> None:
     settings = Settings.load({}, url=url, namespace=namespace, lease=lease, log_level="error")
     worker = Worker([tick, hang, echo], settings=settings)
     serving = asyncio.create_task(worker.run())
-    while not worker.healthy:  # noqa: ASYNC110 - it has no event for this, and 10 ms are nothing here
+    while not worker.healthy:  # noqa: ASYNC110 - there is no event for this, and 10 ms don't matter here
         await asyncio.sleep(0.01)
     ready()
     await serving
 
 
 def main() -> None:
-    """Run a worker's process."""
+    """Run the process of a worker."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True)
     parser.add_argument("--namespace", required=True)

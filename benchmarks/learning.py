@@ -1,4 +1,4 @@
-"""What learning wins and never loses, on generated logs whose truth is known, and how quickly sentences find actions.
+"""Measure the gains of learning on generated logs with known success rates, and how quickly sentences find actions.
 
 ``python -m benchmarks.learning [--seeds 30] [--noise-seeds 300]`` prints the tables of docs/learning.md; it takes about three minutes.
 """
@@ -20,20 +20,20 @@ OPTIONS = Options(resamples=300)
 
 
 def evaluation(world: World) -> Evaluation:
-    """A generated log, its first 70 % learned from and the rest replayed."""
+    """Generate a log, learn from its first 70 % and replay the rest."""
     made = generate(world)
     return evaluate(made.static, made.texts, episodes(made.executions), Parameters(), OPTIONS)
 
 
 def interval(values: Sequence[float]) -> str:
-    """The mean, and twice its standard error either way."""
+    """Return the mean, with twice its standard error in both directions."""
     error = 2 * statistics.stdev(values) / math.sqrt(len(values))
     mean = statistics.mean(values)
     return f"{mean:+.1%} [{mean - error:+.1%}, {mean + error:+.1%}]"
 
 
 def gains(seeds: int) -> None:
-    """hit@3 of learned against static scores, by how wrong those are and how long the log is."""
+    """Print hit@3 of learned against static scores, by how wrong those are and how long the log is."""
     print(f"hit@3, learned against static, {seeds} seeds each")
     print("wrong  episodes  mean relative gain          >= 20 %  CI > 0  CI < 0")
     for wrong, count in ((0.0, 600), (0.3, 600), (0.6, 200), (0.6, 600), (0.6, 2000), (1.0, 600)):
@@ -45,13 +45,13 @@ def gains(seeds: int) -> None:
 
 
 def _gain(found: Evaluation) -> tuple[float, float, float]:
-    """The relative gain, and the interval of the difference."""
+    """Return the relative gain, and the interval of the difference."""
     comparison = next(each for each in found.comparisons if each.measure == "hit@3")
     return comparison.relative.value or 0.0, comparison.difference.low or 0.0, comparison.difference.high or 0.0
 
 
 def policies(seeds: int) -> None:
-    """Every policy's mean over seeds."""
+    """Print every policy's mean over seeds."""
     print(f"\nmeans of {seeds} seeds, wrong 0.6, 600 episodes")
     print("policy          hit@1  hit@3  hit@5  mrr    reach  shown  brier  ece")
     rows: dict[str, list[list[float | None]]] = {}
@@ -64,7 +64,7 @@ def policies(seeds: int) -> None:
 
 
 def noise(seeds: int) -> None:
-    """How often a log of pure noise changes any score."""
+    """Print how often a log of pure noise changes any score."""
     changed = 0
     for seed in range(seeds):
         made = generate(World(seed=seed, noise=True))
@@ -73,7 +73,7 @@ def noise(seeds: int) -> None:
 
 
 def starting(count: int = 10_000, queries: int = 1000) -> None:
-    """Milliseconds to rank actions of twenty words, of a vocabulary with Zipf's frequencies."""
+    """Print the milliseconds to rank actions of twenty words, from a vocabulary with Zipf's frequencies."""
     draw = random.Random(1)
     vocabulary = [f"{draw.getrandbits(40):x}" for _ in range(5000)]
     weights = [1 / (rank + 1) for rank in range(5000)]
@@ -92,7 +92,7 @@ def starting(count: int = 10_000, queries: int = 1000) -> None:
 
 
 def main() -> None:
-    """Everything."""
+    """Run all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=30, help="seeds of each world (30)")
     parser.add_argument("--noise-seeds", type=int, default=300, help="logs of pure noise (300)")

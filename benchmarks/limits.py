@@ -1,4 +1,4 @@
-"""Figures with a limit: a table of them with PASS or FAIL, and the same as JSON."""
+"""Compare figures with limits: print a table with PASS or FAIL, and write the same as JSON."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Limit:
-    """A figure that must not be above (or, with ``least``, not below) a limit.
+    """A figure that must not be above a limit (or, with ``least``, not below it).
 
     Attributes:
-        name: what was measured.
-        value: the figure.
+        name: name of the figure.
+        value: measured value.
         limit: its limit.
-        unit: of both.
-        least: the limit is the least that will do.
-        detail: spread, or where the figure comes from.
+        unit: unit of both.
+        least: whether the limit is a minimum.
+        detail: spread or origin of the figure.
     """
 
     name: str
@@ -32,18 +32,18 @@ class Limit:
 
     @property
     def passed(self) -> bool:
-        """Whether the limit is kept."""
+        """Whether the figure keeps its limit."""
         return self.value >= self.limit if self.least else self.value <= self.limit
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that this share of the values does not exceed."""
+    """Return the value that this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Median, and least to most."""
+    """Return the median, and the range from least to most."""
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
 
 

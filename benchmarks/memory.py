@@ -1,4 +1,4 @@
-"""Memory of calls that wait: what ten thousand of them add to the agent's process and to the worker's.
+"""Measure the memory of waiting calls: what ten thousand of them add to the processes of agent and worker.
 
 python -m benchmarks.memory worker --url redis://127.0.0.1:6379 --namespace n --calls 10000     (one of the two processes)
 """
@@ -31,7 +31,7 @@ _SETTLE_SECONDS = 1.0
 
 
 def measure(calls: int, runs: int) -> tuple[list[Limit], dict[str, Any]]:
-    """Hold so many calls in flight, with fresh processes in each run; bytes of resident memory per call in either."""
+    """Hold ``calls`` calls in flight, with new processes in each run; measure the resident memory per call of each process."""
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     with EmbeddedServer() as server:
         for number in range(runs):
@@ -49,7 +49,7 @@ def measure(calls: int, runs: int) -> tuple[list[Limit], dict[str, Any]]:
 
 
 def _per_call(url: str, namespace: str, calls: int) -> dict[str, float]:
-    """Bytes that one call adds to each side."""
+    """Return the bytes that one call adds to each side."""
     with (
         child("the worker", _command("worker", url, namespace, calls)) as worker,
         child("the agent", _command("agent", url, namespace, calls)) as agent,
@@ -63,7 +63,7 @@ def _per_call(url: str, namespace: str, calls: int) -> dict[str, float]:
         after = {side: _ask(process, "look") for side, process in sides.items()}
         if any(found["running"] != calls for found in after.values()):
             raise RuntimeError(f"not all of {calls} calls are in flight: {after}")
-        # So that neither has anything to wait for when it is stopped.
+        # Cancelled calls leave neither process with anything to wait for when it is stopped.
         _ask(agent, "cancel")
         _until_running(worker, 0)
         for process in sides.values():
@@ -81,7 +81,7 @@ def _ask(process: Child, order: str) -> dict[str, int]:
 
 
 def _until_running(worker: Child, calls: int) -> None:
-    """Wait until the worker runs so many calls, and a little longer, so that all that this took is over."""
+    """Wait until the worker runs this many calls, and a little longer until the effects of starting them are over."""
     limit = time.monotonic() + _STEP_SECONDS
     while _ask(worker, "look")["running"] != calls:
         if time.monotonic() > limit:
@@ -94,7 +94,7 @@ def _until_running(worker: Child, calls: int) -> None:
 
 
 async def _obey(running: Callable[[], int], orders: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-    """Carry out each order on standard input, and answer with this process's memory and calls in flight; an empty line is the last."""
+    """Carry out each order from standard input, and answer with this process's memory and calls in flight; end at an empty line."""
     loop = asyncio.get_running_loop()
     ready()
     while order := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
@@ -118,7 +118,7 @@ async def _worker(url: str, namespace: str, calls: int) -> None:
 
     worker = Worker([hold], url=url, namespace=namespace, concurrency=calls)
     serving = asyncio.create_task(worker.run())
-    while not worker.healthy:  # noqa: ASYNC110 - it has no event for this, and 10 ms are nothing here
+    while not worker.healthy:  # noqa: ASYNC110 - there is no event for this, and 10 ms don't matter here
         await asyncio.sleep(0.01)
     obeying = asyncio.create_task(_obey(lambda: worker.statistics()["running"], {}))
     await serving
@@ -133,7 +133,7 @@ async def _agent(url: str, namespace: str, calls: int) -> None:
     async def call() -> None:
         for _ in range(calls):
             held.append(asyncio.create_task(bus.call("hold", {"text": TEXT, "wait": True}, timeout=TIMEOUT)))
-            # A burst would be measured by the buffers it fills, not by the calls that wait.
+            # With a burst, the buffers that it fills would be measured instead of the waiting calls.
             if len(held) % _AT_ONCE == 0:
                 await asyncio.sleep(0.005)
 
@@ -144,7 +144,7 @@ async def _agent(url: str, namespace: str, calls: int) -> None:
 
     async with ToolBus(settings=Settings.load({}, url=url, namespace=namespace, queue_limit=2 * calls)) as bus:
         await bus.wait_for_tool("hold", timeout=_STEP_SECONDS)
-        # What comes with the first calls is not part of any.
+        # Memory that the first calls allocate once is not part of any call's.
         await asyncio.gather(*(bus.call("hold", {"text": TEXT, "wait": False}) for _ in range(_WARM)))
         await _obey(lambda: bus.statistics()["in_flight"], {"call": call, "cancel": cancel})
 

@@ -1,4 +1,4 @@
-"""The peers of ``peers.toml``, and the virtual environments that the harness makes for them."""
+"""Load the peers of ``peers.toml``, and make their virtual environments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTALL_SECONDS = 300.0
 
 
 class InstallError(Exception):
-    """A peer's environment could not be made."""
+    """The environment of a peer could not be made."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class PeerSpec:
 
     @property
     def python(self) -> Path:
-        """The interpreter that runs its adapter."""
+        """The interpreter that runs the peer's adapter."""
         return VENVS / self.name / "bin" / "python" if self.requirements else Path(sys.executable)
 
     @property
     def version(self) -> str:
-        """The pinned version of the package itself."""
+        """The pinned version of the peer's package."""
         return self.requirements[0].partition("==")[2] if self.requirements else "this checkout"
 
     def command(self, subcommand: str, **options: Any) -> list[str]:
-        """The command line of its adapter."""
+        """Return the command line of the peer's adapter."""
         words = [str(self.python), "-P", "-m", f"benchmarks.adapters.{self.adapter}", subcommand]
         for name, value in options.items():
             words += [f"--{name}", str(value)]
@@ -56,7 +56,7 @@ class PeerSpec:
 
 
 def load() -> dict[str, PeerSpec]:
-    """Every peer, by name, in the order of the file."""
+    """Return every peer by name, in the order of the file."""
     tables = tomllib.loads((HERE / "peers.toml").read_text())
     return {name: _spec(name, table) for name, table in tables.items()}
 
@@ -67,23 +67,23 @@ def _spec(name: str, table: dict[str, Any]) -> PeerSpec:
 
 
 def missing_server(spec: PeerSpec) -> str:
-    """Why a peer can't run on this machine, or nothing."""
+    """Return why a peer can't run on this machine, or an empty text."""
     if spec.server == "nats" and shutil.which("nats-server") is None:
         return "`nats-server` is not on PATH"
     return ""
 
 
 def environment() -> dict[str, str]:
-    """The environment of adapters: this checkout importable, the harness's own settings not inherited."""
+    """Return the environment of adapters: this checkout can be imported, settings of the harness are not inherited."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLBUS_", "PYTHON"))}
     return {**kept, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TOOLBUS_LOG_LEVEL": "error"}
 
 
 def install(spec: PeerSpec) -> None:
-    """Make a peer's environment unless it is there as pinned.
+    """Make the environment of a peer, unless it already exists with the pinned versions.
 
     Raises:
-        InstallError: with the last line pip wrote.
+        InstallError: pip failed; the message is the last line that it wrote.
     """
     if not spec.requirements:
         return

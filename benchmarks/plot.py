@@ -1,4 +1,4 @@
-"""A bar chart as SVG, written by hand: nothing to install, the same on every machine."""
+"""Draw a bar chart as SVG by hand: nothing to install, and the same on every machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHER = "#2563eb"
 
 
 def bars(title: str, unit: str, rows: list[Row]) -> str:
-    """Rates per number of callers on a logarithmic axis, with the spread of the rounds as a line."""
+    """Return rates per number of callers on a logarithmic axis, with the spread of the rounds as a line."""
     levels = sorted({row.concurrency for row in rows})
     top = max((row.high for row in rows), default=1.0)
     bottom = max(1.0, min((row.low for row in rows), default=1.0) / 2)

@@ -1,4 +1,4 @@
-"""Child processes: started in sessions of their own, watched through /proc, and always ended."""
+"""Run child processes in their own sessions, watch them through /proc, and always end them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ChildError(Exception):
-    """A child process ended or stayed silent when it should not have."""
+    """A child process ended or stayed silent unexpectedly."""
 
 
 class Child:
-    """A process with a session of its own, so that what it starts is counted and ended with it."""
+    """A process in its own session, so that its children are counted and ended with it."""
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
@@ -43,24 +43,24 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id, which is also its session and its group."""
+        """The process id, which is also the id of its session and its group."""
         return self.process.pid
 
     def cpu(self) -> float:
-        """CPU seconds of the session so far, the children it has reaped included."""
+        """Return the CPU seconds of the session so far, including children that it has reaped."""
         return session_cpu(self.pid)
 
     def write(self, line: str) -> None:
-        """Send a line to its standard input."""
+        """Write a line to its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
     def line(self, timeout: float) -> str:
-        """The next line of its standard output.
+        """Return the next line of its standard output.
 
         Raises:
-            ChildError: it ended or wrote none in time.
+            ChildError: it ended, or wrote no line in time.
         """
         try:
             line = self._lines.get(timeout=max(0.0, timeout))
@@ -74,17 +74,17 @@ class Child:
         """Read lines until one is ``word``.
 
         Raises:
-            ChildError: it ended or did not say it in time.
+            ChildError: it ended, or did not write the word in time.
         """
         limit = time.monotonic() + timeout
         while self.line(max(0.0, limit - time.monotonic())) != word:
             pass
 
     def wait(self, timeout: float) -> None:
-        """Wait until it ends by itself.
+        """Wait until it ends on its own.
 
         Raises:
-            ChildError: it did not end in time, or with a failure.
+            ChildError: it did not end in time, or it failed.
         """
         try:
             code = self.process.wait(timeout)
@@ -94,7 +94,7 @@ class Child:
             raise ChildError(f"{self.name} ended with code {code}{self._reason()}")
 
     def stop(self, grace: float = 3.0) -> None:
-        """Terminate the session, and kill what is left of it after the grace period."""
+        """Terminate the session, and kill the remaining processes after the grace period (seconds)."""
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(grace)
@@ -106,7 +106,7 @@ class Child:
                     pipe.close()
 
     def _read(self) -> None:
-        """Read its output as it comes, so that a process that writes much is never held up."""
+        """Read its output continuously, so that a process that writes much is never held up."""
         assert self.process.stdout is not None
         with contextlib.suppress(OSError, ValueError):
             for line in self.process.stdout:
@@ -125,7 +125,7 @@ class Child:
 
 @contextlib.contextmanager
 def child(name: str, command: list[str], grace: float = 3.0) -> Iterator[Child]:
-    """A child process that is ended with the block."""
+    """Run a child process for the duration of a ``with``."""
     process = Child(name, command)
     try:
         yield process
@@ -134,7 +134,7 @@ def child(name: str, command: list[str], grace: float = 3.0) -> Iterator[Child]:
 
 
 def session_cpu(session: int) -> float:
-    """CPU seconds used by the processes of a session."""
+    """Return the CPU seconds used by the processes of a session."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ def session_cpu(session: int) -> float:
 
 
 def resident() -> int:
-    """Bytes of this process's memory that are resident now."""
+    """Return the bytes of this process's resident memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""The report: Markdown, one plot per workload, the raw measurements as JSON, and a table for the terminal."""
+"""Write the report: Markdown, one plot per workload, raw measurements as JSON, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ NOT_ON_TERMINAL = {"p90 ms"}
 METHOD = """\
 One client process, one worker process (unless a heading says otherwise) and one server share the machine. Callers call in
 closed loops: each awaits its result before it calls again. Rates and latencies are medians over the rounds, the spread is
-from the slowest round to the fastest. CPU (µs, from /proc) and server commands (from INFO commandstats, those inside scripts
-included) are per unit of work. Every asyncio peer runs on uvloop, on both sides; dramatiq and Celery have blocking clients,
-so their callers are threads. "Best peer" is the fastest one over Redis; nats-py, which keeps nothing, is shown beside them.
+from the slowest round to the fastest. CPU (µs, from /proc) and server commands (from INFO commandstats, including those inside
+scripts) are per unit of work. Every asyncio peer runs on uvloop, on both sides; dramatiq and Celery have blocking clients,
+so their callers are threads. "Best peer" is the fastest one over Redis; nats-py, which stores nothing, is shown beside them.
 In streams that trickle, a chunk's way from the tool to the caller is timed by the clock that processes share."""
 
 
 @dataclass
 class Outcome:
-    """Everything a run found out.
+    """The findings of a run.
 
     Attributes:
         absent: peers that did not take part, with the reason.
-        extras: figures of the measurements that only toolbus has, by heading.
+        extras: figures of measurements for toolbus only, by heading.
     """
 
     plan: Plan
@@ -64,7 +64,7 @@ class Outcome:
         return {spec.name: spec for spec in self.plan.peers}
 
     def failures(self) -> dict[str, str]:
-        """Why a peer or a measurement has no clean result, one reason each."""
+        """Return the reason why a peer or a measurement has no clean result, one each."""
         found = dict(self.absent)
         for one in self.measurements:
             if one.failure:
@@ -76,7 +76,7 @@ class Outcome:
 
 
 def write(outcome: Outcome, folder: Path) -> Path:
-    """Write the report into a folder, and say where it is."""
+    """Write the report into a folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = _head(outcome)
     for workload in outcome.plan.workloads:
@@ -96,7 +96,7 @@ def write(outcome: Outcome, folder: Path) -> Path:
 
 
 def print_tables(outcome: Outcome) -> None:
-    """Print every workload's table, the extra figures and what failed."""
+    """Print the table of every workload, the extra figures and the failures."""
     from rich.console import Console
     from rich.table import Table
 
@@ -155,7 +155,7 @@ def _table(workload: Workload, found: list[Row]) -> list[str]:
 
 
 def _crowding(found: list[Row]) -> list[str]:
-    """What trickling in a crowd adds to a chunk's time, where a peer was measured alone as well."""
+    """Return what many streams add to the time of a chunk, for peers that were also measured with one."""
     alone = {row.peer: row for row in found if row.concurrency == 1}
     return [
         f"- {row.peer}: {row.concurrency} streams instead of one change the time of a chunk by "

@@ -1,4 +1,4 @@
-"""The measurements: rounds in which the peers take turns, so that a slow minute of the machine meets them all."""
+"""Run the measurements in rounds in which the peers take turns, so that a slow minute of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from benchmarks.servers import Server
 from benchmarks.workloads import Workload
 
 READY_SECONDS = 30.0
-START_SECONDS = 30.0  # until a client has its first answer; the contract's probe gives up before
+START_SECONDS = 30.0  # until a client has its first answer; the contract's probe gives up earlier
 DRAIN_SECONDS = 30.0
-FAILURES = 2  # after as many rounds with a failure a peer is left out of a workload
+FAILURES = 2  # after this many rounds with a failure, a peer is left out of a workload
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
+    """A plan of measurements.
 
     Attributes:
         mode: ``quick`` or ``full``.
-        peers: in any order; each round shuffles them.
-        workloads: in this order.
-        rounds: how often each measurement is repeated.
-        seconds: length of one.
-        warmup: seconds of load before it.
-        seed: of the shuffling.
+        peers: peers in any order; each round shuffles them.
+        workloads: workloads in this order.
+        rounds: number of repetitions of each measurement.
+        seconds: length of one measurement.
+        warmup: seconds of load before each measurement.
+        seed: seed of the shuffling.
         levels: numbers of concurrent callers, instead of each workload's own.
     """
 
@@ -48,12 +48,12 @@ class Plan:
     levels: tuple[int, ...] = ()
 
     def levels_of(self, workload: Workload, spec: PeerSpec) -> list[int]:
-        """Numbers of concurrent callers that a peer is measured at."""
+        """Return the numbers of concurrent callers for a peer."""
         levels = self.levels or workload.levels(self.mode) or workload.full
         return [level for level in levels if level <= spec.most]
 
     def taking_part(self, workload: Workload) -> list[PeerSpec]:
-        """The peers that offer a workload's operation."""
+        """Return the peers that offer a workload's operation."""
         return [spec for spec in self.peers if workload.operation in spec.offers]
 
 
@@ -81,13 +81,13 @@ class Measurement:
     failure: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Counters at one edge of a window."""
+    """The counters at the start or the end of a window."""
 
     client: float
     worker: float
@@ -119,7 +119,7 @@ class _Visit:
             made: list[Measurement] = []
             for level in levels:
                 made.append(self._measure_at(level, workers))
-                if not made[-1].rate:  # what does not answer now would take its time to fail at every other level too
+                if not made[-1].rate:  # a peer that does not answer would time out at every other level, too
                     return made
             return made
 
@@ -176,7 +176,7 @@ class _Visit:
 
 
 def run(plan: Plan, servers: dict[str, Server]) -> list[Measurement]:
-    """Make every measurement of a plan; one that fails is in the list with its reason."""
+    """Make every measurement of a plan; a failed one is in the list with its reason."""
     chance = random.Random(plan.seed)
     found: list[Measurement] = []
     failures: Counter[tuple[str, str]] = Counter()

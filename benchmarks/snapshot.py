@@ -1,7 +1,7 @@
-"""A large registry: what ten thousand services cost an agent that opens its bus, and the server that hands them over.
+"""Measure a large registry: the cost of ten thousand services for an agent that opens its bus, and for the server.
 
-Tools come in two forms: with a list of arguments, as service classes have it, and with the JSON Schema that is derived
-from a function. Each form has a namespace of its own, and each run an agent's process of its own.
+Tools come in two forms: with a list of arguments, as service classes have it, and with the JSON Schema derived from a
+function. Each form has its own namespace, and each run its own agent process.
 
     python -m benchmarks.snapshot --url redis://127.0.0.1:6379 --namespace n --tools 20000     (an agent's process)
 """
@@ -44,7 +44,7 @@ _OPEN_SECONDS = 60.0
 
 
 class Weather(ToolService):
-    """Tools in the two-tier form."""
+    """Publishes tools in the two-tier form."""
 
     id = "weather"
     description = "Weather reports and forecasts of one region, from the stations of the national service."
@@ -60,7 +60,7 @@ class Weather(ToolService):
     )
 
     async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
-        """Not called: what is measured is what it publishes."""
+        """Return nothing: only the publication is measured."""
         return ""
 
 
@@ -92,7 +92,7 @@ FORMS: dict[str, list[Any]] = {"arguments": [Weather], "schema": [search, fetch]
 
 
 def measure(services: int, runs: int) -> tuple[list[Limit], dict[str, Any]]:
-    """Fill a registry with so many services, and have agents open their buses on it, one after the other."""
+    """Fill a registry with services, and let agents open their buses on it, one after the other."""
     limits: list[Limit] = []
     figures: dict[str, Any] = {"services": services}
     with EmbeddedServer() as server, redis.Redis.from_url(server.url, socket_timeout=60) as client:
@@ -113,7 +113,7 @@ def measure(services: int, runs: int) -> tuple[list[Limit], dict[str, Any]]:
 
 
 def _publications(served: list[Any], services: int) -> Iterator[Publication]:
-    """What so many services publish: the same tools, under names and descriptions of their own."""
+    """Yield the publications of services with the same tools under different names and descriptions."""
     one = collect(served, Settings.load({}))[0].publication
     for number in range(services):
         service = f"{one.service.id}-{number:05}"
@@ -127,7 +127,7 @@ def _publications(served: list[Any], services: int) -> Iterator[Publication]:
 
 
 async def _register(url: str, namespace: str, publications: Iterator[Publication]) -> float:
-    """Register as a worker does, and let the leases run on; returns the seconds it took."""
+    """Register as a worker does, and let the leases run on; return the seconds it took."""
     link = ShortLink(Connector(url))
     await link.connect()
     registry = Registry(link, Keys(namespace), Settings.load({}, url=url, namespace=namespace, lease=_LEASE))
@@ -141,20 +141,20 @@ async def _register(url: str, namespace: str, publications: Iterator[Publication
 
 
 def _opened(url: str, namespace: str, tools: int) -> dict[str, float]:
-    """Have an agent open its bus, in a process of its own."""
+    """Let an agent open its bus in its own process."""
     command = [sys.executable, "-P", "-m", "benchmarks.snapshot", "--url", url, "--namespace", namespace, "--tools", str(tools)]
     with child("the agent", command) as agent:
         return json.loads(agent.line(_OPEN_SECONDS))
 
 
 def _log_everything(client: redis.Redis) -> None:
-    """Have the server's slow log take in every command from now on."""
+    """Let the server's slow log record every command from now on."""
     client.config_set("slowlog-log-slower-than", 0)
     client.slowlog_reset()
 
 
 def _longest(client: redis.Redis) -> tuple[float, str]:
-    """The longest command since then, in milliseconds, and its name."""
+    """Return the longest command since then, in milliseconds, and its name."""
     entries = client.slowlog_get(100_000)
     client.config_set("slowlog-log-slower-than", -1)
     return max((entry["duration"] / 1000, scripttimes.name_of(entry["command"])) for entry in entries)
@@ -182,13 +182,13 @@ def _limits(form: str, opened: list[dict[str, float]], held: list[tuple[float, s
 
 
 async def _agent(url: str, namespace: str, tools: int) -> dict[str, float]:
-    """Open a bus; the seconds until all tools are known, and the bytes of resident memory that this added."""
+    """Open a bus; return the seconds until all tools are known, and the bytes of resident memory that this added."""
     from toolbus import ToolBus
 
     gc.collect()
     before, began = resident(), time.monotonic()
     async with ToolBus(url, namespace=namespace) as bus, asyncio.timeout(_OPEN_SECONDS):
-        while len(bus.tools) < tools:  # noqa: ASYNC110 - what is measured is the public catalogue, and a snapshot has it at once
+        while len(bus.tools) < tools:  # noqa: ASYNC110 - the public catalogue is measured, which a snapshot fills at once
             await asyncio.sleep(0.001)
         seconds = time.monotonic() - began
         gc.collect()
@@ -196,7 +196,7 @@ async def _agent(url: str, namespace: str, tools: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run an agent's process."""
+    """Run the process of an agent."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True)
     parser.add_argument("--namespace", required=True)

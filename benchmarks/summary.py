@@ -1,4 +1,4 @@
-"""Medians, spreads and ratios of the measurements."""
+"""Compute medians, spreads and ratios of the measurements."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Row:
     """One peer at one number of callers: medians over the rounds.
 
     Attributes:
-        low: the slowest round's rate.
-        high: the fastest round's.
-        to_peer: the rate as a multiple of the fastest peer's over Redis.
-        to_floor: the rate as a share of the floor's.
-        p50_to_peer: the median latency as a multiple of the lowest among peers over Redis.
-        p50_to_floor: the same to the floor's.
+        low: rate of the slowest round.
+        high: rate of the fastest round.
+        to_peer: rate as a multiple of the fastest peer's over Redis.
+        to_floor: rate as a share of the floor's.
+        p50_to_peer: median latency as a multiple of the lowest among peers over Redis.
+        p50_to_floor: median latency as a multiple of the floor's.
     """
 
     peer: str
@@ -45,18 +45,18 @@ class Row:
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """The median of those that are there."""
+    """Return the median of the known values."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    """A quotient, where there is one."""
+    """Return a quotient, or None where there is none."""
     return value / base if value is not None and base else None
 
 
 def rows(measurements: Iterable[Measurement], workload: str, specs: dict[str, PeerSpec]) -> list[Row]:
-    """A workload's rows, by number of callers and then by rate."""
+    """Return a workload's rows, by number of callers and then by rate."""
     groups: dict[tuple[int, str], list[Measurement]] = {}
     for one in measurements:
         if one.workload == workload and one.rate:

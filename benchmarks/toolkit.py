@@ -1,4 +1,4 @@
-"""Recommendations from a large toolkit graph: how long one takes, by how far it walks."""
+"""Measure recommendations from a large toolkit graph by the number of hops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEXT_EDGES = 10
 
 
 def measure(actions: int, tools: int, recommendations: int, seed: int) -> tuple[list[Limit], dict[str, Any]]:
-    """Recommend from random actions of a random graph; milliseconds at each number of hops, and what came of it."""
+    """Recommend from random actions of a random graph; measure the milliseconds and the size of the result for each number of hops."""
     chance = random.Random(seed)
     toolkit = _random_toolkit(actions, tools, chance)
     starts = [f"action {chance.randrange(actions)}" for _ in range(recommendations)]
@@ -39,7 +39,7 @@ def measure(actions: int, tools: int, recommendations: int, seed: int) -> tuple[
 
 
 def _random_toolkit(actions: int, tools: int, chance: random.Random) -> Toolkit:
-    """Every action leads to ten others; every tool is called by one; scores are anywhere from 0 to 1."""
+    """Return a graph where every action leads to ten others and every tool is called by one action, with random scores."""
     toolkit = Toolkit()
     for number in range(actions):
         toolkit.add_vertex(f"action {number}", data=Action(f"action {number}", f"Action {number}", "does something"))

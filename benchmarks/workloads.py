@@ -1,14 +1,14 @@
-"""What is measured: every workload is one entry of one table.
+"""The workloads: each is one entry of a table.
 
-An adapter offers up to four operations, and a workload is made of one of them:
+An adapter offers up to four operations, and a workload uses one of them:
 
 - ``echo(text)``: the worker returns its argument;
-- ``nap(seconds)``: the worker sleeps, as a tool does that waits for a network;
+- ``nap(seconds)``: the worker sleeps, like a tool that waits for a network;
 - ``chunks(count, size)``: the worker streams text, yielding to its event loop between chunks;
-- ``trickle(count, size, seconds)``: the worker streams text that says when it left, one chunk each so many seconds.
+- ``trickle(count, size, seconds)``: the worker streams text with the time of sending, one chunk every ``seconds``.
 
-This module is imported by the harness and by every adapter, hence in every peer's
-environment: the standard library is all it may use.
+The harness and every adapter import this module, hence every peer's environment: it may use
+the standard library only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Workload:
     """One way to load a peer.
 
     Attributes:
-        name: what ``--workload`` takes.
-        title: its heading in the report.
-        operation: what a peer must offer to take part.
-        quick: numbers of concurrent callers in ``--quick``; none means it is not part of it.
+        name: value of ``--workload``.
+        title: heading in the report.
+        operation: operation that a peer must offer to take part.
+        quick: numbers of concurrent callers in ``--quick``; empty when the workload is not part of it.
         full: the same for ``--full``.
         size: bytes of an echo's argument, or of one chunk.
         count: chunks of one stream.
-        seconds: length of a nap, or from one chunk of a trickle to the next.
+        seconds: length of a nap, or time from one chunk of a trickle to the next.
         parallel: operations that one turn awaits together.
         workers: worker processes.
     """
@@ -49,17 +49,17 @@ class Workload:
 
     @property
     def units(self) -> int:
-        """Units of work per time taken: calls of a turn, chunks of a stream, or the one chunk of a trickle."""
+        """Units of work per measured time: calls of a turn, chunks of a stream, or the one chunk of a trickle."""
         return self.count if self.operation == "chunks" else self.parallel
 
     @property
     def unit(self) -> str:
-        """What is counted per second."""
+        """The unit that is counted per second."""
         return "chunks" if self.operation in {"chunks", "trickle"} else "calls"
 
     @property
     def timed(self) -> str:
-        """What p50 to p99 are the times of."""
+        """The operation whose times are p50 to p99."""
         if self.operation == "trickle":
             return "a chunk on its way from the tool to the caller"
         if self.operation == "chunks":
@@ -67,7 +67,7 @@ class Workload:
         return "a call" if self.parallel == 1 else f"a whole turn of {self.parallel} parallel calls"
 
     def levels(self, mode: str) -> tuple[int, ...]:
-        """Numbers of concurrent callers in a mode."""
+        """Return the numbers of concurrent callers in a mode."""
         return self.quick if mode == "quick" else self.full
 
 

@@ -1,4 +1,4 @@
-"""Background tasks that outlive their failures."""
+"""Run background tasks again after they fail."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Awaitable, Callable
 from toolbus import telemetry
 from toolbus.results import ToolbusError
 
-# Twelve failures in a row take over half a minute: longer than a passing trouble, and than a supervisor takes for a failed start.
+# Twelve failures in a row take over half a minute: longer than a brief outage, and long enough that a supervisor
+# does not mistake the end of the process for a failed start.
 MOST_FAILURES = 12
 _FIRST, _MOST = 0.1, 5.0
-# A task that has worked for so many seconds begins to count anew.
+# A task that has worked for this many seconds starts counting failures from zero.
 _SETTLED = 60.0
 
 
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do something until it returns, and begin again, after a growing pause, whenever it raises.
+    """Run ``work`` until it returns; start it again, after a growing pause, whenever it raises.
 
     Raises:
-        ToolbusError: it has failed again and again, and is given up.
+        ToolbusError: it failed ``MOST_FAILURES`` times in a row.
     """
     failures = 0
     while True:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept out of the way."""
+"""Pause Python's garbage collector while many objects are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection(wanted: bool = True) -> Iterator[None]:
-    """Keep the collector from running while many objects are made that all stay: half of the time goes into it."""
+    """Pause the garbage collector while many lasting objects are made, which halves the time that this takes."""
     if not wanted or not gc.isenabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""What travels when a person is asked about a call: the request that the person reads, and the answer."""
+"""Messages that ask a person to confirm a call: the request and its answer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from toolbus.envelope import encode
 from toolbus.results import EnvelopeError, ErrorInfo, ToolError
 
 PATIENCE = 300.0
-"""Seconds for which a person may answer, unless whoever asks says otherwise."""
+"""Seconds that a person has to answer, unless the asker sets another limit."""
 
 MOST_OPEN = 1_000
-"""Most requests of a namespace that wait for an answer."""
+"""Most confirmation requests that may wait for an answer in one namespace."""
 
 MARK = 60.0
-"""Seconds for which an answered request says who answered it."""
+"""Seconds for which the server remembers who answered a request."""
 
 MOST_QUESTION = 2_000
 """Most characters of a question."""
 
 MOST_NAME = 256
-"""Most characters of a tool's, user's or session's name that a person is shown."""
+"""Most characters of the name of a tool, user or session in a request."""
 
 _MOST_DESCRIPTION = 500
 _MOST_REASON = 2_000
@@ -33,21 +33,21 @@ _EFFECTS = {"read": "only reads", "idempotent": "may be repeated without harm", 
 
 
 class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call that waits until a person allows or denies something; ``str()`` is what the person reads.
+    """A call that waits until a person allows or denies it; ``str()`` is the text for that person.
 
     Attributes:
-        id: what the answer names.
-        call: the call's id; the model's own when an agent asks.
-        tool, service, owner: what would run, and who published it.
-        question: what is to be allowed.
+        id: the id that the answer refers to.
+        call: the call's id; the model's own id when an agent asks.
+        tool, service, owner: the tool that would run, its service, and its publisher.
+        question: the question to answer.
         asker: ``agent`` asks before the call is published, ``worker`` while its handler runs.
-        user, session: on whose behalf.
-        arguments: what the call was given, or what the handler shows, for a person to read: JSON, unless ``shortened``.
-        shortened: whether parts of ``arguments`` are left out; each says so itself.
-        whole: all of the arguments as JSON when some are shortened; only ``get`` of one request brings it.
-        digest: of what would be done, see ``digest_of``; an answer allows what has this digest, and nothing else.
-        description, effect, external: the tool, as its publisher describes it, when an agent asks.
-        asked_at, expires_at: seconds since 1970, of the server's clock.
+        user, session: the user and session that the call is for.
+        arguments: the call's arguments, or the value that the handler shows: JSON, unless ``shortened``.
+        shortened: whether parts of ``arguments`` are left out; each gap is marked in the text.
+        whole: all arguments as JSON when ``arguments`` is shortened; only a ``get`` of one request fills it in.
+        digest: digest of the action, see ``digest_of``; an answer allows the action with this digest only.
+        description, effect, external: the tool as its publisher describes it, when an agent asks.
+        asked_at, expires_at: seconds since 1970, by the server's clock.
     """
 
     id: str
@@ -70,7 +70,7 @@ class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     external: bool = False
 
     def bounded(self) -> Self:
-        """The same with every text at most as long as may travel."""
+        """Return a copy with every text cut to its limit."""
         names = {name: shortened(getattr(self, name), MOST_NAME) for name in ("call", "tool", "service", "owner", "user", "session")}
         description = shortened(" ".join(self.description.split()), _MOST_DESCRIPTION)
         return msgspec.structs.replace(self, question=shortened(self.question, MOST_QUESTION), description=description, **names)
@@ -79,9 +79,12 @@ class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.text()
 
     def text(self, *, full: bool = False) -> str:
-        """What the person reads; with all of the arguments when ``full``, where ``whole`` has them.
+        """Return the text for the person who confirms.
 
-        Only the first line starts at the margin, and no field can begin another line.
+        Only the first line starts at the margin, and no field's value can start a line of its own.
+
+        Args:
+            full: show all arguments where ``whole`` has them.
         """
         lines = [self._first_line(), *self._about()]
         arguments = pretty(json.loads(self.whole)) if full and self.whole else visible_lines(self.arguments)
@@ -101,7 +104,7 @@ class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.asker == "worker":
             return [visible(self.question)]
         if not self.digest:
-            # Of an asker that says all in its question.
+            # Without a digest there is no tool to describe: the question says everything.
             return []
         effect = _EFFECTS.get(self.effect, "does not say what it does to the world")
         described = [visible(self.description)] if self.description else []
@@ -109,13 +112,13 @@ class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ConfirmationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a person said.
+    """A person's answer to a confirmation request.
 
     Attributes:
-        allowed: whether it may happen.
+        allowed: whether the action may happen.
         reason: why not, or a note.
-        by: who said so.
-        digest: of what is allowed, as the request states it; a permission for anything else is none.
+        by: the name of the person who answered.
+        digest: digest of the allowed action, copied from the request; any other digest allows nothing.
     """
 
     allowed: bool
@@ -124,11 +127,11 @@ class ConfirmationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
 
     def bounded(self) -> Self:
-        """The same with every text at most as long as may travel."""
+        """Return a copy with every text cut to its limit."""
         return msgspec.structs.replace(self, reason=shortened(self.reason, _MOST_REASON), by=shortened(self.by, MOST_NAME))
 
     def to(self, request: ConfirmationRequest) -> Self:
-        """The answer to a request as its asker takes it: a permission for something else is a refusal."""
+        """Return the answer as it applies to ``request``: permission for another action becomes a refusal."""
         if not self.allowed or self.digest == request.digest:
             return self
         what = f"digest {self.digest[:16]}" if self.digest else "no digest"
@@ -140,21 +143,21 @@ class ConfirmationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def digest_of(asker: str, service: str, tool: str, user: str, session: str, question: str, arguments: Any) -> str:
-    """What an answer is for: BLAKE2b (32 bytes, hexadecimal) of these as canonical JSON.
+    """Return the digest of an action: BLAKE2b (32 bytes, hexadecimal) over these values as canonical JSON.
 
     Args:
-        question: of a handler; empty for a call that has not begun.
-        arguments: plain values of JSON, as they travel.
+        question: the handler's question; empty for a call that has not started.
+        arguments: plain JSON values, as they travel.
     """
     parts = (asker, service, tool, user, session, question, arguments)
     return hashlib.blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=32).hexdigest()
 
 
 def plain(value: Any, *, anything: bool = False) -> tuple[Any, bytes]:
-    """A value as it arrives on the other side, and the JSON that it travels as.
+    """Return a value as its receiver will see it, and the JSON that carries it.
 
     Args:
-        anything: objects that JSON can't express are shown as their ``str()``.
+        anything: replace objects that JSON can't express by their ``str()`` instead of raising.
 
     Raises:
         EnvelopeError: JSON can't express it.
@@ -170,22 +173,22 @@ def plain(value: Any, *, anything: bool = False) -> tuple[Any, bytes]:
 
 
 def shown(value: Any, document: bytes, limit: int) -> dict[str, Any]:
-    """The fields of a request that show a value of at most ``limit`` bytes.
+    """Return the request fields that show a value whose JSON has at most ``limit`` bytes.
 
     Raises:
-        ToolError: ``invalid_arguments``: it is too large, or can't be shown without hiding keys of it.
+        ToolError: ``invalid_arguments``: the value is too large, or can't be shown without hiding some of its keys.
     """
     try:
         if len(document) > limit:
-            raise TooMuch(f"{len(document):,} bytes are over the limit of {limit:,}")  # noqa: TRY301 - told like the other
+            raise TooMuch(f"{len(document):,} bytes are over the limit of {limit:,}")  # noqa: TRY301 - handled like the one that readable() raises
         arguments, cut_short = readable(value)
     except TooMuch as error:
-        message = f"a person is to allow this, and can't be shown it: {error}; pass fewer and shorter ones"
+        message = f"a person must confirm this call, but its arguments can't be shown: {error}; pass fewer and shorter ones"
         raise ToolError(message, type="invalid_arguments", code="unreadable") from None
     return {"arguments": arguments, "shortened": cut_short, "whole": document.decode() if cut_short else ""}
 
 
 def denied(what: str, reason: str = "", by: str = "") -> ErrorInfo:
-    """How a call ends that a person did not allow."""
+    """Return the error of a call that a person did not allow."""
     why = f": {visible(shortened(reason, 500))}" if reason else ""
     return ErrorInfo("forbidden", "denied", f"{visible(by) or 'a person'} did not allow {what}{why}")

@@ -1,4 +1,4 @@
-"""One timer for many deadlines: a timer per call would cost more than the call."""
+"""Serve many deadlines from one timer, since a timer per call would cost more than the call."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 
 class Deadlines:
-    """Calls back when monotonic times pass, to within one ``tick`` (seconds), from a single loop timer.
+    """Call functions when their deadlines pass, all from a single loop timer with a resolution of ``tick`` seconds.
 
-    Adding and removing cost a dict operation each. Callbacks run in the event
-    loop, never early and at most about one tick late; one that raises goes to the
-    loop's exception handler. Without deadlines there is no timer.
+    Adding and removing cost one dict operation each. Callbacks run in the event
+    loop, never early and at most about one tick late; an exception goes to the
+    loop's exception handler. While there are no deadlines there is no timer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tick: float = 0.02) -> None:
         self._loop = loop
         self._tick = tick
-        # A bucket per tick; emptied buckets stay until their time, so the heap holds each slot once.
+        # One bucket per tick. An emptied bucket stays until its time, so the heap holds each slot once.
         self._buckets: dict[int, dict[object, Callable[[], None]]] = {}
         self._slots: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -27,7 +27,7 @@ class Deadlines:
         return sum(map(len, self._buckets.values()))
 
     def add(self, when: float, key: object, callback: Callable[[], None]) -> int:
-        """Arrange for ``callback`` at loop time ``when``; returns the slot to give to ``remove``."""
+        """Call ``callback`` at loop time ``when``; return the slot that ``remove`` needs."""
         slot = int(when / self._tick) + 1
         bucket = self._buckets.get(slot)
         if bucket is None:
@@ -61,7 +61,7 @@ class Deadlines:
 
     def _turn(self) -> None:
         self._timer = None
-        # The loop may wake a clock resolution early; what is due by half a tick from now is due.
+        # The loop may wake early by its clock's resolution, so round to the nearest tick.
         now = int(self._loop.time() / self._tick + 0.5)
         due: list[int] = []
         while self._slots and self._slots[0] <= now:
@@ -72,7 +72,7 @@ class Deadlines:
             self._arm(self._slots[0])
 
     def _call_all(self, slot: int) -> None:
-        # The bucket stays in its place meanwhile, so that a callback can still remove what is due in the same turn.
+        # The bucket stays in place during the calls, so that a callback can still remove another that is due in the same turn.
         bucket = self._buckets.get(slot, {})
         for key in list(bucket):
             callback = bucket.pop(key, None)

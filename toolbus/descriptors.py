@@ -1,7 +1,7 @@
-"""What a service and a tool say about themselves: one model for every use.
+"""Describe services and tools: their fields, parsing and checks.
 
-A service descriptor names config params; a tool descriptor names its service and
-carries the values of those params inline, so that many tools share one service.
+A service descriptor names config params. A tool descriptor names its service and
+holds the values of those params inline, so that many tools can share one service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EFFECTS: tuple[str, ...] = get_args(Effect)
 
 TOOL_SERVICE = "tool-service"
 
-# Config values stand inline beside these, so a config param may not take one of their names.
+# Config values stand inline beside these keys, so no config param may have one of these names.
 RESERVED_KEYS = frozenset(
     {
         "type", "name", "description", "service", "arguments", "parameters", "groups", "category",
@@ -34,12 +34,12 @@ RESERVED_KEYS = frozenset(
 _OPTIONAL_KEYS = ("groups", "category", "timeout", "effect", "output_limit", "confirm", "external", "tenants")
 
 _SERVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
-# Queue names come from elsewhere (`non-persistent://tg/request/joke`); as the last part of a key they collide with nothing.
+# Queue names come from other systems (`non-persistent://tg/request/joke`). A queue name is the last part of its key, so it can't collide.
 _QUEUE = re.compile(r"[^\s\x00-\x1f{}]{1,256}\Z")
-# Tool names are shown to people and models; wire formats map them to their own alphabets.
+# Tool names are shown to people and models; each wire format maps them to its own alphabet.
 _TOOL_NAME = re.compile(r"[^\s\x00-\x1f/\\{}]{1,128}\Z")
 
-# TrustGraph shows types to the model and enforces none; a word outside this table means any type.
+# TrustGraph shows these types to the model without enforcing them; any other word means any type.
 TYPE_WORDS = {
     "string": "string", "str": "string", "text": "string",
     "number": "number", "float": "number",
@@ -58,7 +58,7 @@ class ConfigParam(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Argument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One argument of a tool in the two-tier form."""
+    """One argument of a tool in TrustGraph's two-tier form."""
 
     name: str
     type: str
@@ -67,16 +67,16 @@ class Argument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServiceDescriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
-    """A service: what its tools must configure, and how it may be called.
+    """A service: what its tools must configure and how it may be called.
 
     Attributes:
         id: names the request stream; letters, digits, ``_``, ``.`` and ``-``.
-        request_queue: an outside name for the request stream, mapped into the namespace's own keys.
-        response_queue: stored and echoed; replies always go to the caller's own stream.
-        config_params: values that tool descriptors carry inline.
-        scale_to_zero: stays callable without live workers; calls wait for one to start.
+        request_queue: a foreign name for the request stream, mapped to a key in the namespace.
+        response_queue: stored and returned unchanged; replies always go to the caller's own stream.
+        config_params: values that tool descriptors give inline.
+        scale_to_zero: keep the service callable without live workers; calls wait for one to start.
         queue_limit: most requests queued and running at once; 0 means the publisher's setting.
-        sticky_sessions: calls of one session go to the worker that has its state.
+        sticky_sessions: send all calls of a session to the worker that holds its state.
     """
 
     id: str
@@ -90,7 +90,7 @@ class ServiceDescriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename=
 
     @property
     def queue(self) -> str:
-        """The name under which the request stream is keyed."""
+        """The name from which the request stream's key is made."""
         return self.request_queue or self.id
 
 
@@ -101,16 +101,16 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
         name: unique in the namespace.
         service: id of the service that runs it.
         config: values of the service's config params.
-        arguments: the arguments in the two-tier form; their types are shown to the model and not enforced.
+        arguments: the arguments in the two-tier form; their types are shown to the model but not enforced.
         parameters: JSON Schema of the arguments, enforced; None when they are untyped or in the two-tier form.
-        groups, category: for filtering.
-        timeout: seconds a call may take unless the caller says otherwise; 0 means the caller's default.
-        effect: what a second execution would do; empty when undeclared.
-        output_limit: characters of an observation, 0 for the default.
-        confirm: a person approves each call before it runs.
-        external: runs outside the operator's control.
-        tenants: the only users who may see and call it; empty for everybody.
-        extensions: the ``x-toolbus`` object, passed through; ``sequential`` and ``cache`` in it have a meaning here.
+        groups, category: labels for filtering.
+        timeout: seconds that a call may take unless the caller sets a limit; 0 means the caller's default.
+        effect: the effect of a second execution; empty when undeclared.
+        output_limit: most characters of an observation; 0 means the default.
+        confirm: whether a person must confirm each call before it runs.
+        external: whether it runs outside the operator's control.
+        tenants: the only users who may see and call it; empty for all users.
+        extensions: the ``x-toolbus`` object, passed through; toolbus itself reads ``sequential`` and ``cache``.
     """
 
     name: str
@@ -131,7 +131,7 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cacheable(self) -> bool:
-        """Whether an earlier answer may stand for a later one: of what only reads, unless ``cache`` in ``x-toolbus`` says otherwise."""
+        """Whether a cached answer may be returned: for tools that only read, unless ``cache`` in ``x-toolbus`` says otherwise."""
         declared = self.extensions.get("cache")
         return self.effect != "once" and (declared if isinstance(declared, bool) else self.effect == "read")
 
@@ -142,7 +142,7 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one process start publishes: a service and its tools, under one digest."""
+    """The service and tools that a process publishes when it starts, with their digest."""
 
     service: ServiceDescriptor
     tools: tuple[ToolDescriptor, ...] = ()
@@ -150,12 +150,12 @@ class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
 
     def with_digest(self) -> Publication:
-        """The same publication with its digest filled in; the owner does not count."""
+        """Return the same publication with its digest filled in; the owner is not part of the digest."""
         return msgspec.structs.replace(self, digest=digest(msgspec.structs.replace(self, owner="", digest="")))
 
 
 def digest(value: object) -> str:
-    """A stable digest of a descriptor: 128 bits of BLAKE2b over its canonical JSON, in hexadecimal."""
+    """Return a stable digest of a descriptor: 128 bits of BLAKE2b over its canonical JSON, in hexadecimal."""
     return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()
 
 
@@ -163,7 +163,7 @@ def parse_service(document: object) -> ServiceDescriptor:
     """Read a service descriptor (``id``, ``config-params``, …) from decoded JSON.
 
     Raises:
-        DescriptorError: naming the field that is wrong.
+        DescriptorError: a field is wrong; ``path`` names it.
     """
     fields = _mapping(document, "a service descriptor")
     known = {
@@ -191,10 +191,10 @@ def parse_service(document: object) -> ServiceDescriptor:
 
 
 def check_service(service: ServiceDescriptor) -> ServiceDescriptor:
-    """Check what types can't say; returns the service unchanged.
+    """Check rules that types can't express; return the service unchanged.
 
     Raises:
-        DescriptorError: naming the field that is wrong.
+        DescriptorError: a field is wrong; ``path`` names it.
     """
     if not _SERVICE_ID.match(service.id):
         raise DescriptorError(f"{service.id!r} is not 1 to 128 letters, digits, '_', '.' or '-'", path="$.id")
@@ -216,19 +216,19 @@ def check_service(service: ServiceDescriptor) -> ServiceDescriptor:
 
 
 def is_tool_document(document: object) -> bool:
-    """Whether a document is a tool of ours; other ``type``s are somebody else's and left alone."""
+    """Return whether a document is a tool of toolbus; documents of another ``type`` are ignored."""
     return isinstance(document, Mapping) and document.get("type", TOOL_SERVICE) == TOOL_SERVICE
 
 
 def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescriptor:
     """Read a two-tier tool descriptor from decoded JSON.
 
-    With ``service`` the inline config values are checked against its config
+    With ``service``, inline config values are checked against its config
     params, and ``type`` and ``service`` may be left out. Without it (the service
-    is not known yet) every key that is not reserved counts as a config value.
+    is not known yet), every key that is not reserved is a config value.
 
     Raises:
-        DescriptorError: naming the key and the tool.
+        DescriptorError: a key is wrong; the message names the key and the tool.
     """
     fields = dict(_mapping(document, "a tool descriptor"))
     name = fields.get("name")
@@ -264,10 +264,10 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
 
 
 def check_tool(tool: ToolDescriptor) -> ToolDescriptor:
-    """Check what types can't say; returns the tool unchanged.
+    """Check rules that types can't express; return the tool unchanged.
 
     Raises:
-        DescriptorError: naming the field that is wrong.
+        DescriptorError: a field is wrong; ``path`` names it.
     """
     if not _TOOL_NAME.match(tool.name):
         raise DescriptorError(f"{tool.name!r} is not 1 to 128 characters without spaces, slashes or braces", path="$.name")
@@ -284,10 +284,10 @@ def check_tool(tool: ToolDescriptor) -> ToolDescriptor:
 
 
 def check_types(tool: ToolDescriptor) -> ToolDescriptor:
-    """Check that every field of a tool made in this process can be published and read; returns the tool unchanged.
+    """Check that a tool made in this process can be published and read back; return the tool unchanged.
 
     Raises:
-        DescriptorError: naming the field that is wrong.
+        DescriptorError: a field is wrong; ``path`` names it.
     """
     try:
         published = msgspec.json.decode(msgspec.json.encode(tool))
@@ -301,7 +301,7 @@ def check_types(tool: ToolDescriptor) -> ToolDescriptor:
 
 
 def effect_flaw(effect: object) -> str:
-    """Return what is wrong with an effect, with the words there are; nothing when it is one of these."""
+    """Return what is wrong with an effect and list the valid ones; return "" when it is valid."""
     if isinstance(effect, str) and effect in EFFECTS:
         return ""
     words = [word for word in EFFECTS if word]
@@ -335,7 +335,7 @@ def check_config(tool: ToolDescriptor, service: ServiceDescriptor) -> None:
 
 
 def tool_document(tool: ToolDescriptor) -> dict[str, Any]:
-    """The JSON form of a tool, which ``parse_tool`` reads back."""
+    """Return the JSON form of a tool, which ``parse_tool`` reads back."""
     document: dict[str, Any] = {"type": TOOL_SERVICE, "name": tool.name, "description": tool.description, "service": tool.service}
     defaults = ToolDescriptor("", "", "")
     if tool.arguments is not None:

@@ -1,4 +1,4 @@
-"""Text that a person can trust their eyes with: nothing in it is hidden, turned around or taken for something else."""
+"""Show untrusted text and values to a person so that no part is hidden, reordered or disguised."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-# What a person reads at a glance, and what they are shown at most so that every key is there; characters.
+# Characters of a value that is shown in full, and most characters when it takes more to show every key.
 _MOST = 4_000
 _MOST_KEPT = 16_000
-# Marks on one character; further ones would cover the lines above and below.
+# Most combining marks on one character; more would cover the lines above and below.
 _MOST_MARKS = 4
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# Printable by their category, and nothing is to be seen of them.
+# Printable by their Unicode category, but invisible.
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
 class TooMuch(ValueError):
-    """Something can't be shown without leaving out keys."""
+    """A value can't be shown without leaving out keys."""
 
 
 class _Layout(NamedTuple):
-    """How much of each value is shown.
+    """Limits on how much of each value is shown.
 
     Attributes:
-        text: characters of a text, and of an object or list in one line.
-        items: of a list.
-        depth: levels of objects and lists that are opened.
+        text: most characters of a text, or of an object or list that stays on one line.
+        items: most items of a list.
+        depth: most levels of objects and lists that are opened.
     """
 
     text: int
@@ -38,7 +38,7 @@ class _Layout(NamedTuple):
     depth: int
 
 
-# From the widest to the tightest; the first one that fits is used.
+# From the widest to the tightest; the first that fits is used.
 _LAYOUTS = tuple(
     _Layout(*each)
     for each in ((1000, 200, 20), (300, 100, 20), (100, 50, 12), (100, 20, 8), (60, 10, 6), (40, 5, 4), (40, 3, 3), (40, 3, 2), (24, 0, 1))
@@ -46,11 +46,11 @@ _LAYOUTS = tuple(
 
 
 def visible(text: str) -> str:
-    """The text in one line, with everything that could hide, move or imitate a part of it written as an escape of JSON's."""
+    """Return the text on one line, with every character that could hide, move or imitate other text written as a JSON escape."""
     if text.isascii() and text.isprintable():
         return text
     made: list[str] = []
-    marks = _MOST_MARKS  # as many as there can be: a mark at the start would join what stands before
+    marks = _MOST_MARKS  # full from the start: a leading mark would join the text before it
     for character in text:
         if unicodedata.category(character)[0] == "M" and not _BLANK.match(character):
             marks += 1
@@ -62,26 +62,26 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The same, with line breaks left as they are."""
+    """Return the text like ``visible``, but keep its line breaks."""
     return "\n".join(map(visible, text.split("\n")))
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text, or its start and how long it is; lone surrogates, which can't travel, are replaced."""
+    """Return the text, cut to ``limit`` characters with a note of its length; lone surrogates, which can't travel, are replaced."""
     text = text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters, shortened)"
     return text.encode("utf-8", "replace").decode()
 
 
 def readable(value: Any) -> tuple[str, bool]:
-    """A value of JSON for a person, and whether parts of it were shortened.
+    """Return a JSON value as text for a person, and whether parts of it were shortened.
 
-    A shortened value says so outside of its quotation marks, where no value can say anything. Keys are never cut; those of an object
-    that is no argument itself may be counted instead.
+    Each note about shortening stands outside quotation marks, where no value can imitate it. Keys are never cut, but those of
+    an object below the top level may be counted instead of shown.
 
     Raises:
-        TooMuch: there are too many keys, or too long ones.
+        TooMuch: there are too many keys, or keys that are too long.
     """
-    # A character has at most four bytes.
+    # A character takes at most four bytes.
     if len(msgspec.json.encode(value)) <= 4 * _MOST:
         whole = pretty(value)
         if len(whole) <= _MOST:
@@ -93,7 +93,7 @@ def readable(value: Any) -> tuple[str, bool]:
 
 
 def pretty(value: Any) -> str:
-    """A value of JSON for a person, whole."""
+    """Return a whole JSON value as text for a person."""
     return visible_lines(json.dumps(value, ensure_ascii=False, indent=2))
 
 
@@ -109,10 +109,10 @@ def _line(value: Any) -> str:
 
 
 class _Writer:
-    """Writes a value in one layout.
+    """Writes one value in one layout.
 
     Args:
-        room: characters, after which it gives up.
+        room: most characters before it raises ``TooMuch``.
     """
 
     def __init__(self, layout: _Layout, room: int) -> None:
@@ -121,10 +121,10 @@ class _Writer:
         self._parts: list[str] = []
 
     def written(self, value: Any) -> str:
-        """The text.
+        """Return the text of ``value``.
 
         Raises:
-            TooMuch: it is too long.
+            TooMuch: the text is too long.
         """
         self._write(value, 0)
         return "".join(self._parts)

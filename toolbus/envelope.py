@@ -1,6 +1,6 @@
-"""What travels between agents and workers: requests one way, frames the other.
+"""Requests and frames: the messages between agents and workers, and their codec.
 
-Both are JSON documents; unknown fields are ignored, so that either side may be
+Both are JSON documents. Unknown fields are ignored, so either side may be
 newer than the other. docs/protocol.md specifies them for other languages.
 """
 
@@ -18,14 +18,14 @@ from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress
 
 VERSION = 1
 NOT_BEGUN = "not_begun"
-"""The code of a cancellation that came before the handler began: the work did not happen."""
+"""Error code of a cancellation that came before the handler started, so nothing was done."""
 
 _is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 
 
 def is_ident(value: str) -> bool:
-    """Whether a text can be a call or agent id: keys are derived from them."""
-    # The ids that toolbus draws need no pattern, which takes three times as long.
+    """Return whether a text can be a call id or agent id; keys are made from both."""
+    # Ids that toolbus generates need no pattern, which would take three times as long.
     return (value.isalnum() and value.isascii() and len(value) <= 64) or _is_ident(value) is not None
 
 
@@ -33,28 +33,28 @@ FrameKind = Literal["start", "text", "progress", "blob", "output", "data", "rese
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One call on its way to a service. Nothing it holds refers back to it, so the collector need not look at it.
+    """One call on its way to a service. It is never part of a reference cycle, so the garbage collector skips it.
 
     Attributes:
         id: correlation id, at least 128 random bits.
-        agent: the caller's agent id. Workers derive the reply stream from it; a request never names a key. Empty: nobody is to be answered.
+        agent: the caller's agent id. Workers derive the reply stream from it; a request never names a key. Empty: send no reply.
         service: the service's id.
         tool: the tool's name; empty for the untyped lower tier.
-        user: the tenant on whose behalf the call runs.
+        user: the tenant that the call runs for.
         session: the agent's session, or empty.
         config: values of the service's config params, from the tool descriptor.
-        arguments: what the model passed.
-        timeout: seconds from publication until the deadline, which the broker stamps.
+        arguments: the arguments from the model.
+        timeout: seconds from publication until the deadline, which the broker sets.
         effect: the declared effect, or empty when undeclared.
         digest: digest of the descriptor the caller validated against.
-        events: the caller wants a ``start`` frame as soon as a worker takes the call.
+        events: send a ``start`` frame as soon as a worker takes the call.
         priority: reserved.
         idempotency_key: the caller's key, or empty.
-        shared: the frames go to the call's own stream, where every caller with the same key reads them.
-        metadata: free strings of the caller's own.
+        shared: write the frames to the call's own stream, where every caller with the same key reads them.
+        metadata: free strings from the caller.
         traceparent: W3C trace context of the calling span.
         v: envelope version.
-        confirmed: digest of what a person allowed, see ``confirmations.digest_of``; empty when nobody was asked.
+        confirmed: digest of the action that a person allowed, see ``confirmations.digest_of``; empty when no confirmation was asked for.
     """
 
     id: str
@@ -79,13 +79,13 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Confirm(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A handler waits for a person, or does so no longer.
+    """A handler starts or stops waiting for a person.
 
     Attributes:
-        id: of the confirmation request.
-        question: what the person is asked.
-        timeout: seconds that the handler waits at most; 0 when it has stopped waiting.
-        allowed: the answer, when it has stopped waiting; None when there was none.
+        id: id of the confirmation request.
+        question: the question to the person.
+        timeout: most seconds that the handler waits; 0 when it has stopped waiting.
+        allowed: the answer, when the handler has stopped waiting; None when none came.
     """
 
     id: str
@@ -99,19 +99,19 @@ class Frame(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         id: the request's id.
-        run: random token of this start of the handler; one attempt has one run.
+        run: random token of one start of the handler; each attempt has its own.
         attempt: delivery number, from 1.
         seq: position within the run, from 0, without gaps.
-        kind: what the frame carries.
-        response: a piece of text; on the ``end`` frame the whole output, or None for "the text sent".
-        end_of_stream: true on the one terminal frame.
+        kind: which kind of content the frame carries.
+        response: a piece of text; on the ``end`` frame the whole output, or None when the pieces are the output.
+        end_of_stream: true on the one final frame.
         error: on the ``end`` frame, why the call failed.
         data: on the ``end`` frame, the result for programs.
-        progress: of a ``progress`` frame.
-        blob: of a ``blob`` frame; ``more`` says that the next one continues it.
-        epoch: how many times the service's consumer group has been made anew; attempts count from 1 in each.
-        texts: of a ``text`` frame that carries several pieces, those, in order; ``response`` is None then.
-        confirm: of a ``confirm`` frame.
+        progress: content of a ``progress`` frame.
+        blob: content of a ``blob`` frame; ``more`` means that the next frame continues it.
+        epoch: how many times the service's consumer group was recreated; attempts count from 1 in each epoch.
+        texts: the pieces of a ``text`` frame that carries several, in order; ``response`` is then None.
+        confirm: content of a ``confirm`` frame.
         worker: instance id, on the first frame of a run.
         queued_ms: milliseconds the request waited, on the first frame of a run.
     """
@@ -136,11 +136,11 @@ class Frame(msgspec.Struct, omit_defaults=True):
 
 
 class _Ids:
-    """Random ids, drawn from the system 256 at a time: a system call for each cost 3 % of a caller's time."""
+    """Random ids from the system, read 256 at a time: a system call for each cost 3 % of a caller's time."""
 
     def __init__(self) -> None:
         self._ready: list[str] = []
-        # A forked child must not repeat its parent's ids.
+        # A forked child must not repeat the ids of its parent.
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._ready.clear)
 
@@ -154,11 +154,11 @@ class _Ids:
 
 
 new_id = _Ids().draw
-"""A fresh call id: 128 random bits as 32 hexadecimal digits."""
+"""Return a new call id: 128 random bits as 32 hexadecimal digits."""
 
 
 def new_run() -> str:
-    """A fresh token: 48 random bits as 12 hexadecimal digits."""
+    """Return a new run token: 48 random bits as 12 hexadecimal digits."""
     return os.urandom(6).hex()
 
 
@@ -169,7 +169,7 @@ _frame_decoder = msgspec.json.Decoder(Frame)
 _frames_decoder = msgspec.json.Decoder(list[Frame])
 _raws_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
-# Deep nesting and bad UTF-8 are not msgspec.DecodeError: hostile bytes raise any of the three.
+# Deep nesting and bad UTF-8 do not raise msgspec.DecodeError; hostile bytes may raise any of the three.
 _MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 _ADDRESS_FIELD = re.compile(rb'"(id|agent)"\s*:\s*"([A-Za-z0-9_-]{1,64})"')
@@ -211,7 +211,7 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
         request = _request_decoder.decode(payload)
     except _MALFORMED as error:
         raise EnvelopeError(f"malformed request: {error}") from None
-    # A pattern in the type would say the same and cost twice as much as the whole decoding.
+    # A pattern in the type would do the same but cost twice as much as decoding the request.
     for field, value in (("id", request.id), ("agent", request.agent)):
         if not is_ident(value) and (value or field == "id"):
             raise EnvelopeError(f"malformed request: {value[:80]!r} is not 1 to 64 letters, digits, '_' or '-' - at `$.{field}`")
@@ -221,22 +221,23 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
 
 
 def share_digest(request: Request) -> str:
-    """What callers must have in common to share one call: user, service, tool, config and idempotency key."""
+    """Return the digest that callers of one shared call have in common: user, service, tool, config and idempotency key."""
     parts = (request.user, request.service, request.tool, request.config, request.idempotency_key)
     return hashlib.blake2b(_ordered_encoder.encode(parts), digest_size=16).hexdigest()
 
 
 def work_digest(request: Request) -> str:
-    """Tells calls apart that one key can't stand for: with other arguments, in whatever order they were given, or in another session.
+    """Return the digest of a call's arguments (in any order) and session.
 
-    What a call answers may depend on its session, which another session must not read; running it once more might be a second effect.
+    Calls that differ in it can't share one idempotency key: an answer may depend on its session, which another session must not
+    read, and running the call once more might be a second effect.
     """
     work = [request.arguments, request.session] if request.session else request.arguments
     return hashlib.blake2b(_ordered_encoder.encode(work), digest_size=16).hexdigest()
 
 
 def address(payload: bytes) -> tuple[str, str] | None:
-    """The (id, agent) of a request that can't be decoded, when both can still be read."""
+    """Return the (id, agent) of a request that can't be decoded, when both can still be found in it."""
     found: dict[bytes, str] = {}
     for name, value in _ADDRESS_FIELD.findall(payload[:4096]):
         found.setdefault(name, value.decode())
@@ -246,14 +247,14 @@ def address(payload: bytes) -> tuple[str, str] | None:
 
 
 def join_frames(frames: Sequence[bytes]) -> bytes:
-    """One reply entry's payload: a JSON list of already encoded frames."""
+    """Return the payload of one reply entry: a JSON list of encoded frames."""
     return b"[" + b",".join(frames) + b"]"
 
 
 def decode_frames(payload: bytes, *, limit: int) -> tuple[list[Frame], list[str]]:
-    """The frames of one reply entry, and a reason for each one that can't be read.
+    """Return the frames of one reply entry, and a reason for each one that can't be decoded.
 
-    One bad frame never takes the good ones of its entry with it.
+    One bad frame does not affect the others of its entry.
     """
     if len(payload) > limit:
         return [], [f"reply entry of {len(payload)} bytes is over the limit of {limit}"]

@@ -9,17 +9,17 @@ from toolbus.results import ConfigurationError
 
 
 class ServiceCallOptions(TypedDict, total=False):
-    """Options of calls to the untyped lower tier, which names the user as an argument.
+    """Options of calls to a service without tool descriptors, where the user is an argument of the call.
 
     Keys:
         session: the agent's session.
-        timeout: seconds until the call ends whatever happens (default: the tool's, else 60).
+        timeout: seconds until the call ends in any case (default: the tool's, else 60).
         idle_timeout: seconds without any frame after which the call ends.
         wait: seconds to wait for a worker to appear; True waits as long as ``timeout``.
-        idempotency_key: the caller's own key for this call. Calls of one user and session with the same key share one execution, and
-            one that comes after a restart finds it again: it reads the answer from the start, running or finished, within the retention.
-        resume_from: characters of text that the caller of a shared call has already; its stream goes on after them.
-        priority: accepted, reserved.
+        idempotency_key: the caller's own key for this call. Calls of one user and session with the same key share one execution.
+            Within the retention time a later call with the key, even after a restart, reads the same answer from its start.
+        resume_from: characters of text that the caller of a shared call already has; its stream continues after them.
+        priority: accepted but reserved.
         metadata: free strings for the handler.
     """
 
@@ -37,7 +37,7 @@ class CallOptions(ServiceCallOptions, total=False):
     """Options of ``call`` and ``stream``; ``bind`` sets defaults for them.
 
     Keys:
-        user: the tenant on whose behalf the call runs; the others as in ``ServiceCallOptions``.
+        user: the tenant that the call runs for; all others as in ``ServiceCallOptions``.
     """
 
     user: str
@@ -47,7 +47,7 @@ _KNOWN = frozenset(CallOptions.__optional_keys__)
 
 
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Defaults overridden by what was given.
+    """Return the defaults overridden by the given options.
 
     Raises:
         ConfigurationError: an option does not exist.
@@ -61,10 +61,10 @@ def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str
 
 
 def seconds(value: Any, name: str) -> float:
-    """An option that is a time.
+    """Return the option ``name`` as a number of seconds.
 
     Raises:
-        ConfigurationError: it is no finite number of seconds above 0.
+        ConfigurationError: it is not a finite number of seconds above 0.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {value!r}")

@@ -1,19 +1,19 @@
-"""What a tool answers with, and every exception toolbus raises.
+"""Results of tools, and every exception that toolbus raises.
 
 The exception tree::
 
     ToolbusError
     ├── ToolError                a tool's failure as an exception, with ``.error``
-    ├── StreamReset              plain iteration met an attempt that diverged
+    ├── StreamReset              a new attempt produced different text than plain iteration already delivered
     ├── CallCancelled            raised inside a handler by ``check_cancelled()``
-    ├── ConfigurationError       settings, URL or usage are wrong; says what to change
+    ├── ConfigurationError       settings, URL or usage are wrong; the message says what to change
     │   ├── DescriptorError      a descriptor's field is wrong; carries its path
-    │   └── ToolkitError         an edge, a score or a chain of a toolkit graph is impossible; a ValueError, too
+    │   └── ToolkitError         an edge, a score or a chain of a toolkit graph is impossible; also a ValueError
     ├── EnvelopeError            a message on a stream can't be read
     ├── RegistrationRefused      a name belongs to another owner
     ├── ConfirmationClosed       a confirmation request is not open (any more)
-    ├── EndpointError            a model's endpoint gave no whole answer
-    └── BrokerError              the server said no
+    ├── EndpointError            a model's endpoint gave no complete answer
+    └── BrokerError              the server refused a command
         ├── BrokerUnavailable    the server can't be reached
         └── UnsupportedServer    the server lacks a command that toolbus needs
 """
@@ -43,15 +43,15 @@ ERROR_TYPES: frozenset[str] = frozenset(get_args(ErrorType))
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a call failed, as a value.
+    """The reason why a call failed, as a value.
 
     Attributes:
-        type: one of the closed set of error types; what a program branches on.
-        code: free text of the tool's own.
+        type: one of a closed set of error types, for programs to branch on.
+        code: free text from the tool.
         message: one or two sentences for people and models.
         retryable: whether the same call may succeed later.
         retry_after: seconds to wait before trying again, when known.
-        details: anything more, JSON-encodable.
+        details: any further JSON value.
     """
 
     type: ErrorType
@@ -66,7 +66,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a running handler has come; ``total`` is None when unknown."""
+    """Progress of a running handler; ``total`` is None when unknown."""
 
     done: float
     total: float | None = None
@@ -85,10 +85,10 @@ class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         id: the call's correlation id.
-        attempts: how many times a worker started it; 0 when none did.
-        worker: the instance that answered; empty when none did.
+        attempts: number of times that a worker started the call; 0 when none did.
+        worker: instance id of the worker that answered; empty when none did.
         ms: milliseconds from the call's start to its end, measured at the caller.
-        changes: what an executor changed in a model's arguments so that the tool takes them.
+        changes: changes that an executor made to a model's arguments so that the tool accepts them.
     """
 
     id: str = ""
@@ -99,13 +99,13 @@ class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolResult(msgspec.Struct, frozen=True, gc=False):
-    """The one result of a call. Nothing it holds refers back to it, so the collector need not look at it.
+    """The one result of a call. It is never part of a reference cycle, so the garbage collector skips it.
 
     Attributes:
         success: False when ``error`` is set.
-        output: text for people and models. As a handler's last item, None means "the text yielded".
+        output: text for people and models. As a handler's last item, None means that the yielded text is the output.
         data: a JSON-encodable value for programs.
-        error: why the call failed. The partial ``output`` of a failed call is kept.
+        error: the reason for a failure. A failed call keeps its partial ``output``.
         content: blobs, in the order they were yielded.
         meta: id, attempts, worker, milliseconds.
     """
@@ -119,18 +119,18 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def ok(cls, data: Any = None, *, output: str | None = None) -> ToolResult:
-        """A success that carries ``data``."""
+        """Return a success that carries ``data``."""
         return cls(output=output, data=data)
 
     @classmethod
     def fail(cls, error: ErrorInfo | str, *, output: str | None = None) -> ToolResult:
-        """A failure; a plain string becomes the message of a ``tool_error``."""
+        """Return a failure; a plain string becomes the message of a ``tool_error``."""
         info = error if isinstance(error, ErrorInfo) else ErrorInfo("tool_error", message=error)
         return cls(success=False, error=info, output=output)
 
     @property
     def observation(self) -> str:
-        """What a model sees: the text, or the data as JSON, or the failure after any partial text."""
+        """The text for the model: the output, or the data as JSON, or the failure after any partial text."""
         text = self.output
         if text is None:
             text = "" if self.data is None else msgspec.json.encode(self.data).decode()
@@ -143,7 +143,7 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False):
         return self.observation
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly ``{"success", "data", "error"}``; ``data`` is the text when there is no data."""
+        """Return exactly ``{"success", "data", "error"}``; ``data`` is the text when there is no data."""
         return {
             "success": self.success,
             "data": self.output if self.data is None else self.data,
@@ -158,8 +158,8 @@ class ToolbusError(Exception):
 class ToolError(ToolbusError):
     """A tool's failure as an exception.
 
-    A handler raises it to fail with more than a message; plain iteration over a
-    stream raises it so that a short answer can't pass for a whole one.
+    A handler raises it to give more than a message. Plain iteration over a stream
+    raises it, so that a partial answer can't pass for a complete one.
     """
 
     def __init__(
@@ -183,9 +183,9 @@ class ToolError(ToolbusError):
 
 
 class StreamReset(ToolbusError):
-    """A new attempt produced different text than what was already delivered.
+    """A new attempt produced different text than was already delivered.
 
-    ``events()`` reports the same as a ``Reset`` event and goes on with the new text.
+    ``events()`` reports the same as a ``Reset`` event and continues with the new text.
     """
 
 
@@ -194,7 +194,7 @@ class CallCancelled(ToolbusError):
 
 
 class ConfigurationError(ToolbusError):
-    """Settings, a URL or a usage is wrong; the message says what to change."""
+    """A setting, a URL or an argument is wrong; the message says what to change."""
 
 
 class DescriptorError(ConfigurationError):
@@ -218,7 +218,7 @@ class EnvelopeError(ToolbusError):
 
 
 class RegistrationRefused(ToolbusError):
-    """A service or tool name belongs to another owner; ``names`` maps each to that owner."""
+    """A service or tool name belongs to another owner; ``names`` maps each such name to its owner."""
 
     def __init__(self, message: str, names: dict[str, str]) -> None:
         self.names = names
@@ -229,10 +229,10 @@ class RegistrationRefused(ToolbusError):
 
 
 class ConfirmationClosed(ToolbusError):
-    """A confirmation request can't be answered: it was answered, expired or withdrawn, or there never was one.
+    """A confirmation request can't be answered: it was answered, expired or withdrawn, or never existed.
 
     Attributes:
-        answered: whether another answer is known to have won.
+        answered: whether another answer is known to have been accepted.
     """
 
     def __init__(self, message: str, *, answered: bool = False) -> None:
@@ -241,12 +241,12 @@ class ConfirmationClosed(ToolbusError):
 
 
 class EndpointError(ToolbusError):
-    """A model's endpoint gave no whole answer; the message is one line that says what to do.
+    """A model's endpoint gave no complete answer; the message is one line that says what to do.
 
     Attributes:
-        status: the HTTP status that was no success; 0 when there was none.
+        status: the HTTP error status; 0 when there was none.
         retryable: whether the same request may succeed later.
-        retry_after: seconds to wait before that, when the endpoint says so.
+        retry_after: seconds to wait before a retry, when the endpoint says so.
     """
 
     def __init__(self, message: str, *, status: int = 0, retryable: bool = False, retry_after: float | None = None) -> None:
@@ -261,7 +261,7 @@ class BrokerError(ToolbusError):
 
 
 class BrokerUnavailable(BrokerError):
-    """The server can't be reached, or the connection was lost before it answered."""
+    """The server can't be reached, or the connection was lost before its answer arrived."""
 
 
 class UnsupportedServer(BrokerError):

@@ -1,4 +1,4 @@
-"""Every limit and default in one place, from arguments, ``TOOLBUS_*`` variables, or here."""
+"""Settings: every limit and default, read from arguments, ``TOOLBUS_*`` variables or the defaults here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from toolbus.results import ConfigurationError
 
-# Infinity is no time: event loops and servers refuse it.
+# Event loops and servers refuse infinity as a time.
 _FOREVER = 1e9
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=_FOREVER)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_FOREVER)]
@@ -55,21 +55,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone_from(self) -> int:
-        """The attempt from which a request may be what killed its workers and runs while nothing else does: the last two it has.
+        """The attempt from which a request runs alone, because it may be what killed its workers: one of the last two attempts.
 
-        From the third of five on, calls that had only met bad weather twice (a paused server, a network that parted) waited in
-        their dozens for workers that held nothing, the better part of a minute in chaos runs.
+        An earlier start would hurt calls that were only interrupted twice by a paused server or a broken network: in chaos runs,
+        dozens of them waited most of a minute for idle workers.
         """
         return max(2, self.max_deliveries - 1)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, *, base: Settings | None = None, **arguments: Any) -> Settings:
-        """Settings from arguments that are not None, then ``TOOLBUS_*`` variables, then the defaults.
+        """Return settings from arguments that are not None, then ``TOOLBUS_*`` variables, then the defaults.
 
-        With ``base`` the other values are its own, and variables are not looked at.
+        With ``base``, its values replace both variables and defaults.
 
         Raises:
-            ConfigurationError: naming the variable or argument that is wrong.
+            ConfigurationError: a variable or argument is wrong; the message names it.
         """
         values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
         variables = {} if base is not None else os.environ if environ is None else environ
@@ -82,10 +82,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def sources(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> dict[str, tuple[Any, str]]:
-        """Each setting's value and where it comes from: an argument, a variable, or ``default``.
+        """Return each setting's value and its source: an argument, a variable, or ``default``.
 
         Raises:
-            ConfigurationError: naming the variable or argument that is wrong.
+            ConfigurationError: a variable or argument is wrong; the message names it.
         """
         given = _given(os.environ if environ is None else environ, arguments)
         settings = cls.load(environ, **arguments)

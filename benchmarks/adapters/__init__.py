@@ -1,1 +1,1 @@
-"""One program per peer; ``contract.py`` says what they have in common."""
+"""One program per peer; ``contract.py`` describes their common interface."""

@@ -20,7 +20,7 @@ async def echo(ctx: dict[str, Any], text: str) -> str:
 
 
 async def nap(ctx: dict[str, Any], seconds: float) -> None:
-    """Wait as a tool does that asks a network."""
+    """Sleep, like a tool that waits for a network."""
     await asyncio.sleep(seconds)
 
 

@@ -1,4 +1,4 @@
-"""What every adapter is: a program with a worker and a client, run in its peer's own environment.
+"""The contract of adapters: each is a program with a worker and a client, run in its peer's own environment.
 
 An adapter describes its peer with `Peer` and ends in ``main(PEER)``, which gives it
 
@@ -7,9 +7,9 @@ An adapter describes its peer with `Peer` and ends in ``main(PEER)``, which give
   closed loops (each of N callers awaits its result before it calls again), prints ``start`` and
   ``end`` at the edges of the measured window, and writes its figures as JSON.
 
-All callers, asynchronous or threads, are driven by this module, so every peer is measured by
-the same code. The standard library is all it may use. Asynchronous peers all run on uvloop
-when their environment has it.
+This module drives all callers, asynchronous or threads, so every peer is measured by the same
+code. It may use the standard library only. Asynchronous peers all run on uvloop when their
+environment has it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ clock = time.perf_counter
 
 
 class AsyncCaller(Protocol):
-    """Operations of an asynchronous peer; ``chunks`` and ``trickle`` only where it streams."""
+    """The operations of an asynchronous peer; ``chunks`` and ``trickle`` only where it streams."""
 
     async def echo(self, text: str) -> str:
         """Have the worker return ``text``."""
@@ -47,7 +47,7 @@ class AsyncCaller(Protocol):
 
 
 class SyncCaller(Protocol):
-    """The same for a peer whose clients are threads."""
+    """The operations of a peer whose clients are threads."""
 
     def echo(self, text: str) -> str:
         """Have the worker return ``text``."""
@@ -58,10 +58,10 @@ class SyncCaller(Protocol):
 
 @dataclass(frozen=True)
 class Setup:
-    """What an adapter is started with.
+    """The options that an adapter is started with.
 
     Attributes:
-        url: the server.
+        url: address of the server.
         concurrency: concurrent callers of a client, slots of a worker.
     """
 
@@ -70,7 +70,7 @@ class Setup:
 
     @property
     def pooled_url(self) -> str:
-        """The server, for redis-py clients that may need more connections than its default allows."""
+        """The server's address for redis-py clients that may need more connections than its default allows."""
         return f"{self.url}?max_connections=8192"
 
     @property
@@ -106,18 +106,18 @@ class ThreadedPeer:
 
 
 class WrongAnswerError(Exception):
-    """The worker answered, but not what it was asked for."""
+    """The worker returned a wrong answer."""
 
 
 @dataclass
 class Tally:
-    """What the callers of one client saw.
+    """The observations of one client's callers.
 
-    Callers only append, and the window is a slice of what they appended: there is nothing
-    to synchronise, and each sample costs an append.
+    Callers only append, and the window is a slice of the lists, so nothing needs to be
+    synchronised, and each sample costs one append.
 
     Attributes:
-        latencies: seconds that turns took; of a trickle, that each chunk took from the tool to the caller.
+        latencies: seconds of each turn; for a trickle, of each chunk's way from the tool to the caller.
         firsts: seconds until a stream's first chunk.
     """
 
@@ -127,15 +127,15 @@ class Tally:
     stopping: bool = False
 
     def marks(self) -> tuple[int, int, int]:
-        """Where each list stands now."""
+        """Return the current length of each list."""
         return len(self.latencies), len(self.firsts), len(self.errors)
 
     def failed(self, error: BaseException) -> None:
-        """Note a call that gave no result."""
+        """Record a call without a result."""
         self.errors.append(f"{type(error).__name__}: {error}")
 
     def figures(self, begin: tuple[int, int, int], end: tuple[int, int, int], seconds: float, units: int) -> dict[str, Any]:
-        """The figures of the window between two marks."""
+        """Return the figures of the window between two marks."""
         latencies = sorted(self.latencies[begin[0] : end[0]])
         firsts = sorted(self.firsts[begin[1] : end[1]])
         errors = self.errors[begin[2] : end[2]]
@@ -152,16 +152,16 @@ class Tally:
 
 
 def percentile(ordered: list[float], share: float) -> float | None:
-    """A percentile of sorted seconds, in milliseconds."""
+    """Return a percentile of sorted seconds, in milliseconds."""
     if not ordered:
         return None
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000
 
 
 async def dated(count: int, size: int, seconds: float) -> AsyncIterator[str]:
-    """What a trickle's worker yields: so many texts of ``size`` characters that say when they leave, one each ``seconds``.
+    """Yield the texts of a trickle's worker: ``count`` texts of ``size`` characters with the time of sending, one every ``seconds``.
 
-    The clock is the one that all processes share. Streams that start at once tick at different times, as nothing aligns real tools.
+    The clock is the one that all processes share. Streams that start together tick at different times, like those of real tools.
     """
     await asyncio.sleep(seconds * random.random())
     for _ in range(count):
@@ -218,7 +218,7 @@ def _serve(peer: Peer | ThreadedPeer, setup: Setup) -> None:
 
 
 def run(main_coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on uvloop, where the environment has it."""
+    """Run a coroutine on uvloop if the environment has it."""
     try:
         import uvloop
     except ImportError:
@@ -232,7 +232,7 @@ def _loop_name() -> str:
 
 
 def _turn(caller: Any, workload: Workload, tally: Tally) -> Callable[[], Awaitable[None]]:
-    """One turn of an asynchronous caller, which notes the time it takes; of a trickle, the time that each chunk takes."""
+    """Return one turn of an asynchronous caller, which records its time; for a trickle, the time of each chunk."""
     if workload.operation == "trickle":
         return _trickle_turn(caller, workload, tally)
     work, latencies = _work(caller, workload, tally), tally.latencies
@@ -253,7 +253,7 @@ def _trickle_turn(caller: Any, workload: Workload, tally: Tally) -> Callable[[],
         chunks: AsyncIterator[str] = caller.trickle(workload.count, size, workload.seconds)
         async for text in chunks:
             now = time.monotonic()
-            # What a peer hands over in one piece may be several chunks.
+            # A peer may deliver several chunks in one piece.
             for start in range(0, len(text), size):
                 latencies.append(now - float(text[start : start + size]))
                 arrived += 1
@@ -264,7 +264,7 @@ def _trickle_turn(caller: Any, workload: Workload, tally: Tally) -> Callable[[],
 
 
 def _work(caller: Any, workload: Workload, tally: Tally) -> Callable[[], Awaitable[None]]:
-    """What one turn of an asynchronous caller does."""
+    """Return the work of one turn of an asynchronous caller."""
     text = "x" * workload.size
     echo = getattr(caller, "echo", None)
 
@@ -329,7 +329,7 @@ async def _measure(peer: Peer, setup: Setup, workload: Workload, warmup: float, 
 
 
 async def _until_answered(turn: Callable[[], Awaitable[None]]) -> None:
-    """Call until the worker answers: it may still be starting, and some peers lose what was sent before it did."""
+    """Call until the worker answers: it may still be starting, and some peers lose earlier requests."""
     limit = clock() + PROBE_SECONDS
     while True:
         try:
@@ -344,7 +344,7 @@ async def _until_answered(turn: Callable[[], Awaitable[None]]) -> None:
 
 
 def _thread_turn(caller: SyncCaller, workload: Workload, pool: ThreadPoolExecutor) -> Callable[[], None]:
-    """One turn of a thread; the pool has the threads for the calls that it makes at once."""
+    """Return one turn of a thread; the pool has the threads for the calls that it makes at once."""
     text = "x" * workload.size
 
     def echo_once() -> None:

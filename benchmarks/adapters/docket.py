@@ -20,7 +20,7 @@ async def echo(text: str) -> str:
 
 
 async def nap(seconds: float) -> bool:
-    """Wait as a tool does that asks a network."""
+    """Sleep, like a tool that waits for a network."""
     await asyncio.sleep(seconds)
     return True
 

@@ -1,11 +1,11 @@
-"""The floor: the least a Python program can do to call through Redis Streams, without any feature.
+"""The floor: the least that a Python program can do to call through Redis Streams, without any feature.
 
-It speaks toolbus's wire format (the documents of toolbus.envelope, one consumer group per
+It uses toolbus's wire format (the documents of toolbus.envelope, one consumer group per
 service, one reply stream per agent whose entries carry lists of frames) over an asyncio
 Protocol with hiredis, one connection for writes and one for blocking reads. Everything
-written in one tick of the loop goes out in one piece, and each call is one asyncio task in
+written in one tick of the loop is sent together, and each call is one asyncio task in
 the worker. There is no lease, fence, deadline, registry, validation, cancellation, bound or
-recovery: the distance to it is what those cost.
+recovery: the distance to it is the cost of those.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pack = hiredis.pack_command
 
 
 class Connection(asyncio.Protocol):
-    """One connection: commands go out once per tick, replies go to a function."""
+    """One connection: commands are sent once per tick, replies go to a function."""
 
     def __init__(self, received: Callable[[Any], None]) -> None:
         self.received = received
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and hand on each reply."""
+        """Parse the data, and pass on each reply."""
         reader = self.reader
         reader.feed(data)
         while (reply := reader.gets()) is not False:
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self.pending.append(pack(command))
 
     def flush(self) -> None:
-        """Write what this tick gathered."""
+        """Write the commands of this tick."""
         assert self.transport is not None
         self.transport.write(b"".join(self.pending))
         self.pending.clear()
@@ -159,7 +159,7 @@ class FloorWorker:
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write this tick's frames as one entry per agent, and let go of what finished."""
+        """Write this tick's frames as one entry per agent, and acknowledge the finished requests."""
         self.scheduled = False
         commands = [
             pack((b"XADD", REPLIES + agent.encode(), b"*", b"f", b"[" + b",".join(frames) + b"]")) for agent, frames in self.frames.items()
@@ -188,7 +188,7 @@ class FloorCaller:
         self.loop = asyncio.get_running_loop()
 
     async def open(self, setup: Setup) -> None:
-        """Connect and start to read."""
+        """Connect and start reading."""
         self.writer = await Connection.open(setup, _ignore)
         self.source = await Connection.open(setup, self.arrived)
         self.read()
@@ -198,7 +198,7 @@ class FloorCaller:
         self.source.send(b"XREAD", b"BLOCK", 2000, b"STREAMS", self.stream, self.last)
 
     def arrived(self, reply: Any) -> None:
-        """Route each frame, and trim now and then what has been read."""
+        """Route each frame, and regularly trim the entries that have been read."""
         if isinstance(reply, hiredis.ReplyError):
             raise reply
         if reply:
@@ -214,7 +214,7 @@ class FloorCaller:
         self.read()
 
     def route(self, frame: Frame) -> None:
-        """Give a frame to its call."""
+        """Pass a frame to its call."""
         future = self.waiting.pop(frame.id, None)
         if future is not None:
             if not future.done():

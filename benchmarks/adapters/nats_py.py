@@ -60,7 +60,7 @@ class Caller:
         return self._stream("trickle", Request(count=count, size=size, seconds=seconds))
 
     async def _stream(self, subject: str, request: Request) -> AsyncIterator[str]:
-        """Yield what arrives; a callback subscription is the fastest that nats-py has."""
+        """Yield the pieces as they arrive; a callback subscription is the fastest way in nats-py."""
         arrived: asyncio.Queue[Reply] = asyncio.Queue()
 
         async def received(message: Msg) -> None:
@@ -77,7 +77,7 @@ class Caller:
 
 
 async def serve(setup: Setup) -> None:
-    """Serve in callbacks; those that wait get a task each, because nats-py awaits a subscription's callbacks one by one."""
+    """Serve in callbacks; slow ones get a task each, because nats-py awaits a subscription's callbacks one by one."""
     client = await nats.connect(setup.url)
     running: set[asyncio.Task[None]] = set()
 

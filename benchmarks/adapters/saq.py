@@ -19,7 +19,7 @@ async def echo(ctx: dict[str, Any], *, text: str) -> str:
 
 
 async def nap(ctx: dict[str, Any], *, seconds: float) -> None:
-    """Wait as a tool does that asks a network."""
+    """Sleep, like a tool that waits for a network."""
     await asyncio.sleep(seconds)
 
 
@@ -67,7 +67,7 @@ async def serve(setup: Setup) -> None:
 
 @asynccontextmanager
 async def opened(setup: Setup) -> AsyncIterator[Queue]:
-    """A connected queue, which allows as many operations at once as there are callers."""
+    """Provide a connected queue, which allows as many operations at once as there are callers."""
     queue = Queue.from_url(setup.pooled_url, max_concurrent_ops=max(20, setup.concurrency))
     await queue.connect()
     try:
@@ -78,7 +78,7 @@ async def opened(setup: Setup) -> AsyncIterator[Queue]:
 
 @asynccontextmanager
 async def connect(setup: Setup) -> AsyncIterator[Caller]:
-    """Open a queue, and hold its one subscription open, as it would otherwise come and go with each call."""
+    """Open a queue, and keep its one subscription open, which would otherwise be made for each call."""
     async with opened(setup) as queue:
         held = asyncio.create_task(queue.listen(["held"], lambda *_: False, timeout=None))
         await asyncio.sleep(0.1)

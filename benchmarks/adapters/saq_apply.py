@@ -1,4 +1,4 @@
-"""saq as its documentation shows it: ``await queue.apply(...)``, which looks at the job every half second until it has ended."""
+"""saq as its documentation shows it: ``await queue.apply(...)``, which polls the job every half second until it has ended."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _worker(setup: Setup) -> tuple[Worker[Any], Any, Any]:
 
 
 class Caller:
-    """Calls over one client-side worker object, as its documentation has it."""
+    """Calls over one client-side worker object, as in streaq's documentation."""
 
     def __init__(self, echo: Any, nap: Any) -> None:
         self._echo = echo

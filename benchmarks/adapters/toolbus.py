@@ -24,7 +24,7 @@ async def echo(text: str) -> str:
 
 @tool
 async def nap(seconds: float) -> str:
-    """Wait as a tool does that asks a network.
+    """Sleep, like a tool that waits for a network.
 
     Args:
         seconds: how long

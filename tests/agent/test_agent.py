@@ -13,7 +13,7 @@ import pytest
 
 from tests.agent.endpoint import DONE, Canned, Endpoint, Script, calls, endpoint, event, says
 from toolbus import Text, ToolBus, Worker, tool
-from toolbus.agent import Agent, ChatEndpoint, EndpointError, Retrying, Said
+from toolbus.agent import Agent, ChatEndpoint, EndpointError, ModelText, Retrying
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.results import ConfigurationError
 
@@ -76,7 +76,7 @@ async def test_words_come_as_they_are_said() -> None:
     async with setting([says("Hel", "lo")]) as given:
         answer = await given.ask("hi")
         assert (answer.text, answer.reason, answer.turns) == ("Hello", "answered", 1)
-        assert given.heard == [Said("Hel"), Said("lo")]
+        assert given.heard == [ModelText("Hel"), ModelText("lo")]
         body = given.model.bodies[0]
         assert (body["stream"], body["model"], body["messages"][-1]) == (True, "m", {"role": "user", "content": "hi"})
         assert given.offered(0) == ["add", "broken", "recite"]
@@ -144,7 +144,7 @@ async def test_the_time_is_bounded() -> None:
     silent.hang = True
     async with setting([silent, says("yes")], max_seconds=0.3) as given:
         answer = await given.ask()
-        assert (answer.reason, given.heard) == ("time", [Said("I think")])
+        assert (answer.reason, given.heard) == ("time", [ModelText("I think")])
         assert (await given.agent.ask("again")).text == "yes"
         assert [each["content"] for each in given.model.bodies[1]["messages"][1:]] == ["again"]
 
@@ -239,7 +239,7 @@ async def test_what_passes_is_tried_again() -> None:
     """A limit or a failure that passes soon is waited for, and the listener is told."""
     async with setting([refusal(429, retry_after="0"), refusal(503, retry_after="0"), says("there")]) as given:
         assert (await given.ask()).text == "there"
-        assert [type(each) for each in given.heard] == [Retrying, Retrying, Said]
+        assert [type(each) for each in given.heard] == [Retrying, Retrying, ModelText]
 
 
 async def test_an_endpoint_that_is_not_there_is_one_line() -> None:
@@ -254,7 +254,7 @@ async def test_silence_is_one_line() -> None:
     silent = Canned(event({"content": "Hal"}))
     silent.hang = True
     async with endpoint([silent]) as model, ChatEndpoint(model.url, "k", silence=0.2) as chat:
-        with pytest.raises(EndpointError, match=r"said nothing for 0\.2 s"):
+        with pytest.raises(EndpointError, match=r"sent nothing for 0\.2 s"):
             await chat.complete({})
 
 

@@ -246,7 +246,7 @@ def test_a_refusal_says_what_to_write_instead() -> None:
         ('{"a": "cut of', "send the object whole"),
         ('{"a": {"b": 1}', "send the object whole"),
         ('{"a": "say "}hi" now"}', "quotes within strings escaped"),
-        ("{'a': 'x', 'a': 'y'}", "say each once"),
+        ("{'a': 'x', 'a': 'y'}", "write each key once"),
         ("{a: 1}", "double quotes"),
     ]:
         with pytest.raises(ToolError) as refused:

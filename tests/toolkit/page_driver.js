@@ -28,7 +28,7 @@ class Node {
   all() { return [this, ...this.children.flatMap((child) => child.all())]; }
 }
 
-const parts = Object.fromEntries(["data", "graph", "details", "least", "least-said", "find", "fit", "count"].map((id) => [id, new Node(id)]));
+const parts = Object.fromEntries(["data", "graph", "details", "least", "least-value", "find", "fit", "count"].map((id) => [id, new Node(id)]));
 const data = JSON.parse(fs.readFileSync(path.join(folder, "data.json"), "utf8"));
 parts.data.textContent = JSON.stringify(data);
 parts.least.value = "0";

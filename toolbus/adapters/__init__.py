@@ -1,1 +1,1 @@
-"""Thin adapters to the packages in which agents are written; each is imported by its own name, and needs its package."""
+"""Thin adapters to agent frameworks; each is imported by its own name and needs its package."""

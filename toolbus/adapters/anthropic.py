@@ -1,4 +1,4 @@
-"""Anthropic's SDK: a conversation with tools, until the model answers (``toolbus[anthropic]``)."""
+"""Run a conversation with tools through Anthropic's SDK until the model answers (``toolbus[anthropic]``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def converse(
     max_turns: int = MAX_TURNS,
     **parameters: Any,
 ) -> Message:
-    """Messages until one calls no tool; ``messages`` grows by what is said. The last turn may call none.
+    """Return the first message that calls no tool; ``messages`` grows with the conversation. The last turn may call none.
 
     Raises:
         ConfigurationError: an option of the executor or ``max_turns`` is wrong.

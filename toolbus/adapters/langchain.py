@@ -1,4 +1,4 @@
-"""LangChain and LangGraph: the tools of a bus as ``StructuredTool`` (``toolbus[langchain]``, ``toolbus[langgraph]``)."""
+"""Use the tools of a bus as ``StructuredTool`` in LangChain and LangGraph (``toolbus[langchain]``, ``toolbus[langgraph]``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ try:
 except ImportError:
     _emit: Callable[[object], None] | None = None
 else:
-    # Its writer is the running call's own, wherever this object comes from; without a reader of deltas it does nothing.
+    # It writes to the stream of the running call, wherever this object comes from; without a reader of deltas it does nothing.
     _emit = ToolRuntime(state=None, context=None, config={}, stream_writer=lambda _: None, tool_call_id=None, store=None).emit_output_delta
 
 _MOST_REPLACED = 20_000
@@ -32,8 +32,8 @@ _MOST_RECURSIVE = 12
 class BusTool(StructuredTool):
     """One tool of a bus: its content is the observation, its artifact the ``ToolResult``.
 
-    A failure is a message with the status ``error`` that tells the model what to do next. In LangGraph, text and progress are
-    deltas of ``stream_mode="tools"`` as they come.
+    A failure is a message with the status ``error`` that tells the model what to do next. In LangGraph, text and progress arrive
+    as deltas of ``stream_mode="tools"``.
     """
 
     _executor: ToolExecutor = PrivateAttr()
@@ -47,20 +47,20 @@ class BusTool(StructuredTool):
             handle_tool_error=True,
         )
         self._executor = executor
-        self.coroutine = self._arun  # without one it would be run in a thread
+        self.coroutine = self._arun  # without a coroutine LangChain would run it in a thread
 
-    # Without the parameters `config` and `run_manager` of the class above: tools have arguments of these names.
+    # The parent's parameters `config` and `run_manager` are left out, because tools have arguments of these names.
     async def _arun(self, **arguments: Any) -> tuple[str, ToolResult]:  # type: ignore[override]
-        content, result = await outcome(self._executor, self.name, arguments, told=None if _emit is None else _delta)
+        content, result = await outcome(self._executor, self.name, arguments, observer=None if _emit is None else _delta)
         if not result.success:
             raise ToolException(content)
         return content, result
 
 
 def structured_tools(executor: ToolExecutor) -> list[BusTool]:
-    """The tools that an executor may call now, for ``model.bind_tools`` and LangGraph's ``ToolNode``; they are to be awaited.
+    """Return the tools that an executor may call now, for ``model.bind_tools`` and LangGraph's ``ToolNode``; call them with await.
 
-    LangChain replaces each reference in a schema by what it refers to; a tool whose schema would grow too large is left out.
+    LangChain replaces each reference in a schema by its target, so a tool whose schema would grow too large is left out.
     """
     definitions = [definition["function"] for definition in executor.tools.definitions("openai")]
     return [BusTool(executor, definition) for definition in definitions if _can_be_replaced(definition)]
@@ -69,17 +69,17 @@ def structured_tools(executor: ToolExecutor) -> list[BusTool]:
 def _can_be_replaced(definition: dict[str, Any]) -> bool:
     schema = definition["parameters"]
     size = unfolded(schema)
-    # A recursive schema is replaced until it comes back to itself, which takes long where many parts refer to many others.
+    # A recursive schema is replaced until it returns to itself, which takes long where many parts refer to many others.
     if size <= _MOST_REPLACED if size is not None else sum(1 for _ in references(schema)) <= _MOST_RECURSIVE:
         return True
     telemetry.log.warning("definition.set_aside", tool=definition["name"], format="langchain", error="its references make it too large")
     return False
 
 
-def _delta(told: ToolEvent) -> None:
+def _delta(event: ToolEvent) -> None:
     if _emit is None:
         return
-    if isinstance(told.event, Text):
-        _emit(told.event.text)
-    elif isinstance(told.event, Progress):
-        _emit({"done": told.event.done, "total": told.event.total, "message": told.event.message})
+    if isinstance(event.event, Text):
+        _emit(event.event.text)
+    elif isinstance(event.event, Progress):
+        _emit({"done": event.event.done, "total": event.event.total, "message": event.event.message})

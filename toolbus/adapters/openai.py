@@ -1,4 +1,4 @@
-"""OpenAI's SDK: a conversation with tools, until the model answers (``toolbus[openai]``)."""
+"""Run a conversation with tools through OpenAI's SDK until the model answers (``toolbus[openai]``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def chat(
     client: AsyncOpenAI, executor: ToolExecutor, messages: list[Any], *, max_turns: int = MAX_TURNS, **parameters: Any
 ) -> ChatCompletion:
-    """Chat completions until one calls no tool; ``messages`` grows by what is said. The last turn may call none.
+    """Return the first chat completion that calls no tool; ``messages`` grows with the conversation. The last turn may call none.
 
     Raises:
         ConfigurationError: there is no model, or an option of the executor or ``max_turns`` is wrong.
@@ -38,7 +38,7 @@ async def chat(
 async def respond(
     client: AsyncOpenAI, executor: ToolExecutor, items: list[Any], *, max_turns: int = MAX_TURNS, **parameters: Any
 ) -> Response:
-    """Responses until one calls no tool; ``items`` grows by what is said. The last turn may call none.
+    """Return the first response that calls no tool; ``items`` grows with the conversation. The last turn may call none.
 
     Raises:
         ConfigurationError: an option of the executor or ``max_turns`` is wrong.

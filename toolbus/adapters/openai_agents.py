@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK: the tools of a bus as ``FunctionTool`` (``toolbus[openai-agents]``)."""
+"""Use the tools of a bus as ``FunctionTool`` in OpenAI's Agents SDK (``toolbus[openai-agents]``)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from toolbus.client.executor.executor import ToolExecutor
 
 
 def function_tools(executor: ToolExecutor, *, strict: bool = False) -> list[FunctionTool]:
-    """The tools that an executor may call now, for ``Agent(tools=…)``.
+    """Return the tools that an executor may call now, for ``Agent(tools=…)``.
 
-    Each is offered while it is there; ask again for tools that came later. A failure is an observation that tells the model what
-    to do next, and never ends the run.
+    Each tool is offered while it is available; call this again for tools that came later. A failure becomes an observation that
+    tells the model what to do next, and never ends the run.
 
     Args:
-        strict: say schemas so that the provider enforces them, wherever that is possible.
+        strict: write schemas in a form that the provider can enforce, wherever possible.
     """
     return [_function_tool(executor, definition["function"]) for definition in executor.tools.definitions("openai", strict=strict)]
 
@@ -37,13 +37,13 @@ def _function_tool(executor: ToolExecutor, function: dict[str, Any]) -> Function
         params_json_schema=function["parameters"],
         on_invoke_tool=invoke,
         strict_json_schema=False,
-        is_enabled=partial(_is_there, executor, name),
+        is_enabled=partial(_is_available, executor, name),
     )
-    # Said afterwards: the constructor would make a strict schema of what is one already, in its own way.
+    # Set afterwards, because the constructor would convert a schema that is already strict once more.
     made.strict_json_schema = bool(function.get("strict"))
     return made
 
 
-def _is_there(executor: ToolExecutor, name: str, _context: RunContextWrapper[Any], _agent: object) -> bool:
+def _is_available(executor: ToolExecutor, name: str, _context: RunContextWrapper[Any], _agent: object) -> bool:
     tool = executor.find(name)
     return tool is not None and tool.available

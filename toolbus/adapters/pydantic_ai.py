@@ -1,4 +1,4 @@
-"""Pydantic AI: the tools of a bus as a toolset (``toolbus[pydantic-ai]``)."""
+"""Use the tools of a bus as a toolset in Pydantic AI (``toolbus[pydantic-ai]``)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pydantic_core import SchemaValidator, core_schema
 from toolbus.adapters.outcomes import outcome
 from toolbus.client.executor.executor import ToolExecutor
 
-# The executor casts and validates, with observations that a model understands.
+# The executor casts and validates arguments, with observations that a model understands.
 _ANYTHING = SchemaValidator(core_schema.any_schema())
 
 
 class BusToolset(AbstractToolset[Any]):
-    """The tools that an executor may call, as they are at each step of a run.
+    """The tools that an executor may call, updated at each step of a run.
 
-    The model reads the observation, of a failure too; the ``ToolResult`` is the tool return's ``metadata``.
+    The model reads the observation, also of a failure; the ``ToolResult`` is the tool return's ``metadata``.
 
     Args:
-        id: tells it from other toolsets of one agent.
+        id: id of the toolset, unique within an agent.
     """
 
     def __init__(self, executor: ToolExecutor, *, id: str = "toolbus") -> None:
@@ -30,11 +30,11 @@ class BusToolset(AbstractToolset[Any]):
 
     @property
     def id(self) -> str:
-        """What tells it from other toolsets."""
+        """The id of the toolset."""
         return self._id
 
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
-        """The tools that are there now."""
+        """Return the tools that are available now."""
         functions = [definition["function"] for definition in self._executor.tools.definitions("openai")]
         return {each["name"]: self._tool(each) for each in functions}
 

@@ -1,7 +1,7 @@
-"""An agent: function calling against any OpenAI-compatible endpoint, with the tools of a bus (``toolbus[agent]``)."""
+"""An agent that calls tools of a bus through any OpenAI-compatible endpoint (``toolbus[agent]``)."""
 
 from toolbus.agent.endpoint import OPENAI, ChatEndpoint
-from toolbus.agent.loop import MAX_SECONDS, MAX_TURNS, SYSTEM, Agent, AgentEvent, Answer, Retrying, Said
+from toolbus.agent.loop import MAX_SECONDS, MAX_TURNS, SYSTEM, Agent, AgentEvent, Answer, ModelText, Retrying
 from toolbus.results import EndpointError
 
 __all__ = [
@@ -14,6 +14,6 @@ __all__ = [
     "Answer",
     "ChatEndpoint",
     "EndpointError",
+    "ModelText",
     "Retrying",
-    "Said",
 ]

@@ -1,4 +1,4 @@
-"""``ChatEndpoint``: streamed chat completions of whoever speaks like OpenAI."""
+"""``ChatEndpoint``: stream chat completions from any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _DONE = "[DONE]"
 
 
 class ChatEndpoint:
-    """An OpenAI-compatible endpoint; ``async with`` keeps its connections.
+    """An OpenAI-compatible endpoint; ``async with`` keeps its connections open.
 
     Args:
-        base_url: what ``/chat/completions`` is appended to.
-        api_key: sent as a bearer token, and never shown.
-        silence: most seconds without a byte of an answer.
+        base_url: address to which ``/chat/completions`` is appended.
+        api_key: key that is sent as a bearer token, and never shown.
+        silence: most seconds between two bytes of an answer.
 
     Raises:
-        ConfigurationError: the address or the key can't be used.
+        ConfigurationError: the address or the key is invalid.
     """
 
     def __init__(self, base_url: str, api_key: str, *, silence: float = _SILENCE) -> None:
@@ -61,11 +61,11 @@ class ChatEndpoint:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._client.__aexit__(kind, error, trace)
 
-    async def complete(self, body: Mapping[str, Any], heard: Callable[[str], object] = lambda text: None) -> Reply:
-        """One chat completion; ``heard`` gets the model's words as they come.
+    async def complete(self, body: Mapping[str, Any], on_text: Callable[[str], object] = lambda text: None) -> Reply:
+        """Return one chat completion; ``on_text`` gets the model's text as it arrives.
 
         Raises:
-            EndpointError: there is no whole answer; the message is one line.
+            EndpointError: there is no complete answer; the message is one line.
         """
         reply = Reply()
         try:
@@ -73,11 +73,11 @@ class ChatEndpoint:
                 if response.status_code != httpx.codes.OK:
                     raise self._refused(response, await _text(response))
                 if "json" in response.headers.get("content-type", ""):
-                    self._take((await _text(response)).decode("utf-8", "replace"), reply, heard)
+                    self._take((await _text(response)).decode("utf-8", "replace"), reply, on_text)
                 else:
-                    await self._listen(response, reply, heard)
+                    await self._listen(response, reply, on_text)
         except httpx.TimeoutException as error:
-            what = "can't be reached in time" if isinstance(error, httpx.ConnectTimeout) else f"said nothing for {self._silence:g} s"
+            what = "can't be reached in time" if isinstance(error, httpx.ConnectTimeout) else f"sent nothing for {self._silence:g} s"
             raise self._error(what, retryable=not reply.text) from None
         except httpx.ConnectError as error:
             raise self._error(f"can't be reached: {error or 'no connection'}", retryable=True) from None
@@ -89,7 +89,7 @@ class ChatEndpoint:
             raise self._error("cut its answer off before the end", retryable=not reply.text)
         return reply
 
-    async def _listen(self, response: httpx.Response, reply: Reply, heard: Callable[[str], object]) -> None:
+    async def _listen(self, response: httpx.Response, reply: Reply, on_text: Callable[[str], object]) -> None:
         reader = EventReader()
         events = 0
         async with aclosing(_bytes(response)) as chunks:
@@ -99,32 +99,32 @@ class ChatEndpoint:
                     if data.strip() == _DONE:
                         reply.finish_reason = reply.finish_reason or "stop"
                         return
-                    self._take(data, reply, heard)
+                    self._take(data, reply, on_text)
         for data in reader.end():
             events += 1
             if data.strip() != _DONE:
-                self._take(data, reply, heard)
+                self._take(data, reply, on_text)
         if not events:
             kind = response.headers.get("content-type", "no content type")
             raise self._error(f"answered with no events ({shorten(kind, 80)}); check the base URL")
 
-    def _take(self, data: str, reply: Reply, heard: Callable[[str], object]) -> None:
+    def _take(self, data: str, reply: Reply, on_text: Callable[[str], object]) -> None:
         try:
             chunk = msgspec.json.decode(data, type=Chunk)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"{error} in {shorten(data, 80)!r}") from None
         if chunk.error:
-            raise self._error(f"failed: {self._said(chunk.error)}")
-        words = reply.add(chunk)
-        if words:
-            heard(words)
+            raise self._error(f"failed: {self._message(chunk.error)}")
+        text = reply.add(chunk)
+        if text:
+            on_text(text)
 
     def _refused(self, response: httpx.Response, body: bytes) -> EndpointError:
         status = response.status_code
         try:
-            said = self._said(msgspec.json.decode(body))
+            message = self._message(msgspec.json.decode(body))
         except (msgspec.DecodeError, RecursionError):
-            said = ""
+            message = ""
         after = _retry_after(response.headers)
         again = "try again later" if after is None else f"try again in {math.ceil(after)} s"
         what, advice = {
@@ -133,11 +133,11 @@ class ChatEndpoint:
             404: ("knows no such address or model", "check OPENAI_BASE_URL and the model"),
             429: ("is limiting requests", again),
         }.get(status, ("failed", again) if status >= 500 else ("refused the request", ""))
-        line = f"{what} ({status}){f': {said}' if said else ''}{f'; {advice}' if advice else ''}"
+        line = f"{what} ({status}){f': {message}' if message else ''}{f'; {advice}' if advice else ''}"
         return self._error(line, status=status, retryable=status == 429 or status >= 500, retry_after=after)
 
-    def _said(self, error: Any) -> str:
-        """What an endpoint says of an error, in one line and without the key."""
+    def _message(self, error: Any) -> str:
+        """Return an endpoint's own message about an error, in one line and without the key."""
         while isinstance(error, (dict, list)) and error:
             if isinstance(error, list):
                 error = error[0]
@@ -152,7 +152,7 @@ class ChatEndpoint:
 
 
 def _bytes(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """The answer's bytes as they come; httpx says less of this than it is."""
+    """Return the bytes of an answer as they arrive; the cast adds that httpx's iterator is a generator."""
     return cast("AsyncGenerator[bytes, None]", response.aiter_bytes())
 
 
@@ -167,7 +167,7 @@ async def _text(response: httpx.Response) -> bytes:
 
 
 def _host(base_url: str) -> str:
-    """The endpoint's name for people, without credentials and query."""
+    """Return the endpoint's name for messages, without credentials and query."""
     try:
         parts = urlsplit(base_url)
         port = parts.port
@@ -180,7 +180,7 @@ def _host(base_url: str) -> str:
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:
-    """Seconds to wait, as the endpoint says them: a number or a date."""
+    """Return the seconds to wait from the ``retry-after`` header, a number or a date."""
     value = headers.get("retry-after", "")
     try:
         seconds = float(value)

@@ -1,4 +1,4 @@
-"""``Agent``: a model and tools, turn by turn, until the model answers or a bound is reached."""
+"""``Agent``: run a model and tools, turn by turn, until the model answers or a limit is reached."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from toolbus.agent.endpoint import ChatEndpoint
-from toolbus.agent.reply import Reply, sayable
+from toolbus.agent.reply import Reply, valid_name
+from toolbus.events import Finished
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
-from toolbus.events import Finished
 from toolbus.results import ConfigurationError, EndpointError
 
 if TYPE_CHECKING:
@@ -30,32 +30,32 @@ _ATTEMPTS = 3
 _LONGEST_PAUSE = 5.0
 
 
-class Said(msgspec.Struct, frozen=True):
-    """Words of the model, as they come."""
+class ModelText(msgspec.Struct, frozen=True):
+    """A piece of the model's text, as it arrives."""
 
     text: str
 
 
 class Retrying(msgspec.Struct, frozen=True):
-    """The endpoint failed in a way that passes; it is asked again after ``seconds``."""
+    """The endpoint failed temporarily; it is asked again after ``seconds``."""
 
     error: EndpointError
     seconds: float
 
 
-AgentEvent = Said | Retrying | ToolEvent
+AgentEvent = ModelText | Retrying | ToolEvent
 
 Reason = Literal["answered", "length", "turns", "time"]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How it ended.
+    """The end of a question.
 
     Attributes:
-        text: what the model said last.
-        reason: ``answered``; ``length`` when the endpoint cut the model short; ``turns`` or ``time`` when a bound was reached.
-        turns: how often the model was asked.
-        calls, failed: tool calls that ended, and how many of those failed.
+        text: the model's last text.
+        reason: ``answered``; ``length`` when the endpoint cut the answer off; ``turns`` or ``time`` when a limit was reached.
+        turns: number of requests to the model.
+        calls, failed: number of tool calls that ended, and of those that failed.
     """
 
     text: str
@@ -68,21 +68,21 @@ class Answer(msgspec.Struct, frozen=True):
 class Agent:
     """Asks a model, runs the tools it calls, and asks again.
 
-    Each turn offers the tools that are there by then. In the last turn the model may call none, so that it answers with what
-    it has. A conversation goes on with the next ``ask``.
+    Each turn offers the tools that are available by then. In the last turn the model may call none, so that it has to answer.
+    The next ``ask`` continues the conversation.
 
     Attributes:
         messages: the conversation.
 
     Args:
-        executor: made by ``bus.executor(model=…)``; its options hold for every call.
-        max_turns: how often the model is asked for one question.
-        max_seconds: time for one question, models, tools and people together.
-        walk: where it stands in a toolkit graph: each turn is offered what makes sense there, and moves it on.
-        parameters: added to each request (``temperature=0``).
+        executor: an executor made by ``bus.executor(model=…)``; its options apply to every call.
+        max_turns: most requests to the model for one question.
+        max_seconds: most seconds for one question, including models, tools and people.
+        walk: the agent's position in a toolkit graph, which limits the tools of each turn and moves with the calls.
+        parameters: fields that are added to each request (``temperature=0``).
 
     Raises:
-        ConfigurationError: a bound is wrong, or the executor has no model.
+        ConfigurationError: a limit is wrong, or the executor has no model.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Agent:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     async def ask(self, question: str, listener: Callable[[AgentEvent], object] | None = None) -> Answer:
-        """The model's answer. ``listener`` hears its words, and what happens to each call, as they come; it must return at once.
+        """Return the model's answer. ``listener`` gets text and call events as they come; it must return quickly.
 
         Raises:
             EndpointError: the endpoint does not answer.
@@ -141,7 +141,7 @@ class Agent:
                 raise
             return self._answer("", "time")
         finally:
-            # Endpoints refuse conversations in which a call has no answer.
+            # Endpoints refuse a conversation that contains a call without an answer.
             del self.messages[whole:]
         return self._answer("", "turns")
 
@@ -150,20 +150,20 @@ class Agent:
         if self._walk is not None:
             view = self._walk.view
             self._executor = self._executor.narrowed(view)
-            messages = _told(messages, view.prompt())
+            messages = _with_instruction(messages, view.prompt())
         body = self._executor.build_request(messages, **self._parameters)
         if self._turns == self._max_turns and "tools" in body:
             body["tool_choice"] = "none"
         for attempt in range(1, _ATTEMPTS):
             try:
-                return await self._endpoint.complete(body, self._hear)
+                return await self._endpoint.complete(body, self._on_text)
             except EndpointError as error:
                 pause = 0.5 * attempt if error.retry_after is None else error.retry_after
                 if not error.retryable or pause > _LONGEST_PAUSE:
                     raise
                 self._listener(Retrying(error, pause))
                 await asyncio.sleep(pause)
-        return await self._endpoint.complete(body, self._hear)
+        return await self._endpoint.complete(body, self._on_text)
 
     async def _run(self, reply: Reply) -> list[dict[str, Any]]:
         calls = reply.calls()
@@ -173,21 +173,21 @@ class Agent:
                     self._calls += 1
                     self._failed += not event.event.result.success
                 self._listener(event)
-            messages = [{**message, "name": sayable(message["name"])} for message in await turn.messages()]
+            messages = [{**message, "name": valid_name(message["name"])} for message in await turn.messages()]
         if self._walk is not None:
             found = (self._executor.find(call.name) for call in calls)
             self._walk.after(tool.name for tool in found if tool is not None)
         return messages
 
-    def _hear(self, text: str) -> None:
-        self._listener(Said(text))
+    def _on_text(self, text: str) -> None:
+        self._listener(ModelText(text))
 
     def _answer(self, text: str, reason: Reason) -> Answer:
         return Answer(text, reason, self._turns, self._calls, self._failed)
 
 
-def _told(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
-    """The conversation with more said to the model at its beginning."""
+def _with_instruction(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
+    """Return the conversation with a further instruction at its start."""
     if not more:
         return messages
     if messages[0]["role"] != "system":
@@ -196,4 +196,4 @@ def _told(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
 
 
 def _ignore(event: AgentEvent) -> None:
-    """Nobody listens."""
+    """Ignore an event."""

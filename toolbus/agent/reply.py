@@ -1,4 +1,4 @@
-"""What a model said in one turn, put together from the chunks of a chat completion."""
+"""Assemble one turn of a model from the chunks of a chat completion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolbus.client.executor.toolcalls import ModelCall
 
 _MOST_CALLS = 128
 _MOST_CHARACTERS = 4_194_304
-_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class _Function(msgspec.Struct):
@@ -25,7 +25,7 @@ class _Call(msgspec.Struct):
     function: _Function | None = None
 
 
-class _Said(msgspec.Struct):
+class _Message(msgspec.Struct):
     content: str | list[Any] | None = None
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
@@ -33,20 +33,20 @@ class _Said(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     index: int = 0
-    delta: _Said | None = None
-    message: _Said | None = None
+    delta: _Message | None = None
+    message: _Message | None = None
     finish_reason: str | None = None
 
 
 class Chunk(msgspec.Struct):
-    """One event of the stream, or a whole answer of an endpoint that does not stream."""
+    """One event of the stream, or the whole answer of an endpoint that does not stream."""
 
     choices: list[_Choice] | None = None
     error: Any = None
 
 
-class _Making:
-    """A call whose arguments are still coming."""
+class _PartialCall:
+    """A tool call whose arguments are still arriving."""
 
     __slots__ = ("arguments", "id", "index", "name")
 
@@ -57,46 +57,46 @@ class _Making:
 
 
 class Reply:
-    """One turn of the model while it comes in.
+    """One turn of the model while it arrives.
 
     Attributes:
-        finish_reason: why the model stopped; empty until it says so.
+        finish_reason: the reason why the model stopped; empty until then.
     """
 
     def __init__(self) -> None:
         self._text: list[str] = []
-        self._calls: list[_Making] = []
+        self._calls: list[_PartialCall] = []
         self._size = 0
         self.finish_reason = ""
 
     @property
     def text(self) -> str:
-        """What the model said in words."""
+        """The text of the model."""
         return "".join(self._text)
 
     def add(self, chunk: Chunk) -> str:
-        """Take a chunk in, and return its words.
+        """Add a chunk and return its text.
 
         Raises:
-            ValueError: the model says too much.
+            ValueError: the turn has too many characters or calls.
         """
         choice = next((each for each in chunk.choices or () if each.index == 0), None)
         if choice is None:
             return ""
         self.finish_reason = choice.finish_reason or self.finish_reason
-        said = choice.delta or choice.message
-        if said is None:
+        message = choice.delta or choice.message
+        if message is None:
             return ""
-        words = _words(said.content) + (said.refusal or "")
-        if words:
-            self._text.append(words)
-            self._count(words)
-        for part in said.tool_calls or ():
+        text = _text(message.content) + (message.refusal or "")
+        if text:
+            self._text.append(text)
+            self._count(text)
+        for part in message.tool_calls or ():
             self._add(part)
-        return words
+        return text
 
     def calls(self) -> list[ModelCall]:
-        """The calls, in order, each with an id of its own."""
+        """Return the calls in order, each with a unique id."""
         made: list[ModelCall] = []
         seen: set[str] = set()
         for number, call in enumerate(self._calls):
@@ -107,16 +107,16 @@ class Reply:
         return made
 
     def message(self) -> dict[str, Any]:
-        """The model's message for the conversation.
+        """Return the model's message for the conversation.
 
-        Endpoints refuse conversations whose calls have other names than tools can have, or arguments that are no JSON. The
-        observations say what was wrong with those.
+        Endpoints refuse conversations with calls of invalid tool names or arguments that are not JSON, so both are replaced here. The
+        observations tell the model what was wrong.
         """
         message: dict[str, Any] = {"role": "assistant", "content": self.text or None}
         calls = self.calls()
         if calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": sayable(call.name), "arguments": _object(call.arguments)}}
+                {"id": call.id, "type": "function", "function": {"name": valid_name(call.name), "arguments": _object(call.arguments)}}
                 for call in calls
             ]
         return message
@@ -132,8 +132,8 @@ class Reply:
         call.arguments.append(text)
         self._count(text)
 
-    def _of(self, part: _Call) -> _Making:
-        """The call that a part belongs to. Some endpoints give no index, or all calls the same one: a new id is a new call."""
+    def _of(self, part: _Call) -> _PartialCall:
+        """Return the call that a part belongs to. Some endpoints give no index, or the same one to all calls: a new id is a new call."""
         known = next((call for call in reversed(self._calls) if call.index == part.index), None)
         if part.index is None and not part.id and self._calls:
             known = self._calls[-1]
@@ -141,7 +141,7 @@ class Reply:
             return known
         if len(self._calls) >= _MOST_CALLS:
             raise ValueError(f"more than {_MOST_CALLS} tool calls at once")
-        made = _Making(part.index)
+        made = _PartialCall(part.index)
         self._calls.append(made)
         return made
 
@@ -151,12 +151,12 @@ class Reply:
             raise ValueError(f"more than {_MOST_CHARACTERS} characters at once")
 
 
-def sayable(name: str) -> str:
-    """A name that endpoints accept in a conversation."""
-    return _UNNAMEABLE.sub("_", name)[:64] or "unnamed"
+def valid_name(name: str) -> str:
+    """Return a name that endpoints accept in a conversation."""
+    return _NOT_IN_NAMES.sub("_", name)[:64] or "unnamed"
 
 
-def _words(content: str | list[Any] | None) -> str:
+def _text(content: str | list[Any] | None) -> str:
     if isinstance(content, list):
         return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
     return content or ""

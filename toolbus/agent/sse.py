@@ -1,4 +1,4 @@
-"""Server-sent events, as far as models' endpoints use them: the data of each event."""
+"""Read server-sent events, as far as model endpoints use them: the data of each event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST = 4_194_304
 
 
 class EventReader:
-    """Takes the bytes of a stream as they come, cut anywhere, and gives the data of the events that are complete.
+    """Takes the bytes of a stream in chunks of any size and returns the data of complete events.
 
     Args:
         limit: most bytes of one event.
@@ -23,7 +23,7 @@ class EventReader:
         self._first = True
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The data of the events that end in this chunk.
+        """Return the data of the events that end in this chunk.
 
         Raises:
             ValueError: an event is too long.
@@ -38,11 +38,11 @@ class EventReader:
         return found
 
     def end(self) -> list[str]:
-        """The data of an event that the stream's end completes: some endpoints leave the last empty line out."""
+        """Return the data of an event that ends with the stream, since some endpoints leave out the last empty line."""
         return self.feed(b"\n\n")
 
     def _split(self, text: bytes) -> list[str]:
-        # A CR at the very end may be half of a CRLF: it stays for the next chunk.
+        # A CR at the very end may be half of a CRLF, so it is kept for the next chunk.
         held = b"\r" if text.endswith(b"\r") else b""
         *lines, rest = _LINE_END.split(text[: len(text) - len(held)])
         self._pieces = [rest + held]

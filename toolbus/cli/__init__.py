@@ -1,4 +1,4 @@
-"""The ``toolbus`` command: one file per group of commands, imported when it is asked for."""
+"""The ``toolbus`` command: one module per group of commands, imported when the command is used."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Imports a command's module only when that command is used, so that --help is quick, and tells what goes wrong in one line."""
+    """Imports a command's module only when the command is used, so that --help is quick, and reports errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command. An error of ours or of the system ends it with exit code 1, Ctrl-C with 130."""
+        """Run a command. A ToolbusError or an error of the system ends it with exit code 1, Ctrl-C with 130."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Whoever read the output has enough of it; click ends the command quietly.
+            # The reader of the output has gone; click ends the command quietly.
             raise
         except ToolbusError as error:
             raise Failure(str(error)) from None
@@ -70,7 +70,7 @@ class _Commands(click.Group):
 
 
 def _drop_unwritable_output() -> None:
-    """Send what can't be written nowhere: Python would try it again when it ends, and complain about it (exit code 120)."""
+    """Discard unwritable output, since Python would try to write it again at exit and then report exit code 120."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""``agent``: a model answers a question with the tools of the bus."""
+"""``agent``: let a model answer a question with the tools of the bus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, settings_of
-from toolbus.cli.prompt import Person
+from toolbus.cli.prompt import TerminalPrompt
 from toolbus.display import visible
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _MOST_SHOWN = 200
 
 
 class _Unset(Failure):
-    """Something must be set first: exit code 2."""
+    """A required setting is missing: exit code 2."""
 
     exit_code = 2
 
@@ -33,28 +33,28 @@ class _Unset(Failure):
 @click.argument("question")
 @click.option("--model", help="The model's name (OPENAI_MODEL).")
 @click.option("--base-url", help="The endpoint (OPENAI_BASE_URL; OpenAI's own).")
-@click.option("--system", help="Instructions for the model, in place of ours.")
+@click.option("--system", help="Instructions for the model, instead of the default ones.")
 @click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
 @click.option("--category", "categories", multiple=True, help="Only tools of this category (may be repeated).")
 @click.option("--tool", "names", multiple=True, help="Only this tool (may be repeated).")
 @click.option("--action", "actions", multiple=True, help="Walk the toolkit graph from this action (may be repeated).")
-@click.option("--operator", help="Walk it as this operator of a published preset: its instruction, actions, threshold and hops.")
-@click.option("--walk", is_flag=True, help="Walk it from the actions that fit QUESTION best.")
+@click.option("--operator", help="Walk the graph as this operator of a published preset: its instruction, actions, threshold and hops.")
+@click.option("--walk", is_flag=True, help="Walk the graph from the actions that fit QUESTION best.")
 @click.option("--threshold", type=click.FloatRange(0, 1), help="Lowest score of an edge when walking (the operator's, or 0.5).")
 @click.option("--hops", type=click.IntRange(0, 100), help="How many next actions are shown when walking (the operator's, or 1).")
-@click.option("--user", default="", help="The tenant on whose behalf tools run.")
+@click.option("--user", default="", help="The tenant that tools run for.")
 @click.option("--session", default="", help="The agent's session.")
-@click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="How often the model is asked at most.")
-@click.option("--timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds for all.")
-@click.option("--yes", is_flag=True, help="Allow tools that want a person's permission; otherwise they are asked for on a terminal.")
+@click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="Most requests to the model.")
+@click.option("--timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds for the whole answer.")
+@click.option("--yes", is_flag=True, help="Confirm all calls that need confirmation; otherwise you are asked on a terminal.")
 @output_option
 @click.pass_context
 def agent_command(ctx: click.Context, /, question: str, output: str, **options: Any) -> None:
-    """Let a model answer QUESTION (- reads it from standard input) with the tools that are there.
+    """Let a model answer QUESTION (- reads it from standard input) with the available tools.
 
-    Takes any endpoint that speaks like OpenAI's chat completions; OPENAI_API_KEY is its key. The
-    model's words go to standard output and what tools do to standard error, both as they come. The
-    exit code is 0 for an answer, 1 when there is none, 2 when something is not set.
+    Works with any endpoint that is compatible with OpenAI's chat completions; OPENAI_API_KEY is its key.
+    The model's text goes to standard output and the progress of tools to standard error, both as they
+    arrive. The exit code is 0 with an answer, 1 without one, and 2 when a setting is missing.
 
     \b
     Examples:
@@ -79,7 +79,7 @@ def agent_command(ctx: click.Context, /, question: str, output: str, **options: 
     if answer.reason == "length":
         fail("the answer is cut off: the endpoint's limit on its length was reached")
     if not answer.text.strip():
-        fail("the model said nothing")
+        fail("the model sent no text")
 
 
 def _endpoint(options: dict[str, Any]) -> tuple[ChatEndpoint, str]:
@@ -115,7 +115,7 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
                 user=options["user"],
                 session=options["session"],
                 model=model,
-                confirmer=(lambda request: True) if options["yes"] else Person(screen.ask).ask,
+                confirmer=(lambda request: True) if options["yes"] else TerminalPrompt(screen.ask).ask,
             )
             walk, instruction = _walk(executor.tools, question, options)
             system = "\n\n".join(part for part in (system, instruction) if part)
@@ -127,19 +127,19 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
 
 
 def _chosen(tools: ToolView, options: dict[str, Any]) -> ToolView:
-    """The tools that --group, --category and --tool leave."""
+    """Return the tools that --group, --category and --tool select."""
     from toolbus.results import ConfigurationError
 
     selection = {kind: options[kind] for kind in ("groups", "categories", "names") if options[kind]}
     found = tools.filter(**selection)
     if selection and not found:
         chosen = ", ".join(f"{kind} {' '.join(wanted)}" for kind, wanted in selection.items())
-        raise ConfigurationError(f"no tool is there of {chosen}; `toolbus tools` lists what there is")
+        raise ConfigurationError(f"there is no tool with {chosen}; `toolbus tools` lists the available tools")
     return found
 
 
 def _walk(tools: ToolView, question: str, options: dict[str, Any]) -> tuple[Walk | None, str]:
-    """Where the agent walks, if it does, and what an operator tells it."""
+    """Return the agent's walk through the graph, if any, and the operator's instruction."""
     from toolbus.results import ConfigurationError
 
     if not (options["walk"] or options["actions"] or options["operator"]):
@@ -162,17 +162,17 @@ def _walk(tools: ToolView, question: str, options: dict[str, Any]) -> tuple[Walk
 
 
 class _Screen:
-    """The model's words on standard output; on standard error what tools do, each line under its tool's name."""
+    """Prints the model's text to standard output, and the progress of tools to standard error, each line with its tool's name."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._open = ""  # whose line is not ended: "model", or a call's id
+        self._open = ""  # source of the unfinished line: "model", or a call's id
 
     def show(self, event: AgentEvent) -> None:
         """Show an event."""
-        from toolbus.agent import Retrying, Said
+        from toolbus.agent import ModelText, Retrying
 
-        if isinstance(event, Said):
+        if isinstance(event, ModelText):
             if not self._quiet:
                 self._print("model", event.text)
         elif isinstance(event, Retrying):
@@ -181,41 +181,41 @@ class _Screen:
             self._call(event)
 
     def end(self) -> None:
-        """End the line that is open."""
+        """End the unfinished line."""
         if self._open:
             click.echo(err=self._open != "model")
         self._open = ""
 
     def ask(self, text: str) -> None:
-        """Put a question to the person."""
+        """Print a question."""
         self.end()
         click.echo(f"{text}\n[y/N] ", nl=False, err=True)
 
-    def _call(self, told: Any) -> None:
+    def _call(self, seen: Any) -> None:
         from toolbus import Asked, Finished, Progress, Reset, Text
         from toolbus.client.executor.observers import Requested
 
-        event = told.event
+        event = seen.event
         if isinstance(event, Requested):
             import msgspec
 
             arguments = msgspec.json.encode(event.arguments, enc_hook=str).decode()
-            self._line(f"→ {told.tool} {one_line(arguments, _MOST_SHOWN)}")
+            self._line(f"→ {seen.tool} {one_line(arguments, _MOST_SHOWN)}")
         elif isinstance(event, Text):
-            self._print(f"{told.index} {told.tool}", event.text)
+            self._print(f"{seen.index} {seen.tool}", event.text)
         elif isinstance(event, Progress):
             total = f"/{event.total:g}" if event.total else ""
-            self._line(f"  {told.tool} [{event.done:g}{total}] {event.message}")
+            self._line(f"  {seen.tool} [{event.done:g}{total}] {event.message}")
         elif isinstance(event, Asked):
             self._line(
-                f"  {told.tool} asks: {visible(event.question)}; it waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}"
+                f"  {seen.tool} asks: {visible(event.question)}; it waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}"
             )
         elif isinstance(event, Reset):
-            self._line(f"  {told.tool}: attempt {event.attempt} starts anew")
+            self._line(f"  {seen.tool}: attempt {event.attempt} starts anew")
         elif isinstance(event, Finished) and event.result.error is not None:
-            self._line(f"✗ {told.tool} {one_line(str(event.result.error), _MOST_SHOWN)}")
+            self._line(f"✗ {seen.tool} {one_line(str(event.result.error), _MOST_SHOWN)}")
         elif isinstance(event, Finished):
-            self._line(f"✓ {told.tool} {one_line(event.result.observation, _MOST_SHOWN)}")
+            self._line(f"✓ {seen.tool} {one_line(event.result.observation, _MOST_SHOWN)}")
 
     def _print(self, whose: str, text: str) -> None:
         if self._open != whose:
@@ -236,5 +236,5 @@ class _Screen:
 
 
 def _visible(text: str) -> str:
-    """The text without what could command a terminal."""
+    """Return the text without characters that could command a terminal."""
     return "".join(character for character in text if character in "\n\t" or not (character < " " or "\x7f" <= character <= "\x9f"))

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 @click.argument("tool")
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--json", "document", help="All arguments as one JSON object; - reads standard input.")
-@click.option("--user", default="", help="The tenant on whose behalf the call runs.")
+@click.option("--user", default="", help="The tenant that the call runs for.")
 @click.option("--session", default="", help="The agent's session.")
 @click.option("--stream/--no-stream", default=None, help="Print text as it is produced; on by default on a terminal.")
-@click.option("--timeout", type=Seconds(), help="Seconds until the call ends whatever happens (default: the tool's, else 60).")
+@click.option("--timeout", type=Seconds(), help="Seconds until the call ends in any case (default: the tool's, else 60).")
 @click.option("--wait", type=Seconds(), help="Seconds to wait for a worker to appear.")
-@click.option("--yes", is_flag=True, help="Allow a tool that wants a person's permission; otherwise you and others are asked.")
-@click.option("--confirm-timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds to answer.")
+@click.option("--yes", is_flag=True, help="Confirm a call that needs confirmation; otherwise you and others are asked.")
+@click.option("--confirm-timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds to wait for the confirmation.")
 @output_option
 @click.pass_context
 def call_command(
@@ -47,10 +47,10 @@ def call_command(
 ) -> None:
     """Call a tool. The exit code is 0 when it succeeded and 1 when it failed.
 
-    KEY=VALUE is read by the tool's schema: text stays text, numbers, lists and objects are read as
-    JSON. KEY:=VALUE is always JSON, KEY=@FILE is a file's text.
+    How KEY=VALUE is read depends on the tool's schema: text stays text, numbers, lists and objects are
+    read as JSON. KEY:=VALUE is always JSON, and KEY=@FILE is the text of a file.
 
-    A tool that declares `confirm` waits until it is allowed: at this terminal, or by `toolbus confirm allow` anywhere.
+    A tool that declares `confirm` waits until the call is allowed: at this terminal, or anywhere by `toolbus confirm allow`.
 
     \b
     Examples:
@@ -99,13 +99,13 @@ def call_command(
 async def _allowed(
     bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float
 ) -> tuple[dict[str, Any], str]:
-    """Ask for a person's permission, here and everywhere; returns what it is for and the digest of that.
+    """Wait until a person here or elsewhere confirms the call; return the confirmed arguments and their digest.
 
     Raises:
-        ToolError: it is not given, or the arguments are wrong.
+        ToolError: the call was not confirmed, or the arguments are invalid.
     """
     from toolbus import Confirmation, ToolError
-    from toolbus.cli.prompt import Person
+    from toolbus.cli.prompt import TerminalPrompt
     from toolbus.envelope import new_run
 
     tool.check(arguments)
@@ -118,14 +118,14 @@ async def _allowed(
 
     if not here:
         show(str(confirmation))
-    refused = await bus.confirmations.settled(confirmation, Person(show).ask if here else None, shared=True)
+    refused = await bus.confirmations.settled(confirmation, TerminalPrompt(show).ask if here else None, shared=True)
     if refused is not None:
         raise ToolError(refused)
     return confirmation.arguments, confirmation.digest
 
 
 async def _print(call: Call, *, quiet: bool) -> ToolResult:
-    """Show what happens; ``quiet`` leaves out all but what somebody has to do."""
+    """Print the events of a call; ``quiet`` leaves out all but the questions to a person."""
     from toolbus import Asked, Finished, Progress, Reset, Text
 
     printed = False
@@ -179,7 +179,7 @@ def _arguments(pairs: tuple[str, ...], document: str | None, tool: Tool | None) 
 
 
 def _value(value: str, schema: Any) -> Any:
-    """A value by its schema: text wherever text is allowed, else JSON when it reads as such."""
+    """Return a value as its schema wants it: text wherever text is allowed, else JSON if it is valid JSON."""
     import msgspec
 
     kinds = schema.get("type") if isinstance(schema, dict) else None

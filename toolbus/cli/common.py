@@ -1,4 +1,4 @@
-"""What the commands share: settings from options, errors as one line, tables for people and JSON for programs."""
+"""Helpers of all commands: settings from options, one-line errors, tables and JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds: above 0 and at most ``most``; infinity and NaN are none.
+    """A number of seconds, above 0 and at most ``most``; not infinite and not NaN.
 
     Args:
         most: the longest time.
@@ -36,7 +36,7 @@ class Seconds(click.FloatRange):
         super().__init__(min=0, min_open=True, max=most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number; anything else is a mistake of usage."""
+        """Return the number, or fail with a usage error."""
         number = super().convert(value, param, ctx)
         return self.fail(f"{value!r} is no number of seconds", param, ctx) if math.isnan(number) else number
 
@@ -45,33 +45,34 @@ class Failure(click.ClickException):
     """An error in one line, exit code 1."""
 
     def show(self, file: Any = None) -> None:
+        """Print the error to standard error."""
         click.secho(f"toolbus: {self.message}", fg="red", err=True, file=file)
 
 
 def settings_of(context: click.Context, **overrides: Any) -> Settings:
-    """Settings from the global options, the environment and the command's own options.
+    """Return settings from the global options, the environment and the command's own options.
 
     Raises:
-        ConfigurationError: naming the option or variable that is wrong.
+        ConfigurationError: an option or variable is wrong; the message names it.
     """
     given = {**(context.find_root().obj or {}), **{name: value for name, value in overrides.items() if value is not None}}
     return Settings.load(**given)
 
 
 def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
-    """The same, for commands that meet other processes.
+    """Return the settings of a command that works with other processes.
 
     Raises:
-        ConfigurationError: as above, or the URL names no server.
+        ConfigurationError: an option or variable is wrong, or the URL names no server.
     """
     settings = settings_of(context, **overrides)
     if settings.url.startswith("memory:"):
-        raise ConfigurationError("memory:// ends at the border of a process, and this takes several; unset TOOLBUS_URL or leave --url out")
+        raise ConfigurationError("memory:// exists in one process only, but this command needs several; unset TOOLBUS_URL or drop --url")
     return settings
 
 
 def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) -> T:
-    """Do something over an operator's connection.
+    """Run ``main`` with an operator's connection.
 
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
@@ -88,7 +89,7 @@ def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) ->
 
 
 def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) -> T:
-    """Do something on the bus, as an agent.
+    """Run ``main`` with a bus, as an agent.
 
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
@@ -105,20 +106,20 @@ def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) ->
 
 
 def output_option(function: F) -> F:
-    """``--output text|json``."""
+    """Add the option ``--output text|json``."""
     return click.option(
         "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text for people, JSON for programs."
     )(function)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    # What would command a terminal or hide on it is written as an escape, which JSON reads as the same.
+    """Print one JSON document to standard output."""
+    # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.
     click.echo(visible_lines(msgspec.json.format(msgspec.json.encode(value)).decode()))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table on a terminal, aligned text otherwise; ``empty`` says what it means that there is nothing."""
+    """Print a table on a terminal and aligned text elsewhere; ``empty`` is the message for no rows."""
     cells = [[visible(str(cell)) for cell in row] for row in rows]
     if not cells:
         click.echo(empty, err=True)
@@ -130,7 +131,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
         table = Table(*columns, box=None, header_style="bold", pad_edge=False)
         for row in cells:
-            # As text: in a plain string brackets would be markup.
+            # As Text objects, because brackets in a plain string would be markup.
             table.add_row(*map(Text, row))
         Console().print(table)
         return
@@ -140,15 +141,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def one_line(text: str, most: int) -> str:
-    """The text in one line of at most so many characters."""
+    """Return the text in one line of at most ``most`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def reason(error: OSError) -> str:
-    """What the system says, with the name of the file if there is one."""
-    told = error.strerror or str(error) or type(error).__name__
-    return f"{error.filename}: {told}" if error.filename else told
+    """Return the system's message for an error, with the file's name if there is one."""
+    message = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {message}" if error.filename else message
 
 
 def fail(message: str) -> NoReturn:

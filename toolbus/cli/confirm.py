@@ -1,4 +1,4 @@
-"""``confirm``: calls that wait for a person."""
+"""``confirm``: list, allow and deny calls that wait for a person."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from toolbus.display import visible
 if TYPE_CHECKING:
     from toolbus import ToolBus
 
-_by_option = click.option("--by", help="Who answers, for the log and the caller; the login name if left out.")
+_by_option = click.option("--by", help="Name of the person who answers, for the log and the caller (default: the login name).")
 
 
 @click.group("confirm", no_args_is_help=True)
 def confirm_command() -> None:
-    """Calls that wait for a person's permission, of every process of the namespace.
+    """Show and answer the confirmation requests of all processes in the namespace.
 
-    A tool that declares `confirm` waits before it runs, and a running tool may ask by itself. An ID may be cut short as long
-    as it names one request.
+    A tool that declares `confirm` waits before it runs, and a running tool may ask by itself. An ID may be shortened as long as
+    it still names one request.
 
     \b
     Examples:
@@ -35,11 +35,11 @@ def confirm_command() -> None:
 
 
 @confirm_command.command("list")
-@click.option("--user", help="Only calls on behalf of this user.")
+@click.option("--user", help="Only calls of this user.")
 @output_option
 @click.pass_context
 def list_command(ctx: click.Context, user: str | None, output: str) -> None:
-    """List what waits, the oldest first."""
+    """List the open requests, oldest first."""
 
     async def main(bus: ToolBus) -> list[ConfirmationRequest]:
         return await bus.confirmations.pending(user=user)
@@ -54,11 +54,11 @@ def list_command(ctx: click.Context, user: str | None, output: str) -> None:
 
 @confirm_command.command("show")
 @click.argument("id")
-@click.option("--full", is_flag=True, help="All of the arguments, also where they are long.")
+@click.option("--full", is_flag=True, help="Show all arguments, also long ones.")
 @output_option
 @click.pass_context
 def show_command(ctx: click.Context, /, id: str, full: bool, output: str) -> None:
-    """Print one request as a person reads it, with its arguments; what is long is shortened, value by value."""
+    """Print one request with its arguments; long values are shortened one by one."""
 
     async def main(bus: ToolBus) -> ConfirmationRequest:
         return await bus.confirmations.get(await _whole(bus, id))
@@ -72,31 +72,31 @@ def show_command(ctx: click.Context, /, id: str, full: bool, output: str) -> Non
 
 @confirm_command.command("allow")
 @click.argument("id")
-@click.option("--note", default="", help="A remark for whoever asked.")
-@click.option("--digest", default="", help="Allow nothing but what has this digest, or one that starts so; `show` prints it.")
+@click.option("--note", default="", help="A remark for the asker.")
+@click.option("--digest", default="", help="Allow the request only if its digest starts with this; `show` prints it.")
 @_by_option
 @click.pass_context
 def allow_command(ctx: click.Context, /, id: str, note: str, digest: str, by: str | None) -> None:
-    """Let a call go on. Of several answers the first one wins; the exit code is 1 for the others."""
+    """Allow a call. The first of several answers counts; for the others the exit code is 1."""
     _answer(ctx, id, ConfirmationAnswer(True, note, _name(by)), digest)
 
 
 @confirm_command.command("deny")
 @click.argument("id")
-@click.option("--reason", default="", help="Why; the caller is told.")
+@click.option("--reason", default="", help="The reason, which is sent to the caller.")
 @_by_option
 @click.pass_context
 def deny_command(ctx: click.Context, /, id: str, reason: str, by: str | None) -> None:
-    """End a call as forbidden. Of several answers the first one wins; the exit code is 1 for the others."""
+    """Deny a call, which ends as forbidden. The first of several answers counts; for the others the exit code is 1."""
     _answer(ctx, id, ConfirmationAnswer(False, reason, _name(by)))
 
 
 @confirm_command.command("watch")
-@click.option("--user", help="Only calls on behalf of this user.")
+@click.option("--user", help="Only calls of this user.")
 @output_option
 @click.pass_context
 def watch_command(ctx: click.Context, user: str | None, output: str) -> None:
-    """Print what waits, and then each new request as it comes, until Ctrl-C; as JSON one document a line."""
+    """Print the open requests, then each new one as it comes, until Ctrl-C; JSON output has one document per line."""
     import msgspec
 
     async def main(bus: ToolBus) -> None:
@@ -124,7 +124,7 @@ def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer, digest: 
 
 
 async def _whole(bus: ToolBus, start: str) -> str:
-    """The id that starts so, if only one does; what names none is left to the server's own answer."""
+    """Return the full id when exactly one request starts with ``start``; else ``start``, for the server to refuse."""
     found = [request.id for request in await bus.confirmations.pending() if start and request.id.startswith(start)]
     if len(found) > 1:
         fail(f"{len(found)} requests start with {start!r}: {', '.join(found[:5])}")
@@ -137,7 +137,7 @@ def _name(by: str | None) -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # The system knows no name for who runs this.
+        # The system has no name for the current user.
         return ""
 
 
@@ -155,7 +155,7 @@ def _row(request: ConfirmationRequest) -> tuple[object, ...]:
 
 
 def _text(request: ConfirmationRequest, *, full: bool = False) -> str:
-    """The request, each of its fields in a line of its own that no field can end."""
+    """Return the request as text, each field on its own line, which no value can end."""
     until = datetime.datetime.fromtimestamp(request.expires_at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     fields = {"Service": request.service, "Session": request.session, "Call": request.call, "Digest": request.digest}
     about = [f"  {name}: {visible(value)}" for name, value in fields.items() if value]

@@ -1,4 +1,4 @@
-"""``dead``: requests that were set aside."""
+"""``dead``: list, redrive and drop dead letters."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @click.group("dead", no_args_is_help=True)
 def dead_command() -> None:
-    """Dead letters: requests that could not be answered, with the reason and the last error.
+    """Handle dead letters: requests that could not be answered, with the reason and the last error.
 
-    A request is set aside when it killed its workers too often, failed at its last retry, had no caller to hear of its
-    failure, or could not be read. It stays for a week unless it is redriven or dropped.
+    A request becomes a dead letter when it killed its workers too often, failed at its last retry, failed without a caller to
+    tell, or could not be read. It stays for a week unless it is redriven or dropped.
     """
 
 
 @dead_command.command("list")
 @click.argument("service", required=False)
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Most letters of a service.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Most letters per service.")
 @output_option
 @click.pass_context
 def list_command(ctx: click.Context, service: str | None, limit: int, output: str) -> None:
-    """List dead letters, the newest first: of one service, or of all."""
+    """List dead letters, newest first: of one service, or of all."""
 
     async def main(admin: Admin) -> list[DeadLetter]:
         if service:
@@ -57,7 +57,7 @@ def show_command(ctx: click.Context, service: str, letter: str) -> None:
         return await admin.dead_letters.get(await admin.queue(service), letter)
 
     found = with_admin(ctx, main)
-    # A request that can't be read is shown as far as it is text.
+    # An unreadable request is shown as text as far as possible.
     original: Any = found.request if found.request is not None else found.document[:4096].decode("utf-8", "backslashreplace")
     print_json({**_summary(found), "request": original})
 
@@ -65,14 +65,14 @@ def show_command(ctx: click.Context, service: str, letter: str) -> None:
 @dead_command.command("redrive")
 @click.argument("service")
 @click.argument("letters", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter of the service.")
-@click.option("--timeout", type=Seconds(), help="Seconds until the fresh deadline; the request's own if left out.")
+@click.option("--all", "everything", is_flag=True, help="Redrive every dead letter of the service.")
+@click.option("--timeout", type=Seconds(), help="Seconds until the new deadline (default: the request's own timeout).")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool, timeout: float | None, yes: bool) -> None:
-    """Run dead letters again, as new calls with a fresh deadline and nobody to answer to.
+    """Run dead letters again, as new calls with a new deadline and without a caller.
 
-    What fails again becomes a dead letter again. Look at the worker's log for what became of the others.
+    A call that fails again becomes a dead letter again. The worker's log shows the results of the others.
     """
 
     async def main(admin: Admin) -> int:
@@ -92,7 +92,7 @@ def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], 
 @dead_command.command("drop")
 @click.argument("service")
 @click.argument("letters", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter of the service.")
+@click.option("--all", "everything", is_flag=True, help="Drop every dead letter of the service.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool, yes: bool) -> None:
@@ -112,7 +112,7 @@ def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], eve
 
 
 async def _newest_of_all(admin: Admin, limit: int) -> list[DeadLetter]:
-    """The newest letters of each queue; one whose key is of a wrong type is told, and hides no other."""
+    """Return the newest letters of each queue; report a queue whose key has a wrong type and go on."""
     from toolbus.broker.transport.command import WrongTypeError
 
     found: list[DeadLetter] = []
@@ -125,7 +125,7 @@ async def _newest_of_all(admin: Admin, limit: int) -> list[DeadLetter]:
 
 
 async def _each(admin: Admin, queue: str, letters: tuple[str, ...], everything: bool, one: Callable[[str], Awaitable[None]]) -> int:
-    """Do something to each letter; a letter that can't be is told, and the others go on. Returns how many could not be."""
+    """Apply ``one`` to each letter, report failures and go on; return the number of failures."""
     failed = 0
     for letter in await admin.dead_letters.ids(queue) if everything else letters:
         try:

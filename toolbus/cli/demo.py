@@ -1,4 +1,4 @@
-"""``demo``: everything toolbus does, with real processes, in under half a minute."""
+"""``demo``: show everything toolbus does, with real processes, in under half a minute."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from toolbus.cli.common import fail
 
 @click.command("demo")
 def demo_command() -> None:
-    """Run the whole main job and check it: discovery, calls, streams, a killed worker, a plugged-in service.
+    """Run and check the main features: discovery, calls, streams, a killed worker, a plugged-in service.
 
-    Starts its own server on a free port. Exits with 0 only if every check held.
+    Starts its own server on a free port. Exits with 0 only if every check passed.
     """
     try:
         from toolbus.demo.conductor import Demo

@@ -1,4 +1,4 @@
-"""``dev``: a server, the example workers, and how to use them."""
+"""``dev``: start a server and the example workers, and show how to use them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEFAULT_PORT = 6379
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
 @click.pass_context
 def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
-    """Start all it takes to try toolbus: a server unless one is there, the example workers and yours.
+    """Start all you need to try toolbus: a server unless one is running, the example workers and yours.
 
     The server keeps its data in memory only. Ctrl-C stops everything.
 
@@ -74,7 +74,7 @@ def _signals() -> Iterator[None]:
 
 
 def _introduce(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
-    """Show the tools and how to use them, as soon as they are there; nothing when the worker ends before."""
+    """Print the tools and how to use them as soon as they are registered; nothing when the worker ends before."""
     from toolbus import ToolBus
 
     async def main() -> list[tuple[str, str]]:
@@ -84,7 +84,7 @@ def _introduce(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
                     with contextlib.suppress(TimeoutError):
                         await bus.wait_for_tool("calculator", timeout=0.5)
                         break
-                # The worker registers one service after the other; when none follows, all are there.
+                # The worker registers one service after the other; after half a second without a change, all are there.
                 with contextlib.suppress(TimeoutError):
                     while True:
                         async with asyncio.timeout(0.5):
@@ -116,9 +116,9 @@ def _find_server(settings: Settings, stack: contextlib.ExitStack) -> None:
     if _answers(host, port):
         click.echo(f"using the server at {host}:{port}")
     elif host not in {"127.0.0.1", "localhost", "::1"}:
-        fail(f"no server answers at {host}:{port}, and one can only be started here; unset TOOLBUS_URL or leave --url out")
+        fail(f"no server answers at {host}:{port}, and a server can only be started on this machine; unset TOOLBUS_URL or leave --url out")
     elif address.scheme == "rediss":
-        fail(f"no server answers at {host}:{port}, and one that is started here speaks no TLS; write redis:// for rediss://")
+        fail(f"no server answers at {host}:{port}, and a server started here has no TLS; write redis:// instead of rediss://")
     else:
         stack.enter_context(_embedded(port))
         click.echo(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")

@@ -1,4 +1,4 @@
-"""``doctor``: check what toolbus needs, and say what to mend."""
+"""``doctor``: check what toolbus needs, and say what to fix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SKEWED = 5.0
 
 
 class Finding(NamedTuple):
-    """One check: ``state`` is ok, warn or fail."""
+    """The result of one check; ``state`` is ok, warn or fail."""
 
     check: str
     state: str
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 @output_option
 @click.pass_context
 def doctor_command(ctx: click.Context, output: str) -> None:
-    """Check the server, its memory policy, persistence and latency, and say what to mend."""
+    """Check the server, its memory policy, persistence and latency, and say what to fix."""
     settings = settings_of(ctx)
     findings = asyncio.run(_examine(settings))
     if output == "json":
@@ -39,7 +39,7 @@ def doctor_command(ctx: click.Context, output: str) -> None:
     else:
         print_table(("CHECK", "STATE", "FOUND"), findings, empty="")
     if any(finding.state == "fail" for finding in findings):
-        fail("something must be mended, see above")
+        fail("something must be fixed, see above")
 
 
 async def _examine(settings: Settings) -> list[Finding]:
@@ -83,7 +83,7 @@ async def _examine(settings: Settings) -> list[Finding]:
 
 
 def _impossible(services: list[ServiceOverview]) -> list[RefusedTool]:
-    """Tools whose schemas say nothing that can be checked."""
+    """Return the tools whose schemas are invalid."""
     from toolbus.broker.protocols import RefusedTool
     from toolbus.results import DescriptorError
     from toolbus.schema import check_possible
@@ -99,7 +99,7 @@ def _impossible(services: list[ServiceOverview]) -> list[RefusedTool]:
 
 
 def _invalid(services: list[ServiceOverview], items: dict[str, bytes]) -> list[RefusedTool]:
-    """Operators' descriptors that agents leave out."""
+    """Return the operators' descriptors that agents leave out."""
     from toolbus.broker.protocols import ServiceRecord
     from toolbus.client.tools.catalogue import Catalogue
 

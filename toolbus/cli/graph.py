@@ -1,4 +1,4 @@
-"""``toolkit load, presets, show, recommend, draw, export, schema``: the graph itself."""
+"""``toolkit load, presets, show, recommend, draw, export, schema``: publish, inspect and draw the graph."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from toolbus.toolkit import ActionView, Toolkit
 
 _file_option = click.option(
-    "--file", type=click.Path(path_type=Path), help="A preset in place of the published graph: a file, or the name of a shipped one."
+    "--file", type=click.Path(path_type=Path), help="A preset instead of the published graph: a file, or the name of a shipped one."
 )
 _MOST_ROWS = 500
 
 
 @click.command("load")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Only check it; nothing is published.")
-@click.option("--revisions", type=click.Path(path_type=Path), help="A folder of learned scores: publish with its current revision.")
+@click.option("--check", is_flag=True, help="Only check the preset; publish nothing.")
+@click.option("--revisions", type=click.Path(path_type=Path), help="A folder of learned scores: publish with the current revision.")
 @click.pass_context
 def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | None) -> None:
     """Check the preset FILE (YAML or JSON) and publish it; every agent sees it at once.
 
-    FILE may be the name of a preset that comes with toolbus: `toolbus toolkit presets` lists them.
+    FILE may also be the name of a preset that comes with toolbus; `toolbus toolkit presets` lists them.
 
-    A mistake is named with file, line and key, and nothing is published then. Whoever publishes a
-    preset first owns its name (TOOLBUS_OWNER); `toolbus rm toolkit/NAME` removes it.
+    An invalid preset is not published, and the error names file, line and key. The first to publish a
+    preset owns its name (TOOLBUS_OWNER); `toolbus rm toolkit/NAME` removes it.
 
     \b
     Examples:
@@ -95,7 +95,7 @@ def presets_command(output: str) -> None:
 
 @click.command("show")
 @_file_option
-@click.option("--action", "actions", multiple=True, help="Only this action and what is around it (may be repeated).")
+@click.option("--action", "actions", multiple=True, help="Only edges from or to this action (may be repeated).")
 @output_option
 @click.pass_context
 def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...], output: str) -> None:
@@ -131,13 +131,13 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
 @_file_option
 @click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Lowest score of an edge that is followed.")
 @click.option("--hops", type=click.IntRange(0, 100), default=0, show_default=True, help="How many next actions are followed.")
-@click.option("--prompt", is_flag=True, help="Print what a model is told.")
+@click.option("--prompt", is_flag=True, help="Print the text for a model.")
 @output_option
 @click.pass_context
 def recommend_command(
     ctx: click.Context, start: tuple[str, ...], file: Path | None, threshold: float, hops: int, prompt: bool, output: str
 ) -> None:
-    """Say which actions and tools make sense at START: ids or names of actions, or a sentence.
+    """Recommend actions and tools for START: ids or names of actions, or a sentence.
 
     \b
     Examples:
@@ -171,7 +171,7 @@ def recommend_command(
 @click.option("--start", "starts", multiple=True, help="Only what is recommended from this action (may be repeated).")
 @click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Lowest score that is followed from there.")
 @click.option("--hops", type=click.IntRange(0, 100), default=1, show_default=True, help="How many next actions are followed from there.")
-@click.option("--title", default="", help="Above the picture.")
+@click.option("--title", default="", help="Title of the picture.")
 @click.pass_context
 def draw_command(
     ctx: click.Context, picture: Path, file: Path | None, starts: tuple[str, ...], threshold: float, hops: int, title: str
@@ -204,7 +204,7 @@ def draw_command(
 @click.command("export")
 @_file_option
 @click.option(
-    "--format", "form", type=click.Choice(["scores", "graphml", "dot"]), default="scores", show_default=True, help="What is written."
+    "--format", "form", type=click.Choice(["scores", "graphml", "dot"]), default="scores", show_default=True, help="Format of the output."
 )
 @click.pass_context
 def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
@@ -243,7 +243,7 @@ COMMANDS = (load_command, presets_command, show_command, recommend_command, draw
 
 
 def _graph(ctx: click.Context, file: Path | None) -> Toolkit:
-    """The graph of a file, or the published one."""
+    """Return the graph of a file, or the published one."""
     from toolbus.toolkit.live import merged
 
     if file is not None:
@@ -270,7 +270,7 @@ def _read(file: Path) -> Toolkit:
 
 
 def _score(view: ActionView, vertex: str) -> Any:
-    """The best score of the edges that lead to a vertex in the recommended part."""
+    """Return the best score of the edges to a vertex in the recommended part."""
     if not view.toolkit.has_vertex(vertex):
         return ""
     found = [view.toolkit.get_score(before, vertex) for before in view.toolkit.predecessors(vertex)]

@@ -1,4 +1,4 @@
-"""``tools``, ``services``, ``describe``, ``settings``: look, and change nothing."""
+"""``tools``, ``services``, ``describe``, ``settings``: inspect without changing anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--category", "categories", multiple=True, help="Only tools of this category (may be repeated).")
 @click.option("--all", "everything", is_flag=True, help="Also tools that no live worker serves.")
 @click.option("--format", "wanted", type=click.Choice([*FORMATS]), help="Print their definitions for a model instead, as JSON.")
-@click.option("--strict", is_flag=True, help="With --format: so that a provider can enforce them, where that is possible.")
+@click.option("--strict", is_flag=True, help="With --format: definitions that a provider can enforce, where possible.")
 @output_option
 @click.pass_context
 def tools_command(
@@ -41,7 +41,7 @@ def tools_command(
       toolbus tools --format openai --strict
     """
     if strict and wanted is None:
-        raise click.UsageError("--strict says how --format is done; give both")
+        raise click.UsageError("--strict needs --format; give both")
 
     async def main(bus: ToolBus) -> tuple[list[Any], list[RefusedTool]]:
         view = bus.tools.filter(groups=groups or None, categories=categories or None)
@@ -146,7 +146,7 @@ def describe_command(ctx: click.Context, name: str) -> None:
 @output_option
 @click.pass_context
 def settings_command(ctx: click.Context, output: str) -> None:
-    """Show each setting, its value, and where the value comes from."""
+    """Show each setting, its value, and the source of the value."""
     from toolbus.broker.transport.connection import redact
 
     found = {

@@ -1,4 +1,4 @@
-"""``put``, ``get``, ``list``, ``rm``: static descriptors beside self-published ones."""
+"""``put``, ``get``, ``list``, ``rm``: manage static descriptors, which exist beside self-published ones."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def put_command(ctx: click.Context, key: str, file: str) -> None:
     """Store a descriptor under tool/NAME or tool-service/ID, from FILE or standard input.
 
-    It is checked first: a wrong one is refused with the field that is wrong. Running agents see
-    the change at once.
+    An invalid descriptor is refused, and the error names the field. Running agents see the change at
+    once.
 
     \b
     Example:

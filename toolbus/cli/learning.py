@@ -1,4 +1,4 @@
-"""``toolkit learn``, ``evaluate``, ``revisions``, ``diff``, ``rollback`` and ``convert``: scores from recorded executions."""
+"""``toolkit learn``, ``evaluate``, ``revisions``, ``diff``, ``rollback`` and ``convert``: learn scores from recorded executions."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _MOST_PROBLEMS = 20
 
 _scores_option = click.option("--scores", "scores_file", type=click.Path(path_type=Path), help="Static scores: a JSON file of edges.")
 _log_option = click.option("--log", "log_file", type=click.Path(path_type=Path), help="Executions: .jsonl, .db or .sqlite.")
-_skip_option = click.option("--skip-corrupt", is_flag=True, help="Leave out records that can't be read, and say which.")
+_skip_option = click.option("--skip-corrupt", is_flag=True, help="Skip records that can't be read, and list them.")
 _folder_option = click.option(
     "--revisions", "folder", type=click.Path(path_type=Path), default=Path("revisions"), show_default=True, help="Folder of revisions."
 )
 
 
 def _parameters(function: F) -> F:
-    """The options that are parameters of learning."""
+    """Add the options for the parameters of learning."""
     for name, what in (
         ("--min-evidence", "Effective calls before a score moves (8)."),
         ("--half-life", "Days after which an execution counts half (30)."),
         ("--prior-strength", "Calls that a static score is worth (4)."),
         ("--clip", "Greatest weight of an execution that was improbable to be shown (10)."),
         ("--credibility", "Probability that a score is wrong before it moves (0.9)."),
-        ("--guard", "Probability that a new order is better before it is taken (0.99)."),
+        ("--guard", "Probability that a new order is better before it is accepted (0.99)."),
     ):
         function = click.option(name, type=float, help=what)(function)
     return function
@@ -52,14 +52,14 @@ def _parameters(function: F) -> F:
 @_folder_option
 @_parameters
 @_skip_option
-@click.option("--dry-run", is_flag=True, help="Say what would change and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would change, but write nothing.")
 @output_option
 def learn_command(
     scores_file: Path | None, log_file: Path | None, folder: Path, skip_corrupt: bool, dry_run: bool, output: str, **given: float | None
 ) -> None:
-    """Estimate scores from recorded executions, say what changed and why, and make that the current revision.
+    """Estimate scores from recorded executions, explain each change, and make the result the current revision.
 
-    The same log, scores and parameters give the same result. A log that says nothing changes nothing. Take it back with
+    The same log, scores and parameters give the same result. A log without information changes nothing. Undo it with
     `toolbus toolkit rollback`.
 
     \b
@@ -93,14 +93,14 @@ def learn_command(
 @click.command("evaluate")
 @_scores_option
 @_log_option
-@click.option("--generated", is_flag=True, help="Use a generated log whose truth is known, instead of --scores and --log.")
-@click.option("--noise", is_flag=True, help="A generated log of pure noise.")
+@click.option("--generated", is_flag=True, help="Use a generated log with known success rates, instead of --scores and --log.")
+@click.option("--noise", is_flag=True, help="Use a generated log of pure noise.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the generated log and of the bootstrap.")
 @click.option("--episodes", type=click.IntRange(10, 100_000), default=600, show_default=True, help="Episodes of the generated log.")
 @click.option(
     "--wrong", type=click.FloatRange(0, 1), default=0.6, show_default=True, help="Share of generated static scores that are wrong."
 )
-@click.option("--held-out", type=click.FloatRange(0.01, 0.99), default=0.3, show_default=True, help="Share of the log, its end, to replay.")
+@click.option("--held-out", type=click.FloatRange(0.01, 0.99), default=0.3, show_default=True, help="Share of the log (its end) to replay.")
 @click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Score from which a tool is shown.")
 @_parameters
 @_skip_option
@@ -121,8 +121,8 @@ def evaluate_command(
 ) -> None:
     """Learn from the first episodes of a log, replay the last, and compare ways to choose tools.
 
-    hit@k says how often the tool that succeeded is among the first k, mrr is the mean reciprocal rank, reach how often it is
-    shown at all; brier and ece say how far scores are from the rates of success. Intervals are of 95 %, over episodes.
+    hit@k is how often the tool that succeeded is among the first k, mrr the mean reciprocal rank, reach how often it is shown
+    at all; brier and ece measure the distance between scores and success rates. Intervals cover 95 %, over episodes.
 
     \b
     Example:
@@ -153,7 +153,7 @@ def evaluate_command(
 @_folder_option
 @output_option
 def revisions_command(revision: str | None, folder: Path, output: str) -> None:
-    """List the revisions of the scores, or show one of them: where it comes from, and what it changed and why.
+    """List the revisions of the scores, or show one of them with its origin, its changes and their reasons.
 
     \b
     Example:
@@ -182,7 +182,7 @@ def revisions_command(revision: str | None, folder: Path, output: str) -> None:
 @_folder_option
 @output_option
 def diff_command(old: str | None, new: str | None, folder: Path, output: str) -> None:
-    """Show the scores that two revisions disagree on: by default the current one and its parent.
+    """Show the scores that differ between two revisions: by default the current one and its parent.
 
     \b
     Example:
@@ -230,7 +230,7 @@ def rollback_command(revision: str | None, folder: Path) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 @_skip_option
 def convert_command(source: Path, target: Path, skip_corrupt: bool) -> None:
-    """Add the executions of one log to another, of either format; what is there already is not added again.
+    """Add the executions of one log to another, of either format; existing ones are not added again.
 
     \b
     Example:
@@ -255,23 +255,23 @@ COMMANDS: tuple[click.Command, ...] = (
 )
 
 
-# -- what goes in ------------------------------------------------------------------------------------
+# -- input -------------------------------------------------------------------------------------------
 
 
 class _Problems:
-    """Counts records that are left out, and tells the first of them."""
+    """Counts skipped records and reports the first of them."""
 
     def __init__(self, skip: bool) -> None:
-        self.callback = self._told if skip else None
+        self.callback = self._add if skip else None
         self._count = 0
 
-    def _told(self, error: Exception) -> None:
+    def _add(self, error: Exception) -> None:
         self._count += 1
         if self._count <= _MOST_PROBLEMS:
             click.echo(f"left out: {error}", err=True)
 
     def report(self) -> None:
-        """How many there were, when not all were told."""
+        """Print how many more were skipped."""
         if self._count > _MOST_PROBLEMS:
             click.echo(f"left out: {self._count - _MOST_PROBLEMS} more", err=True)
 
@@ -303,7 +303,7 @@ def _current(revision: Revision | None, folder: Path) -> Revision:
     return revision
 
 
-# -- what comes out ----------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------
 
 
 def _plain(learned: Learned) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def new_command(name: str) -> None:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise click.UsageError(f"{name!r} can't be the name of a Python module: use letters, digits and _")
     if name in sys.stdlib_module_names:
-        fail(f"{name} is a module of Python itself, which {name}.py would hide; take another name")
+        fail(f"{name} is a module of Python itself, which {name}.py would hide; choose another name")
     files = {Path(f"{name}.py"): _TOOL, Path(f"test_{name}.py"): _TEST}
     for path in files:
         if path.exists():

@@ -1,4 +1,4 @@
-"""``pause``, ``resume``, ``purge``: what an operator does to a service."""
+"""``pause``, ``resume``, ``purge``: operate a service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.argument("service")
 @click.pass_context
 def pause_command(ctx: click.Context, service: str) -> None:
-    """Make a service's workers stop taking requests. What runs goes on, what comes waits in the queue."""
+    """Make a service's workers stop taking requests. Running calls go on; new ones wait in the queue."""
 
     async def main(admin: Admin) -> None:
         await _must_be_known(admin, service)
@@ -46,7 +46,7 @@ def resume_command(ctx: click.Context, service: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def purge_command(ctx: click.Context, service: str, yes: bool) -> None:
-    """Remove the requests that wait for a service. Their callers get a `cancelled` error; what runs goes on."""
+    """Remove the requests that wait for a service. Their callers get a `cancelled` error; running calls go on."""
     if not yes:
         click.confirm(f"Remove every request that waits for {service!r}?", abort=True)
 

@@ -1,4 +1,4 @@
-"""The person at the terminal."""
+"""Ask yes-or-no questions at the terminal."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import sys
 from collections.abc import Callable
 
 
-class Person:
-    """Asks the person at the terminal, one question at a time; where there is none, the answer is no.
+class TerminalPrompt:
+    """Asks one question at a time at the terminal; without a terminal the answer is no.
 
     Args:
-        show: puts a question on the screen.
+        show: prints a question.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
-        self._one = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     async def ask(self, question: object) -> bool:
-        """Whether the person says yes to ``str(question)``."""
+        """Print ``str(question)`` and return whether the answer is yes."""
         if not sys.stdin.isatty():
             return False
-        async with self._one:
+        async with self._turn:
             self._show(str(question))
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[str] = loop.create_future()
@@ -31,7 +31,7 @@ class Person:
                 if not answer.done():
                     answer.set_result(sys.stdin.readline())
 
-            # Not in a thread: one that waits for a line can't be cancelled.
+            # Not in a thread, because a thread that waits for a line can't be cancelled.
             loop.add_reader(sys.stdin, read)
             try:
                 return (await answer).strip().lower() in {"y", "yes"}

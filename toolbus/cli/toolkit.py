@@ -1,4 +1,4 @@
-"""``toolkit``: the graph of actions and tools, and its scores."""
+"""``toolkit``: work with the graph of actions and tools, and its scores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from toolbus.cli.common import fail
 
 
 class _Toolkit(click.Group):
-    """Commands that need packages of an extra."""
+    """A group of commands that need the packages of an extra."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; says what to install when a package is missing."""
+        """Run a command; say what to install when a package is missing."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -23,7 +23,7 @@ class _Toolkit(click.Group):
 
 @click.group("toolkit", cls=_Toolkit, no_args_is_help=True)
 def toolkit_command() -> None:
-    """The graph of actions and tools: which tools a model is shown, and what their scores learn from use.
+    """Manage the graph of actions and tools: which tools a model is shown, and the scores that are learned from use.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``usage``: what calls cost, by user and tool."""
+"""``usage``: show the usage of calls, by user and tool."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_context
 def usage_command(ctx: click.Context, days: int, users: tuple[str, ...], tools: tuple[str, ...], output: str) -> None:
-    """Show what each user's calls of each tool cost: calls, errors, milliseconds, and bytes of the answers.
+    """Show the usage of each tool by each user: calls, errors, milliseconds, and bytes of the answers.
 
-    Workers count it when they run with toolbus.middleware.Metering.
+    Workers count it when they run with the middleware toolbus.middleware.Metering.
 
     \b
     Example:

@@ -23,9 +23,9 @@ from toolbus.settings import PREFIX, Settings
 @click.option("--concurrency", type=click.IntRange(1), help="Calls that run at once in each process (TOOLBUS_CONCURRENCY; 100).")
 @click.option("--reload", is_flag=True, help="Restart when a Python file beside the targets changes.")
 @click.option("--grace", type=float, help="Seconds that running calls may take to finish on SIGTERM (TOOLBUS_GRACE; 30).")
-@click.option("--lease", type=float, help="Seconds after which a dead worker's calls go on elsewhere (TOOLBUS_LEASE; 30).")
+@click.option("--lease", type=float, help="Seconds after which another worker takes over a dead worker's calls (TOOLBUS_LEASE; 30).")
 @click.option("--middleware", "around", multiple=True, metavar="MODULE:NAME", help="Middleware, or a list of it (may be repeated).")
-@click.option("--health-file", type=click.Path(path_type=Path), help="Keep this file fresh while the worker can serve.")
+@click.option("--health-file", type=click.Path(path_type=Path), help="Touch this file regularly while the worker can serve.")
 @click.option("--health-port", type=click.IntRange(1, 65535), help="Answer HTTP on this loopback port: 200 or 503.")
 @click.option("--examples", is_flag=True, hidden=True, help="Serve the examples of toolbus, too.")
 @click.option("--lifeline", type=int, hidden=True)
@@ -44,10 +44,11 @@ def worker_command(
     examples: bool,
     lifeline: int | None,
 ) -> None:
-    """Serve the tools of each TARGET: a path (jokes.py, mytools/), a module, a package with all that is in it, module:name,
-    or the short name of an installed service (toolbus workers lists them).
+    """Serve the tools of each TARGET: a path, a module, a package with its modules, module:name, or an installed service.
 
-    SIGTERM and Ctrl-C leave the registry at once, let running calls finish, and exit with 0.
+    Paths are files (jokes.py) or folders (mytools/); `toolbus workers` lists the short names of installed services.
+
+    SIGTERM and Ctrl-C take the worker out of the registry at once, let running calls finish, and exit with 0.
 
     \b
     Examples:
@@ -110,7 +111,7 @@ async def _work(
     except* ToolbusError as group:
         raise group.exceptions[0] from None
     if worker.stuck:
-        # A thread can't be stopped; its call was given up, and it must not hold the process.
+        # A thread can't be stopped; its call was given up, and it must not keep the process alive.
         telemetry.flush_logging()
         sys.stdout.flush()
         sys.stderr.flush()

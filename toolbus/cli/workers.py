@@ -10,9 +10,9 @@ from toolbus.cli.common import output_option, print_json, print_table
 @click.command("workers")
 @output_option
 def workers_command(output: str) -> None:
-    """List the tool services that installed packages bring, with the extras and settings that each needs.
+    """List the tool services of installed packages, with the extras and settings that each needs.
 
-    Serve one with toolbus worker NAME. Packages offer services through the entry-point group toolbus.workers.
+    Serve one with `toolbus worker NAME`. Packages offer services through the entry-point group toolbus.workers.
 
     \b
     Example:

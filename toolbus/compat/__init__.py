@@ -1,1 +1,1 @@
-"""Other projects' names as thin facades; nothing else imports from here."""
+"""Facades with the names of other projects; nothing else imports from here."""

@@ -1,4 +1,4 @@
-"""Synchronous facades over what may be a coroutine."""
+"""Run coroutines for synchronous callers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def finished(value: Any) -> Any:
-    """What a function returned, awaited when it is a coroutine: a loop of its own in a thread, since one may run here."""
+    """Return a function's result, awaited when it is a coroutine: in a thread with its own loop, since a loop may run here."""
     if not inspect.iscoroutine(value):
         return value
     with ThreadPoolExecutor(1) as pool:

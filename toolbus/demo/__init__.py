@@ -1,1 +1,1 @@
-"""``toolbus demo``: the whole main job with real processes, checked as it goes."""
+"""``toolbus demo``: run the main features with real processes and check each of them."""

@@ -1,4 +1,4 @@
-"""The demo's agent, in a process of its own: it tells what it sees as JSON lines on standard output."""
+"""Run the demo's agent in its own process; it reports events as JSON lines on standard output."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STREAMS = 12
 _KILL_AT = 0.3
 
 
-def tell(event: str, **fields: Any) -> None:
-    """One line for the conductor."""
+def report(event: str, **fields: Any) -> None:
+    """Print one event for the conductor."""
     sys.stdout.write(msgspec.json.encode({"event": event, **fields}).decode() + "\n")
     sys.stdout.flush()
 
 
 class Agent:
-    """Calls tools and counts what comes back."""
+    """Calls tools and counts the results."""
 
     def __init__(self, bus: ToolBus, document: str) -> None:
         self._bus = bus.bind(user="demo")
@@ -46,10 +46,10 @@ class Agent:
         started = time.monotonic()
         for name in ("calculator", "tell-pun", "text_stream", "text_stats", "json_query"):
             await self._tools.wait_for_tool(name, timeout=15)
-        tell("discovered", tools=list(self._tools.tools), seconds=round(time.monotonic() - started, 3))
+        report("discovered", tools=list(self._tools.tools), seconds=round(time.monotonic() - started, 3))
 
     async def unary(self) -> None:
-        """Many calls at once, each with an answer that is known here."""
+        """Make many calls at once, each with a known answer."""
         chance = random.Random(7)  # noqa: S311 - the same sums in every demo
         sums = [(chance.randrange(10**6), chance.randrange(10**6)) for _ in range(UNARY_CALLS)]
 
@@ -64,10 +64,10 @@ class Agent:
         seconds = time.monotonic() - started
         joke = await self._bus.call("tell-pun", {"topic": "queues"})
         self.count(joke)
-        tell("unary", calls=len(right), right=sum(right), seconds=round(seconds, 3), joke=joke.observation)
+        report("unary", calls=len(right), right=sum(right), seconds=round(seconds, 3), joke=joke.observation)
 
     async def streams(self) -> None:
-        """The document in many streams at once; each must come back unchanged."""
+        """Stream the document many times at once; each stream must return it unchanged."""
 
         async def one() -> tuple[bool, int]:
             pieces = 0
@@ -81,7 +81,7 @@ class Agent:
 
         started = time.monotonic()
         seen = await asyncio.gather(*(one() for _ in range(STREAMS)))
-        tell(
+        report(
             "streams",
             streams=len(seen),
             whole=sum(whole for whole, _ in seen),
@@ -90,7 +90,7 @@ class Agent:
         )
 
     async def survive(self) -> None:
-        """A slow stream whose worker is killed in the middle: the text must still be the document."""
+        """Read a slow stream whose worker is killed in the middle; the text must still be the document."""
         part, delay = 200, 20
         text: list[str] = []
         length = resets = 0
@@ -111,10 +111,10 @@ class Agent:
                     length += len(event.text)
                     if not killed and length > _KILL_AT * len(self._document):
                         killed = True
-                        tell("kill", worker=worker, characters=length)
+                        report("kill", worker=worker, characters=length)
                 elif isinstance(event, Finished):
                     self.count(event.result)
-                    tell(
+                    report(
                         "survived",
                         whole="".join(text) == self._document,
                         attempts=event.result.meta.attempts,
@@ -126,22 +126,22 @@ class Agent:
                     )
 
     async def meet(self) -> None:
-        """A tool that appears while this process runs, is called, and goes again."""
-        tell("ready_for_plug")
+        """Call a tool that appears while this process runs, and wait until it is gone again."""
+        report("ready_for_plug")
         async for change in self._tools.tools.changes():
             if change.name != PLUGGED:
                 continue
             if change.kind == "removed":
-                tell("unplugged", at=time.time())
+                report("unplugged", at=time.time())
                 return
             seen = time.time()
             result = await self._bus.call(PLUGGED, {"name": "agent"})
             self.count(result)
-            tell("plugged", at=seen, output=result.output, ok=result.success)
+            report("plugged", at=seen, output=result.output, ok=result.success)
 
 
 async def main(document: str) -> None:
-    """Run every part, then tell the summary."""
+    """Run every part, then report the summary."""
     async with ToolBus(settings=Settings.load()) as bus:
         agent = Agent(bus, document)
         await agent.discover()
@@ -151,7 +151,7 @@ async def main(document: str) -> None:
         async with asyncio.timeout(20):
             await agent.meet()
         latencies = sorted(agent.latencies)
-        tell(
+        report(
             "summary",
             calls=agent.calls,
             failed=agent.failed,

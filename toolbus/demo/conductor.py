@@ -1,4 +1,4 @@
-"""The demo's conductor: starts the server, the workers and the agent, kills one worker, and checks what happened."""
+"""Conduct the demo: start the server, the workers and the agent, kill one worker, and check the results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def {PLUGGED}(name: str) -> str:
 
 
 class Check(NamedTuple):
-    """One thing the demo promises, whether it held, and what shows it."""
+    """One promise of the demo, whether it held, and the evidence."""
 
     name: str
     held: bool
@@ -52,7 +52,7 @@ class Check(NamedTuple):
 
 
 class Demo:
-    """One run; ``say`` prints progress."""
+    """One run of the demo; ``say`` prints progress."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -65,7 +65,7 @@ class Demo:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the agent counted, with the recovery and hot-plug times."""
+        """The agent's counts, with the recovery and hot-plug times."""
         survived, plugged, unplugged = (self._seen.get(name, {}) for name in ("survived", "plugged", "unplugged"))
         return {
             **{key: value for key, value in self._seen.get("summary", {}).items() if key != "event"},
@@ -77,7 +77,7 @@ class Demo:
         }
 
     async def run(self) -> list[Check]:
-        """Run everything; the checks tell whether it held.
+        """Run everything and return the checks.
 
         Raises:
             ToolbusError: a part could not be started, or the demo took longer than a minute.
@@ -110,7 +110,7 @@ class Demo:
                 await self._answer(line, environment, plugin)
             if await agent.wait() != 0:
                 raise ToolbusError(f"the agent ended with exit code {agent.returncode}; seen so far: {', '.join(self._seen) or 'nothing'}")
-            # Inside the server's life, so that the workers sign off.
+            # While the server still runs, so that the workers can sign off.
             await self._stop_children()
 
     async def _answer(self, line: dict[str, Any], environment: dict[str, str], plugin: Path) -> None:
@@ -173,14 +173,14 @@ class Demo:
 
 
 def evaluate(seen: dict[str, dict[str, Any]], killed: int | None) -> list[Check]:
-    """The checks, from what the agent told."""
+    """Return the checks, made from the events of the agent."""
     unary, streams, survived = seen.get("unary", {}), seen.get("streams", {}), seen.get("survived", {})
     plugged, unplugged, summary = seen.get("plugged", {}), "unplugged" in seen, seen.get("summary", {})
     return [
         Check(
             "the agent discovered the tools by itself",
             len(seen.get("discovered", {}).get("tools", ())) >= 5,
-            _told(seen, "discovered", "tools"),
+            _count(seen, "discovered", "tools"),
         ),
         Check("every concurrent call was answered rightly", unary.get("right") == UNARY_CALLS, f"{unary.get('right')} of {UNARY_CALLS}"),
         Check("every stream came back whole", streams.get("whole") == STREAMS, f"{streams.get('whole')} of {STREAMS}"),
@@ -206,19 +206,19 @@ def evaluate(seen: dict[str, dict[str, Any]], killed: int | None) -> list[Check]
 
 
 def read_document() -> str:
-    """A real document: this project's README, from the checkout or from the installed distribution."""
+    """Return a real document: this project's README, from the checkout or from the installed distribution."""
     checkout = Path(__file__).resolve().parents[2] / "README.md"
     text = checkout.read_text("utf-8") if checkout.is_file() else _long_description()
-    # A short one is read more than once: the stream must last long enough to be killed in its middle.
+    # A short one is repeated: the stream must last long enough to be killed in the middle.
     return (text * (_LENGTH // max(1, len(text)) + 1))[:_LENGTH]
 
 
 def _long_description() -> str:
-    payload = importlib.metadata.metadata("toolbus").get_payload()  # type: ignore[attr-defined] # an email message, says importlib.metadata
+    payload = importlib.metadata.metadata("toolbus").get_payload()  # type: ignore[attr-defined] # importlib.metadata types it as an email message
     return str(payload)
 
 
-def _told(seen: dict[str, dict[str, Any]], event: str, field: str) -> str:
+def _count(seen: dict[str, dict[str, Any]], event: str, field: str) -> str:
     value = seen.get(event, {}).get(field, ())
     return f"{len(value)} tools"
 

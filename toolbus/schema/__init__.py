@@ -1,4 +1,4 @@
-"""What a tool's arguments must look like: derived from a function, or checked against a JSON Schema."""
+"""JSON Schemas of tools' arguments: derived from functions, corrected, converted for models, and enforced."""
 
 from __future__ import annotations
 

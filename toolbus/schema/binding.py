@@ -1,4 +1,4 @@
-"""From checked arguments to the keyword arguments of a handler."""
+"""Bind checked arguments to the keyword arguments of a handler."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from toolbus.results import ToolError
 from toolbus.schema import custom, refusal
 from toolbus.schema.validate import Checker
 
-# What converting raises for arguments of the wrong shape, lone surrogates, numbers out of range and endless nesting.
+# Raised when converting arguments of the wrong shape, lone surrogates, numbers out of range or endless nesting.
 _WRONG = (msgspec.ValidationError, ValueError, OverflowError, RecursionError)
-# The argument in the path at the end of a message.
+# The argument's name in the path at the end of a message.
 _ARGUMENT = re.compile(r"`\$\.(\w+)[^`]*`\Z")
 
 
 class TypedBinder:
-    """Validates and converts arguments by the annotations of a function.
+    """Validates arguments by the annotations of a function and converts them.
 
-    Arguments that were left out stay out, so the function's own defaults apply.
+    Arguments that were left out stay out, so that the function's own defaults apply.
     """
 
     __slots__ = ("_fields", "_hints", "_known", "_required", "_reserved", "_rest", "_struct")
@@ -36,8 +36,8 @@ class TypedBinder:
         reserved: Collection[str],
         hints: Mapping[str, object],
     ) -> None:
-        """``rest`` is the type of further arguments, or None when there may be none; ``hints`` are schemas by name."""
-        # Fields have names of their own: a parameter may be called like one of Struct's attributes.
+        """Make a binder; ``rest`` is the type of further arguments (None: there may be none), ``hints`` are schemas by name."""
+        # Struct fields get names of their own, since a parameter may have the name of one of Struct's attributes.
         self._fields = {name: f"f{index}" for index, name in enumerate(types)}
         self._known = types.keys()
         self._hints = hints
@@ -56,10 +56,10 @@ class TypedBinder:
         )
 
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
-        """The keyword arguments for the handler.
+        """Return the keyword arguments for the handler.
 
         Raises:
-            ToolError: ``invalid_arguments``, naming the place and what was expected there.
+            ToolError: ``invalid_arguments``; the message names the place and what was expected there.
         """
         try:
             values = msgspec.convert(arguments, self._struct, str_keys=True, dec_hook=custom.convert)
@@ -96,14 +96,14 @@ class TypedBinder:
 
 
 class CheckedBinder:
-    """Passes arguments on as they are, once a schema of the author's accepts them."""
+    """Passes arguments on unchanged, once they match a schema that the author gave."""
 
     __slots__ = ("_checker", "_known", "_open", "_required", "_reserved")
 
     def __init__(
         self, checker: Checker, known: Collection[str], required: Collection[str], *, rest: bool, reserved: Collection[str]
     ) -> None:
-        """``rest`` says whether the function takes any name, except those that are ``reserved``."""
+        """Make a binder; ``rest`` says whether the function takes further names, except those that are ``reserved``."""
         self._checker = checker
         self._known = frozenset(known)
         self._required = frozenset(required)
@@ -111,16 +111,16 @@ class CheckedBinder:
         self._reserved = frozenset(reserved)
 
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
-        """The keyword arguments for the handler.
+        """Return the keyword arguments for the handler.
 
         Raises:
-            ToolError: ``invalid_arguments``, naming the place and what is expected there.
+            ToolError: ``invalid_arguments``; the message names the place and what is expected there.
         """
         self._checker.check(arguments)
         names = arguments.keys()
         if self._required <= names and (self._reserved.isdisjoint(names) if self._open else names <= self._known):
             return dict(arguments)
-        # The schema is looser than the function.
+        # The schema accepts more than the function does.
         unknown = [name for name in names if name in self._reserved or not (self._open or name in self._known)]
         violations = [refusal.unexpected(unknown, sorted(self._known))] if unknown else []
         violations += [refusal.missing(name) for name in sorted(self._required - names)]
@@ -128,7 +128,7 @@ class CheckedBinder:
 
 
 class WholeBinder:
-    """Passes all arguments as one dict, once a schema of the author's accepts them."""
+    """Passes all arguments as one dict, once they match a schema that the author gave."""
 
     __slots__ = ("_checker", "_name")
 
@@ -137,17 +137,17 @@ class WholeBinder:
         self._name = name
 
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
-        """The one keyword argument for the handler.
+        """Return the one keyword argument for the handler.
 
         Raises:
-            ToolError: ``invalid_arguments``, naming the place and what is expected there.
+            ToolError: ``invalid_arguments``; the message names the place and what is expected there.
         """
         self._checker.check(arguments)
         return {self._name: dict(arguments)}
 
 
 def _located(error: Exception, root: str) -> str:
-    """msgspec's message with its path moved under ``root``."""
+    """Return msgspec's message with its path moved under ``root``."""
     what, _, where = str(error).rpartition(" - at `")
     if not what:
         return f"{refusal.shorten(where, 200)} - at `{root}`"

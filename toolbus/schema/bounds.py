@@ -1,4 +1,4 @@
-"""How large and deep arguments are, and where a schema refers to others."""
+"""Measure the size and depth of arguments, and find references in schemas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def deeper_than(value: Any, levels: int) -> bool:
-    """Whether containers are nested further than so many levels below the value."""
-    # On the hot path of schemas with references, hence plain loops.
+    """Return whether containers are nested more than ``levels`` levels below the value."""
+    # Plain loops, because this is on the hot path of schemas with references.
     for child in value.values() if isinstance(value, dict) else value:
         if isinstance(child, _CONTAINERS) and (levels <= 0 or deeper_than(child, levels - 1)):
             return True
@@ -21,12 +21,12 @@ def deeper_than(value: Any, levels: int) -> bool:
 
 
 def levels_of(value: Any, most: int) -> int:
-    """How many containers stand within each other below the value, counted no further than ``most``."""
+    """Return how many levels of containers are below the value, counting no further than ``most``."""
     return next((levels for levels in range(most) if not deeper_than(value, levels)), most)
 
 
 def heavier_than(value: object, limit: int) -> bool:
-    """Whether there are more values than the limit, long strings counting for more; walks no further than that."""
+    """Return whether a value holds more parts than ``limit``, where long strings count more; stop walking at the limit."""
     weight = 0
     left: list[object] = [value]
     while left and weight <= limit:
@@ -44,7 +44,7 @@ def heavier_than(value: object, limit: int) -> bool:
 
 
 def references(schema: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every reference in a schema, with its place."""
+    """Yield every reference in a schema, with its path."""
     if isinstance(schema, Mapping):
         for key, value in schema.items():
             if key in REFERENCES and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Arguments of almost the right types: texts that say the value a schema asks for, and nulls that stand for "left out"."""
+"""Cast arguments to the types that a schema asks for: texts that contain the value, and nulls that mean "left out"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolbus.schema.repair import decoded
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.0{1,16})?\Z")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?\Z")
 _WHOLE = re.compile(r"-?[0-9]+\Z")
-# From here on floats skip whole numbers.
+# Floats of this size and above can't represent every whole number.
 _EXACT = 2**53
 _KINDS = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _CONTAINERS = {"{": "object", "[": "array"}
@@ -30,11 +30,11 @@ _UNCHANGED = object()
 
 
 def cast(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The arguments with what the schema leaves no doubt about put right, and what was changed; the given ones stay as they are.
+    """Return the arguments with unambiguous mismatches corrected, and the list of changes; the input is not modified.
 
-    A text becomes the number, boolean, array or object that it is the JSON of, where the schema takes no text. A null is
-    left out where the schema takes none and asks for no value. Meant for arguments that were refused: what is valid comes
-    out as it is, and what can't be put right does, too, such as texts whose numbers would lose digits or that say a key twice.
+    A text becomes the number, boolean, array or object whose JSON it is, where the schema accepts no text. A null is left
+    out where the schema accepts none and requires no value. This is meant for arguments that were refused: valid values stay as
+    they are, and so does a value that can't be corrected, such as a text whose number would lose digits or that repeats a key.
     """
     caster = _Caster(schema)
     value = caster.value(dict(arguments), schema, (), 0)
@@ -42,19 +42,19 @@ def cast(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[dict[
 
 
 class _Caster:
-    """Walks arguments and their schema together."""
+    """Walks arguments together with their schema."""
 
     __slots__ = ("_clear", "_left", "_root", "changes")
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._left = _MOST_STEPS
-        # Whether texts can be read as containers: a schema may ask for each many times.
+        # Whether each text can be read as a container; a schema may ask many times.
         self._clear: dict[str, bool] = {}
         self.changes: list[str] = []
 
     def value(self, value: Any, schema: Any, path: tuple[str | int, ...], level: int) -> Any:
-        """The value, put right by its schema."""
+        """Return the value, corrected by its schema."""
         self._left -= 1
         schema = self._followed(schema)
         if schema is None or level > _MOST_LEVELS or self._left < 0:
@@ -76,7 +76,7 @@ class _Caster:
         return value
 
     def _read(self, text: str, kinds: tuple[str, ...], path: tuple[str | int, ...]) -> Any:
-        read = _said(text.strip(), kinds, self._clear)
+        read = _value_in(text.strip(), kinds, self._clear)
         if read is _UNCHANGED:
             return text
         self._note(f"string → {refusal.type_word(read)}", path)
@@ -87,7 +87,7 @@ class _Caster:
         known = properties if isinstance(properties, Mapping) else {}
         needed = frozenset(each for each in required if isinstance(each, str)) if isinstance(required, (list, tuple)) else frozenset()
         self._left -= len(value)
-        # Which names the patterns take is the validator's to say, so what is not listed stays as it is beside them.
+        # Only the validator knows which names the patterns match, so unlisted names stay as they are beside patterns.
         others = None if schema.get("patternProperties") else schema.get("additionalProperties")
         made: dict[str, Any] = {}
         for name, part in value.items():
@@ -109,7 +109,7 @@ class _Caster:
         ]
 
     def _chosen(self, value: Any, branches: list[Any], path: tuple[str | int, ...], level: int) -> Any:
-        """The value by the one branch that it can belong to; when there are several, as it is."""
+        """Return the value corrected by the one branch that it can belong to; unchanged when there are several."""
         self._left -= len(branches)
         followed = [branch for branch in map(self._followed, branches) if branch is not None]
         if len(followed) != len(branches):
@@ -117,12 +117,12 @@ class _Caster:
         fitting = [branch for branch in followed if _fits(value, _kinds(branch))]
         if not fitting and isinstance(value, str):
             text = value.strip()
-            says = {kinds: _said(text, kinds, self._clear) is not _UNCHANGED for kinds in set(map(_kinds, followed))}
-            fitting = [branch for branch in followed if says[_kinds(branch)]]
+            readable = {kinds: _value_in(text, kinds, self._clear) is not _UNCHANGED for kinds in set(map(_kinds, followed))}
+            fitting = [branch for branch in followed if readable[_kinds(branch)]]
         return self.value(value, fitting[0], path, level + 1) if len(fitting) == 1 else value
 
     def _takes_null(self, schema: Any, hops: int = 0) -> bool:
-        """Whether a schema may take a null; what would take too long to find out may."""
+        """Return whether a schema may accept null; also true when that would take too long to find out."""
         self._left -= 1
         if isinstance(schema, bool):
             return schema
@@ -145,7 +145,7 @@ class _Caster:
         return not kinds or "null" in kinds
 
     def _followed(self, schema: Any) -> Mapping[str, Any] | None:
-        """The schema behind references; None when there is none to be found."""
+        """Return the schema behind references, or None when there is none."""
         for _ in range(_MOST_HOPS):
             if not isinstance(schema, Mapping):
                 return None
@@ -172,7 +172,7 @@ def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return (kinds,)
-    # Of the words that there are, so that there are few sets of them.
+    # Only known words, so that few different sets exist.
     return tuple(sorted({kind for kind in kinds if isinstance(kind, str)} & _KINDS)) if isinstance(kinds, (list, tuple)) else ()
 
 
@@ -181,8 +181,8 @@ def _fits(value: Any, kinds: tuple[str, ...]) -> bool:
     return not kinds or word in kinds or (word == "integer" and "number" in kinds) or (word == "number" and "integer" in kinds)
 
 
-def _said(text: str, kinds: tuple[str, ...], clear: dict[str, bool]) -> Any:
-    """The value of one of these kinds that a text says, if it says one."""
+def _value_in(text: str, kinds: tuple[str, ...], clear: dict[str, bool]) -> Any:
+    """Return the value of one of these kinds that a text contains, or ``_UNCHANGED``."""
     if not kinds or "string" in kinds or len(text) > _MOST_TEXT:
         return _UNCHANGED
     if text[:1] in _CONTAINERS:
@@ -198,7 +198,7 @@ def _said(text: str, kinds: tuple[str, ...], clear: dict[str, bool]) -> Any:
 
 
 def _number(text: str) -> Any:
-    """The number as JSON reads it, unless it loses its size: its digits before the point, or all of it."""
+    """Return the number as JSON reads it, or ``_UNCHANGED`` when its size would change: a digit before the point, or all of it."""
     if _WHOLE.match(text):
         return int(text)
     number, exact = float(text), Decimal(text)
@@ -219,6 +219,6 @@ def _container(text: str, clear: dict[str, bool]) -> Any:
 
 
 def _check_number(text: str) -> None:
-    """Refuse a number within a container that would not be read by itself."""
+    """Refuse a number within a container that would not be read on its own either."""
     if not _NUMBER.match(text) or _number(text) is _UNCHANGED:
         raise ValueError("a number loses digits")

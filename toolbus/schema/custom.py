@@ -1,21 +1,21 @@
-"""Types that msgspec does not know and handlers take all the same: Pydantic models and paths."""
+"""Support types that msgspec does not know but handlers use: Pydantic models and paths."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
 from typing import Any
 
-_MOST_SAID = 3
+_MOST_ERRORS = 3
 
 
 def describe(type_: type) -> dict[str, Any]:
-    """The JSON Schema of a type of another library, with its own ``$defs``; msgspec's ``schema_hook``.
+    """Return the JSON Schema of another library's type, with its own ``$defs``; used as msgspec's ``schema_hook``.
 
     Raises:
-        NotImplementedError: nothing is known about it.
+        NotImplementedError: the type is unknown.
     """
     if _is_model(type_):
-        # Its definitions get names that no other model's have.
+        # Give its definitions names that no other model's definitions have.
         schema: dict[str, Any] = type_.model_json_schema(ref_template=f"#/$defs/{type_.__name__}.{{model}}")  # type: ignore[attr-defined]
         if "$defs" in schema:
             schema["$defs"] = {f"{type_.__name__}.{name}": each for name, each in schema["$defs"].items()}
@@ -26,26 +26,26 @@ def describe(type_: type) -> dict[str, Any]:
 
 
 def convert(type_: type, value: Any) -> Any:
-    """A value of JSON as that type; msgspec's ``dec_hook``.
+    """Convert a JSON value to that type; used as msgspec's ``dec_hook``.
 
     Raises:
-        ValueError: it does not fit.
-        NotImplementedError: nothing is known about the type.
+        ValueError: the value does not fit.
+        NotImplementedError: the type is unknown.
     """
     if _is_model(type_):
         try:
             return type_.model_validate(value)  # type: ignore[attr-defined]
         except ValueError as error:
-            raise ValueError(_told(error)) from None
+            raise ValueError(_one_line(error)) from None
     if issubclass(type_, PurePath):
         if not isinstance(value, str):
-            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - msgspec tells it with its path
+            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - msgspec adds the path to a ValueError
         return type_(value)
     raise NotImplementedError
 
 
 def hoist(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """A schema without the ``$defs`` that ``describe`` left in it; they go to ``definitions``."""
+    """Return a schema without the ``$defs`` that ``describe`` left in it; move them to ``definitions``."""
     for name, each in list(schema.items()):
         if name == "$defs" and isinstance(each, dict):
             definitions.update({key: hoist(value, definitions) for key, value in schema.pop(name).items()})
@@ -57,15 +57,15 @@ def hoist(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
 
 
 def _is_model(type_: type) -> bool:
-    """Whether it is a Pydantic model, known by what it can do, so that nothing need be imported."""
+    """Return whether a type is a Pydantic model, judged by its methods so that Pydantic need not be imported."""
     return all(callable(getattr(type_, name, None)) for name in ("model_validate", "model_json_schema"))
 
 
-def _told(error: ValueError) -> str:
-    """Pydantic's errors in one line, each with its place."""
+def _one_line(error: ValueError) -> str:
+    """Return Pydantic's errors in one line, each with its place."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return str(error)
     found = [f"{'.'.join(map(str, each['loc'])) or 'the value'}: {each['msg']}" for each in errors()]
-    more = f"; and {len(found) - _MOST_SAID} more" if len(found) > _MOST_SAID else ""
-    return "; ".join(found[:_MOST_SAID]) + more
+    more = f"; and {len(found) - _MOST_ERRORS} more" if len(found) > _MOST_ERRORS else ""
+    return "; ".join(found[:_MOST_ERRORS]) + more

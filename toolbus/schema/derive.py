@@ -1,4 +1,4 @@
-"""From a Python function to the JSON Schema of its arguments, and to a binder that fills its parameters."""
+"""Derive the JSON Schema of a Python function's arguments, and a binder that fills its parameters."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REF_TEMPLATE = "#/$defs/{name}"
 
 
 class Derived(msgspec.Struct, frozen=True):
-    """What a function says about itself as a tool.
+    """A function as a tool.
 
     Attributes:
         description: the docstring without its sections.
         parameters: JSON Schema of the arguments.
-        injected: parameters that are filled in by the worker, with their service types.
-        spared: what these get where there is no such service, if they can do without.
-        bind: from arguments to keyword arguments; raises ``ToolError`` (``invalid_arguments``) that names
-            the place and what was expected. Arguments that were left out stay out.
+        injected: parameters that the worker fills in, with their service types.
+        spared: values for those of them that can do without their service, when no code provides it.
+        bind: turns arguments into keyword arguments; raises ``ToolError`` (``invalid_arguments``) with the place and what was
+            expected there. Arguments that were left out stay out.
     """
 
     description: str
@@ -46,16 +46,16 @@ def derive(
 ) -> Derived:
     """Derive a tool from a function, method, generator function, partial or callable object.
 
-    Without ``parameters`` the schema comes from the annotations, defaults and docstring; what msgspec can't describe is
-    any and passed as it is. With ``parameters`` that schema is enforced and values are not converted; a function with
-    one positional parameter that is not a property of the schema receives all arguments as a dict.
+    Without ``parameters`` the schema comes from annotations, defaults and docstring; a type that msgspec can't describe becomes
+    "any" and is passed unchanged. With ``parameters`` that schema is enforced and values are not converted; a function with
+    one positional parameter that is no property of the schema receives all arguments as a dict.
 
     Args:
-        injected: the types (or a predicate for them) of parameters that the worker fills in.
-        skip_self: leave out the first parameter, of a function that will be a method.
+        injected: the types of parameters that the worker fills in, or a predicate for them.
+        skip_self: leave out the first parameter, for a function that will be a method.
 
     Raises:
-        DescriptorError: the function can't be called with named arguments, or does not fit ``parameters``.
+        DescriptorError: the function can't be called with named arguments, or it does not fit ``parameters``.
     """
     signature = read_signature(function, injected=injected, skip_self=skip_self)
     if parameters is None:
@@ -106,20 +106,20 @@ def _schema(signature: Signature, annotations: Mapping[str, Any], rest: Any) -> 
 
 
 def _hints(schema: dict[str, Any]) -> dict[str, object]:
-    """The schema of each argument, one reference followed."""
+    """Return the schema of each argument, with one reference followed."""
     definitions = {_REF_TEMPLATE.format(name=name): definition for name, definition in schema.get("$defs", {}).items()}
     return {name: definitions.get(each.get("$ref"), each) for name, each in schema["properties"].items()}
 
 
 def _usable(parameter: Parameter) -> Any:
-    """The parameter's type if msgspec can describe and convert it, else Any; a default of None allows null."""
+    """Return the parameter's type if msgspec can describe and convert it, else Any; a default of None allows null."""
     if parameter.default is None and _supported(lambda: parameter.annotation | None):
         return parameter.annotation | None
     return parameter.annotation if _supported(lambda: parameter.annotation) else Any
 
 
 def describable(type_: object) -> bool:
-    """Whether an argument can be of a type: JSON Schema can describe it, and a value of JSON can become one."""
+    """Return whether an argument may have a type: JSON Schema can describe it, and a JSON value can be converted to it."""
     return _supported(lambda: type_)
 
 
@@ -127,7 +127,7 @@ def _supported(annotation: Callable[[], Any]) -> bool:
     try:
         type_ = annotation()
         msgspec.json.schema_components([type_], schema_hook=describe, ref_template=_REF_TEMPLATE)
-        # A decoder refuses combinations that have a schema but can't be told apart.
+        # A decoder also refuses unions that have a schema but whose members can't be told apart.
         msgspec.json.Decoder(type_, dec_hook=convert)
     except Exception:  # noqa: BLE001 - looking into a class evaluates its annotations, which is the user's code
         return False

@@ -1,8 +1,8 @@
-"""Schemas as they are found in the wild, said as JSON Schema.
+"""Correct invalid schemas of tools to valid JSON Schema.
 
-Tool servers and datasets say ``dict`` and ``float``, write types in capitals, put ``required: true`` inside of a property or
-``null`` where nothing was meant. Models and validators understand none of it. A schema that is possible is never touched; in another
-one, what is meant is said properly, and what still can't be understood is left out, part by part.
+Tool servers and datasets write ``dict`` and ``float``, types in capitals, ``required: true`` inside a property, or ``null``
+where nothing was meant. Models and validators don't understand any of it. A valid schema is never changed; an invalid one is
+rewritten to what was meant, and what still can't be understood is left out, part by part.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _MOST_CHANGES = 20
 
 
 def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
-    """The schema of a tool's arguments as JSON Schema, and what was changed: nothing, if it was possible as it was.
+    """Return the schema of a tool's arguments as valid JSON Schema, and the list of changes; a valid schema stays as it is.
 
     Raises:
-        DescriptorError: it describes no object at all, with the reason.
+        DescriptorError: the schema does not describe an object; the message gives the reason.
     """
     if isinstance(schema, Mapping) and _accepts_objects(schema.get("type", "object")):
         given = dict(schema)
@@ -66,7 +66,7 @@ def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
 
 
 def mended_document(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A tool's document with ``parameters`` as JSON Schema, and what was changed.
+    """Return a tool's document with valid ``parameters``, and the list of changes.
 
     Raises:
         DescriptorError: see ``mended``.
@@ -83,7 +83,7 @@ def _accepts_objects(kinds: object) -> bool:
 
 
 def _leave_out_flaws(made: dict[str, Any], mender: _Mender) -> None:
-    """Leave out what is still wrong, one keyword after the other."""
+    """Leave out what is still invalid, one keyword after the other."""
     for _ in range(_MOST_FLAWS):
         found = flaw(made)
         if found is None:
@@ -100,18 +100,18 @@ def _leave_out_flaws(made: dict[str, Any], mender: _Mender) -> None:
 
 
 class _Mender:
-    """Says one schema properly; ``changes`` are what was changed, bounded."""
+    """Corrects one schema; ``changes`` lists what was changed, up to a limit."""
 
     def __init__(self) -> None:
         self.changes: list[str] = []
 
     def note(self, path: str, what: str) -> None:
-        """Remember a change."""
+        """Record a change."""
         if len(self.changes) < _MOST_CHANGES:
             self.changes.append(f"{path}: {what}"[:200])
 
     def schema(self, schema: Mapping[str, Any], path: str, level: int) -> dict[str, Any]:
-        """A schema and all below it."""
+        """Return a corrected schema, including everything below it."""
         if level > _MOST_LEVELS:
             raise DescriptorError(f"impossible JSON Schema: more than {_MOST_LEVELS} levels", path="$.parameters")
         made: dict[str, Any] = {}
@@ -142,7 +142,7 @@ class _Mender:
         return self._part(value, path, level) if key in _SCHEMA else value
 
     def _part(self, value: Any, path: str, level: int) -> Any:
-        """A schema that stands in another one; a lone word is its type, or a description."""
+        """Return a corrected subschema; a lone word is its type or its description."""
         if isinstance(value, Mapping):
             return self.schema(value, path, level + 1)
         if isinstance(value, str) and value.lower() in {"true", "false"}:
@@ -169,7 +169,7 @@ class _Mender:
         if isinstance(kinds, list) and kinds and all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
             return
         if isinstance(kinds, Mapping):
-            # A whole schema where its type should be.
+            # A whole schema stands where its type should be.
             del made["type"]
             for key, value in self.schema(kinds, path, 1).items():
                 made.setdefault(key, value)
@@ -188,9 +188,9 @@ class _Mender:
         properties = made.get("properties")
         hoisted: list[str] = []
         for name, part in properties.items() if isinstance(properties, Mapping) else ():
-            if isinstance(part, dict) and isinstance(said := part.get("required"), (bool, str)):
+            if isinstance(part, dict) and isinstance(required_here := part.get("required"), (bool, str)):
                 del part["required"]
-                if said is True or str(said).lower() in {"true", "yes"}:
+                if required_here is True or str(required_here).lower() in {"true", "yes"}:
                     hoisted.append(name)
                 self.note(f"{path}.properties.{name}", "moved 'required' to where it belongs")
         required = made.get("required")
@@ -214,12 +214,12 @@ class _Mender:
                 except msgspec.DecodeError:
                     pass  # left out as a flaw
             elif isinstance(value, bool):
-                # As it was said until draft 4.
+                # The form that JSON Schema used until draft 4.
                 del made[key]
                 bound = key.replace("exclusive", "").lower()
                 if value and key.startswith("exclusive") and bound in made:
                     made[key] = made.pop(bound)
-                self.note(path, f"said {key} as a bound")
+                self.note(path, f"wrote {key} as a bound")
 
     def _items(self, made: dict[str, Any], path: str) -> None:
         if isinstance(made.get("items"), list) and "$schema" not in made:
@@ -228,11 +228,11 @@ class _Mender:
                 made["items"] = made.pop("additionalItems")
             if not made["prefixItems"]:
                 del made["prefixItems"]
-            self.note(path, "said the list of items as prefixItems")
+            self.note(path, "wrote the list of items as prefixItems")
 
 
 def _read_types(words: list[Any]) -> tuple[list[str], dict[str, Any] | None]:
-    """JSON types that words of other languages mean, none for anything, and what is in the array that they mean."""
+    """Return the JSON types that words of other languages mean (none for "anything"), and the item schema of the array among them."""
     known: dict[str, None] = {}
     items: dict[str, Any] | None = None
     for each in words:
@@ -266,7 +266,7 @@ def _read_types(words: list[Any]) -> tuple[list[str], dict[str, Any] | None]:
 
 
 def _split(text: str, by: str = "|") -> list[str]:
-    """Parts of a type's text: ``int | None``, ``str or int``, ``string, optional``; brackets hold together."""
+    """Split a type's text into its parts (``int | None``, ``str or int``, ``string, optional``), but never within brackets."""
     if by == "|":
         text = re.sub(r",\s*(optional|required|default\b.*)\Z", "", text[:200], flags=re.IGNORECASE | re.DOTALL)
         text = re.sub(r"\s+or\s+|/", "|", text)

@@ -1,4 +1,4 @@
-"""Schemas of arguments as providers take them: a plain object at the top, and nothing that would make them refuse the whole list."""
+"""Make schemas portable: a plain object at the top, and nothing that makes a provider refuse the whole list of tools."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from toolbus.results import DescriptorError
 from toolbus.schema.simple import is_simple
 from toolbus.schema.validate import Validator
 
-# What no provider takes at the top of a tool's schema.
+# Keywords that no provider accepts at the top of a tool's schema.
 _CHOICES = ("anyOf", "oneOf")
 _NOT_AT_TOP = ("anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const", "$ref", "$schema")
 _MOST_BRANCHES = 64
 _MOST_HOPS = 8
-# References can make a few parts many.
+# Most parts visited, because references can multiply a few parts.
 _MOST_PARTS = 1_000
 
 
 def check_possible(schema: object) -> None:
-    """Accept a schema or refuse it.
+    """Check that a schema is valid.
 
     Raises:
-        DescriptorError: it is impossible, with the reason.
+        DescriptorError: the schema is invalid; the message gives the reason.
     """
     if not is_simple(schema):
-        Validator(schema, path="$.parameters")  # type: ignore[arg-type] # it says what else than a mapping it was given
+        Validator(schema, path="$.parameters")  # type: ignore[arg-type] # it refuses everything but mappings
 
 
 def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with ``type``, ``properties`` and no choices at its top, the given one if it is like that already.
+    """Return the schema with ``type``, ``properties`` and no choices at its top; a schema like that is returned as it is.
 
-    It accepts at least what the given one accepts.
+    The result accepts at least everything that the given schema accepts.
 
-    Choices between objects become one object that has the properties of all; which of them belong together is still
+    Choices between objects become one object with the properties of all. Which of them belong together is still
     validated when the tool is called.
 
     Raises:
-        DescriptorError: what stands at its top can't be an object.
+        DescriptorError: the schema does not describe an object.
     """
     if "properties" in schema and schema.get("type") == "object" and schema.keys().isdisjoint(_NOT_AT_TOP):
         return schema
@@ -48,21 +48,21 @@ def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
     if required:
         written["required"] = required
     if properties.keys() > schema.get("properties", {}).keys():
-        # Closed branches, or a closed top, would refuse the properties of the others.
+        # A closed branch or a closed top would refuse the properties of other branches.
         written.pop("additionalProperties", None)
         written.pop("unevaluatedProperties", None)
     return written
 
 
 class _Gatherer:
-    """Gathers what objects may have by a schema, in a bounded number of steps."""
+    """Collects the properties of objects that match a schema, in a bounded number of steps."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._left = _MOST_PARTS
 
     def gathered(self, schema: object, hops: int) -> tuple[dict[str, Any], list[str]]:
-        """All properties that an object may have by this schema, and those it must have."""
+        """Return all properties that an object may have by this schema, and the names of those that it must have."""
         self._left -= 1
         if schema is True:
             return {}, []

@@ -1,4 +1,4 @@
-"""The words in which arguments are refused: short, with the place and what was expected there."""
+"""Word the errors of refused arguments: short, with the place and what was expected there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PART_LIMIT = 300
 _NAME_LIMIT = 64
 _NAMES_SHOWN = 12
 _HINT_LIMIT = 120
-# What a hint leaves out: it is about the shape.
+# Left out of hints, which show the shape only.
 _PROSE = ("description", "title", "default", "examples")
 
 _PLAIN_KEY = re.compile(r"\w+\Z")
 
 
 def of(violations: Sequence[str]) -> ToolError:
-    """The error for arguments with these violations; those past the fifth are only hinted at."""
+    """Return the error for arguments with these violations; more than five are only hinted at."""
     parts = [shorten(violation, _PART_LIMIT) for violation in violations[:MOST_VIOLATIONS]]
     if len(violations) > MOST_VIOLATIONS:
         parts.append("and more")
@@ -30,48 +30,48 @@ def of(violations: Sequence[str]) -> ToolError:
 
 
 def violation(what: str, path: Iterable[str | int] = ()) -> str:
-    """One violation and its place."""
+    """Return the text of one violation with its place."""
     return f"{shorten(what, _PART_LIMIT // 2)} - at `{shorten(place(path), _PART_LIMIT // 2)}`"
 
 
 def not_an_object(value: object) -> ToolError:
-    """The error for arguments that are not an object at all."""
+    """Return the error for arguments that are not an object."""
     return of([violation(f"Expected `object`, got `{type_word(value)}`")])
 
 
 def missing(name: str, path: Iterable[str | int] = ()) -> str:
-    """A required property that the object at ``path`` lacks."""
+    """Return the violation for a required property that the object at ``path`` lacks."""
     return violation(f"Missing required {quote(name)}", (*path, name))
 
 
 def unexpected(names: Iterable[str], known: Iterable[str], path: Iterable[str | int] = ()) -> str:
-    """Properties that the object at ``path`` may not have, with those it may."""
+    """Return the violation for properties that the object at ``path`` may not have, with those that it may have."""
     return f"{violation(f'Unexpected {_listed(names)}', path)} (known: {_listed(known) or 'none'})"
 
 
 def hint(schema: object) -> str:
-    """A schema in a few words, to follow a violation; empty when there is nothing to say."""
+    """Return a schema in a few words, to append to a violation; empty when the schema says nothing about the shape."""
     shape = {key: value for key, value in schema.items() if key not in _PROSE} if isinstance(schema, dict) else {}
     return f" (schema: {shorten(json.dumps(shape, ensure_ascii=False, separators=(',', ':'), default=str), _HINT_LIMIT)})" if shape else ""
 
 
 def place(path: Iterable[str | int]) -> str:
-    """A path as ``$.key[0]``, where ``$`` is the arguments object."""
+    """Return a path as ``$.key[0]``, where ``$`` is the arguments object."""
     return "$" + "".join(_step(step) for step in path)
 
 
 def quote(name: str) -> str:
-    """A name in backticks, cut when it is long."""
+    """Return a name in backticks, cut when it is long."""
     return f"`{shorten(name, _NAME_LIMIT)}`"
 
 
 def shorten(text: str, limit: int) -> str:
-    """The text, or its start and an ellipsis."""
+    """Return the text, or its start with an ellipsis."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def type_word(value: object) -> str:
-    """JSON's word for a value's type; Python's where JSON has none."""
+    """Return JSON's word for a value's type, or Python's where JSON has none."""
     match value:
         case None:
             return "null"

@@ -1,7 +1,7 @@
-"""Arguments as a model wrote them: JSON, or what can only have been meant as this JSON.
+"""Parse arguments as a model wrote them: JSON, or text that can only mean one JSON value.
 
-Nothing is guessed. What was cut off in the middle, or could mean two things, is refused with what to write instead, since a
-tool would act on it. What is JSON is never touched.
+Nothing is guessed. Text that is cut off or could mean two things is refused with advice, because a tool would act on the
+guess. Valid JSON is never changed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ADVICE = "send one JSON object, with texts and keys in double quotes"
 
 
 def parse(text: str | bytes) -> tuple[dict[str, Any], list[str]]:
-    """The arguments in a text, and what had to be repaired. Nothing at all, and ``null``, are no arguments.
+    """Return the arguments in a text, and the list of repairs. Empty text and ``null`` mean no arguments.
 
     Raises:
-        ToolError: ``invalid_arguments``: it is not an object, or can't be read without guessing.
+        ToolError: ``invalid_arguments``: the text is not an object, or can't be read without guessing.
     """
     try:
         value = msgspec.json.decode(text)
@@ -43,7 +43,7 @@ def parse(text: str | bytes) -> tuple[dict[str, Any], list[str]]:
 
 
 def _within(text: str) -> tuple[dict[str, Any], list[str]]:
-    """The arguments in a string that was encoded twice."""
+    """Return the arguments in a string that was encoded twice."""
     if not text.strip():
         return {}, []
     try:
@@ -90,28 +90,28 @@ def _no_value(_: str) -> None:
 
 
 def decoded(text: str, check_number: Callable[[str], object] = _no_value) -> Any:
-    """The value of a JSON text that somebody is taken to have meant.
+    """Return the value of a JSON text whose meaning has to be unambiguous.
 
     Args:
         text: one value.
-        check_number: raises for a number, as it is written, that is not to be read; it is given those that are not whole.
+        check_number: called with each number that is not whole, as it is written; it raises to refuse the number.
 
     Raises:
-        UnclearError: a key stands in an object twice.
+        UnclearError: an object contains a key twice.
     """
     value = msgspec.json.decode(text)
-    # The decoder keeps the last of equal keys, and somebody who slips may have meant the first.
+    # The decoder keeps the last of equal keys, but the first may be the one that was meant.
     json.loads(text, object_pairs_hook=_checked_keys, parse_int=_no_value, parse_float=check_number)
     return value
 
 
 def _checked_keys(pairs: list[tuple[str, Any]]) -> None:
     if len(dict(pairs)) < len(pairs):
-        raise UnclearError("a key stands twice in one object; say each once")
+        raise UnclearError("a key stands twice in one object; write each key once")
 
 
 def _the_one(objects: list[Any]) -> dict[str, Any]:
-    """The object that was meant: all are the same, or those before the last are empty.
+    """Return the object that was meant: all objects are equal, or those before it are empty.
 
     Raises:
         UnclearError: there is none, or more than one.
@@ -119,13 +119,13 @@ def _the_one(objects: list[Any]) -> dict[str, Any]:
     if not objects:
         raise UnclearError(_ADVICE)
     meant: dict[str, Any] = next(filter(None, objects), objects[-1])
-    # Compared as JSON: for Python 1, 1.0 and true are equal.
-    said = msgspec.json.encode(meant)
+    # Compared as JSON, because Python takes 1, 1.0 and True for equal.
+    encoded = msgspec.json.encode(meant)
     started = False
     for each in objects:
         started = started or bool(each)
-        if started and msgspec.json.encode(each) != said:
-            raise UnclearError("there are several objects, and no telling which was meant; send one")
+        if started and msgspec.json.encode(each) != encoded:
+            raise UnclearError("there are several objects, and it is unclear which was meant; send one")
     return meant
 
 

@@ -1,7 +1,7 @@
-"""JSON texts with the slips of models, token by token: what can only have been meant one way is said as JSON.
+"""Scan JSON-like text with a model's typical mistakes, and rewrite it as JSON where only one meaning is possible.
 
-Each character is looked at a bounded number of times, and no value is made here: words, numbers and structure stay for the
-JSON decoder to judge, which refuses what other languages would read differently (``1_000``, ``0x10``, ``"a" "b"``, ``b'a'``).
+Each character is read a bounded number of times, and no value is made here. Words, numbers and structure are left to the
+JSON decoder, which refuses what other languages read differently (``1_000``, ``0x10``, ``"a" "b"``, ``b'a'``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# Possessive: a string that does not end is given up at once, wherever a shorter match could have begun.
+# Possessive quantifiers: an unterminated string fails at once instead of being tried from every shorter match.
 _TOKEN = re.compile(
     r"""
       "[^"\\]*+(?:\\.[^"\\]*+)*+"
@@ -26,9 +26,9 @@ _RAW = re.compile(r"[\x00-\x1f]")
 _QUOTES = re.compile(r'\\.|"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|U[0-9A-Fa-f]{8}|u[0-9A-Fa-f{]|.)", re.DOTALL)
 _JSON_ESCAPE = re.compile(r'["\\/bfnrt]\Z|u[0-9A-Fa-f]{4}\Z')
-# Escapes of JavaScript or Python: a quote, a character by its number, a line that goes on.
+# Escapes of JavaScript or Python: a quote, a character by its number, a continued line.
 _OF_OTHERS = re.compile(r"['0\n\r]|x..|U.{8}|u[0-9A-Fa-f{]")
-# In a text with single quotes, which is Python's, all of these mean something else than a backslash, or than in JSON.
+# In single-quoted text, which is Python's, each of these means something else than a backslash, or than in JSON.
 _OF_PYTHON = re.compile(r"['/0-7NUuxav\n\r]")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _CONTROL = {number: f"\\u{number:04x}" for number in range(32)}
@@ -48,21 +48,21 @@ _ESCAPES = r"it is unclear which of its backslashes are meant as such; write \\ 
 
 
 class UnclearError(ValueError):
-    """A text that could mean several things; its message says what to write instead."""
+    """A text with several possible meanings; the message says what to write instead."""
 
 
 class Scanned(NamedTuple):
-    """The objects that a text starts with, as JSON, and what was changed."""
+    """The objects at the start of a text, as JSON, and the list of changes."""
 
     objects: list[str]
     changes: list[str]
 
 
 def scan(text: str) -> Scanned:
-    """Return the objects that a text starts with, said as JSON as far as that is possible.
+    """Return the objects at the start of a text, rewritten as JSON.
 
     Raises:
-        UnclearError: it could mean several things, or ends within an object.
+        UnclearError: the text has several possible meanings, or ends within an object.
     """
     return _Scanner(text).scan()
 
@@ -73,12 +73,12 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self._text = text
         self._changes: dict[str, None] = {}
-        # Places of strings with backslashes or control characters: how these are meant depends on the whole text.
+        # Places of strings with backslashes or control characters, whose meaning depends on the whole text.
         self._odd: list[tuple[list[str], int]] = []
         self._python = False
 
     def scan(self) -> Scanned:
-        """Scan all objects, then what is left."""
+        """Scan all objects, then the rest of the text."""
         objects: list[list[str]] = []
         position = 0
         while self._text.startswith("{", position):
@@ -93,10 +93,10 @@ class _Scanner:
         return Scanned(["".join(parts) for parts in objects], list(self._changes))
 
     def _object(self, start: int) -> tuple[list[str], int]:
-        """The parts of the object that starts here, and where it ends."""
+        """Return the parts of the object that starts here, and the position of its end."""
         parts: list[str] = []
         depth = 0
-        # Where a comma waits for what follows it; one that follows no value is none to take out.
+        # Index of a comma until a value follows it; a comma without a value before it is not removed.
         comma, after_value = -1, False
         for token in _TOKEN.finditer(self._text, start):
             part = token[0]
@@ -139,7 +139,7 @@ class _Scanner:
             self._changes[PYTHON] = None
 
     def _check_rest(self, position: int) -> None:
-        """Refuse what may belong to the object before it, such as the rest of a string whose quotes were not escaped."""
+        """Refuse text that may belong to the object before it, such as the rest of a string with unescaped quotes."""
         rest = self._text[position:]
         if not rest:
             return
@@ -149,13 +149,13 @@ class _Scanner:
         self._changes[REST] = None
 
     def _mend_strings(self) -> None:
-        """Escape control characters and double lone backslashes, where no other escape casts doubt on what is one."""
+        """Escape control characters and double lone backslashes, unless another escape makes their meaning unclear."""
         raw = lone = escaped = False
         unclear = _OF_PYTHON if self._python else _OF_OTHERS
         for parts, at in self._odd:
             token = parts[at]
             raw = raw or _RAW.search(token) is not None
-            # The quotes that would end a string are escaped by those, too, who write other backslashes as they are.
+            # Models that leave other backslashes unescaped still escape the quotes that would end the string, so those prove nothing.
             for escape in set(_ESCAPE.findall(token)) - {token[0]}:
                 if _JSON_ESCAPE.match(escape) and not (self._python and escape == "/"):
                     escaped = True
@@ -177,13 +177,13 @@ def _mended(token: str, *, lone: bool) -> str:
     if token[0] == "'":
         token = _in_double_quotes(token)
     if lone:
-        # There are no other escapes than those of quotes.
+        # The only escapes here are those of quotes.
         token = token.replace("\\", "\\\\").replace('\\\\"', '\\"')
     return token.translate(_CONTROL) if _RAW.search(token) else token
 
 
 def _in_double_quotes(token: str) -> str:
-    """A string in single quotes as one in double quotes; its other escapes stay as they are."""
+    """Return a single-quoted string in double quotes; its other escapes stay as they are."""
     body = token[1:-1]
     return f'"{_QUOTES.sub(_requoted, body)}"' if "\\" in body or '"' in body else f'"{body}"'
 

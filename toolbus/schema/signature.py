@@ -1,4 +1,4 @@
-"""What a Python function says about its parameters: names, annotations, defaults and documentation."""
+"""Read the signature of a Python function: names, annotations, defaults and documentation of its parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from toolbus.results import DescriptorError
 
-# Which annotations the worker fills in by itself.
+# The types that the worker fills in itself.
 Injected: TypeAlias = Container[type] | Callable[[type], bool]
 
 _Function: TypeAlias = Callable[..., Any]
@@ -23,14 +23,14 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One parameter that a caller's argument goes to.
+    """One parameter that takes an argument of the caller.
 
     Attributes:
-        annotation: resolved; Any when there is none or it can't be resolved.
-        default: ``inspect.Parameter.empty`` when there is none.
-        description: from ``Annotated``, else from the docstring.
-        named: an argument can be passed by name.
-        positional: an argument can be passed by position.
+        annotation: the resolved annotation; Any when there is none or it can't be resolved.
+        default: the default; ``inspect.Parameter.empty`` when there is none.
+        description: the text from ``Annotated``, else from the docstring.
+        named: whether an argument can be passed by name.
+        positional: whether an argument can be passed by position.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def required(self) -> bool:
-        """Whether a call needs an argument for it."""
+        """Whether a call must give an argument for it."""
         return self.default is inspect.Parameter.empty
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """A function as its callers see it.
+    """The signature of a function as its callers see it.
 
     Attributes:
-        parameters: those that arguments go to, in order; no ``*args`` and ``**kwargs``.
+        parameters: those that take arguments, in order; without ``*args`` and ``**kwargs``.
         injected: parameters that the worker fills in, with their types.
-        spared: what injected parameters get where there is no such service: their default, or None where the annotation allows it.
+        spared: values for injected parameters whose service no code provides: the default, or None where the annotation allows it.
         rest: ``**kwargs``, or None.
         star: the name of ``*args``, or empty.
-        reserved: names that no argument may have even under ``**kwargs``.
+        reserved: names that no argument may have, even with ``**kwargs``.
     """
 
     function: str
@@ -69,10 +69,10 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def read_signature(function: _Function, *, injected: Injected, skip_self: bool) -> Signature:
-    """Read a function, method, partial or callable object.
+    """Read the signature of a function, method, partial or callable object.
 
     Raises:
-        DescriptorError: it has no signature that Python can show, or a parameter to be injected is positional-only.
+        DescriptorError: Python can't show its signature, or a parameter to be injected is positional-only.
     """
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     try:
@@ -94,8 +94,8 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
     for each in found:
         annotation = _resolve(each.annotation, namespace, target)
         service = _service_type(annotation, injected)
-        said = _described(annotation) or documented.get(each.name, "")
-        parameter = Parameter(each.name, annotation, each.default, said, named=each.kind in _NAMED, positional=each.kind in _POSITIONAL)
+        text = _described(annotation) or documented.get(each.name, "")
+        parameter = Parameter(each.name, annotation, each.default, text, named=each.kind in _NAMED, positional=each.kind in _POSITIONAL)
         if each.kind is inspect.Parameter.VAR_POSITIONAL:
             star = each.name
         elif each.kind is inspect.Parameter.VAR_KEYWORD:
@@ -114,7 +114,7 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
 
 
 def _target(function: _Function) -> _Function:
-    """What carries the documentation and the globals: the innermost function."""
+    """Return the innermost function, which carries the documentation and the globals."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -132,7 +132,7 @@ def _bound_names(target: _Function) -> set[str]:
 
 
 def _namespace(target: _Function, injected: Injected) -> dict[str, Any]:
-    """Names that string annotations may use; service types count even where they were only imported for type checkers."""
+    """Return the names that string annotations may use; service types count even where they were imported for type checkers only."""
     namespace: dict[str, Any] = {}
     if isinstance(injected, Iterable):
         namespace.update((service.__name__, service) for service in injected)
@@ -153,12 +153,12 @@ def _resolve(annotation: object, namespace: dict[str, Any], target: _Function) -
     holder = types.SimpleNamespace(__annotations__={"it": annotation}, __type_params__=getattr(target, "__type_params__", ()))
     try:
         return get_type_hints(holder, globalns=namespace, include_extras=True)["it"]
-    except Exception:  # noqa: BLE001 - evaluating an annotation runs the user's code; what can't be resolved is any
+    except Exception:  # noqa: BLE001 - evaluating an annotation runs the user's code; an unresolved annotation means Any
         return Any
 
 
 def _service_type(annotation: Any, injected: Injected) -> type | None:
-    """The service type in ``X``, ``Optional[X]`` or ``Annotated[X, …]``, if that is what the annotation says."""
+    """Return the service type in ``X``, ``Optional[X]`` or ``Annotated[X, …]``, or None."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _service_type(get_args(annotation)[0], injected)
@@ -179,7 +179,7 @@ def _allows_none(annotation: Any) -> bool:
 
 
 def _described(annotation: Any) -> str:
-    """The description in ``Annotated``: a plain string, or an object that has one (``msgspec.Meta``, ``Doc``, …)."""
+    """Return the description in ``Annotated``: a plain string, or an object with one (``msgspec.Meta``, ``Doc``, …)."""
     if get_origin(annotation) is not Annotated:
         return ""
     for extra in get_args(annotation)[1:]:
@@ -191,9 +191,9 @@ def _described(annotation: Any) -> str:
 
 def _documentation(target: _Function) -> tuple[str, Mapping[str, str]]:
     owner = getattr(target, "__self__", None)
-    # Of a callable object without words on its call, the class speaks; ``getdoc`` would find what ``object`` says.
-    silent = target.__name__ == "__call__" and not target.__doc__
-    text = (inspect.getdoc(type(owner) if silent else target) or "").strip()
+    # A callable object without a docstring on __call__ is described by its class; getdoc(__call__) would find object's text.
+    undocumented = target.__name__ == "__call__" and not target.__doc__
+    text = (inspect.getdoc(type(owner) if undocumented else target) or "").strip()
     try:
         parsed = docstring_parser.parse(text)
     except docstring_parser.ParseError:

@@ -1,4 +1,4 @@
-"""Schemas that are possible at a glance: known keywords with values of the right types, and nothing that has to be compiled."""
+"""Recognise simple schemas without compiling them: known keywords with values of the right types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Simple(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The keywords of a schema that is no more than types and bounds; one with others is not simple."""
+    """The keywords of a schema of types and bounds only; other keywords make a schema not simple."""
 
     type: _Type | Annotated[list[_Type], msgspec.Meta(min_length=1)] = "object"
     description: str = ""
@@ -19,7 +19,7 @@ class _Simple(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     format: str = ""
     properties: dict[str, _Simple | bool] = {}
     required: list[str] = []
-    additionalProperties: _Simple | bool = True  # noqa: N815 - JSON Schema's own words, here and below
+    additionalProperties: _Simple | bool = True  # noqa: N815 - keywords of JSON Schema, here and below
     items: _Simple | bool = True
     enum: list[Any] = []
     default: Any = None
@@ -42,7 +42,7 @@ class _Simple(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 def is_simple(schema: object) -> bool:
-    """Whether a schema is certainly possible; costs a tenth of compiling it."""
+    """Return whether a schema is certainly valid; costs a tenth of compiling it."""
     try:
         msgspec.convert(schema, _Simple)
     except (msgspec.ValidationError, RecursionError):

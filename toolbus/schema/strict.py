@@ -1,8 +1,8 @@
-"""JSON Schemas said so that a provider can enforce them while its model writes: "strict mode".
+"""Rewrite JSON Schemas for strict mode, in which a provider enforces the schema while its model writes.
 
-There every object is closed and every property required, so what was optional becomes nullable; the nulls are dropped again
-before arguments are validated (``casting``). What strict mode has no words for, such as an object of any keys, is not forced
-into it: the schema then stays as it is.
+Strict mode closes every object and requires every property, so optional properties become nullable; their nulls are
+dropped again before arguments are validated (``casting``). A schema that strict mode can't express, such as an object of
+any keys, stays as it is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import msgspec
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """What a provider's strict mode understands.
+    """The keywords that a provider's strict mode understands.
 
     Attributes:
-        assertions: keywords that may stay beside ``type``; others that only narrow are left out, since arguments are validated again.
+        assertions: keywords that may stay beside ``type``; other bounds are left out, since arguments are validated again.
         references: whether a schema may refer to its definitions, and so be recursive.
     """
 
@@ -32,12 +32,12 @@ OPENAI = Dialect(frozenset({"pattern", "format"} | _BOUNDS), references=True)
 ANTHROPIC = Dialect(frozenset({"format"}), references=False)
 
 _PROSE = frozenset({"description", "title"})
-# Most properties are no more than this, and most schemas no more than an object of those.
+# Most properties have only these keys, and most schemas are one object of such properties.
 _LEAF = frozenset({"type", "description", "title", "default"})
 _LEAF_TYPES = ("string", "integer", "number", "boolean")
 _NULLABLE_TYPES = {kind: [kind, "null"] for kind in _LEAF_TYPES}
 _FLAT = frozenset({"type", "properties", "required", "additionalProperties"})
-# What can be left out: it says nothing about the shape, or only narrows it.
+# Keywords that may be left out: they say nothing about the shape, or only narrow it.
 _LEFT_OUT = frozenset(
     {
         "$schema", "$id", "$comment", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "minLength", "maxLength",
@@ -46,7 +46,7 @@ _LEFT_OUT = frozenset(
     }
 )  # fmt: skip
 _SHAPE = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf", "$ref"})
-# What the top of a tool's schema can't be, beside an object.
+# Keywords that the top of a tool's schema may not have, since it must be an object.
 _CHOICES = frozenset({"anyOf", "oneOf", "$ref", "enum", "const"})
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
@@ -56,26 +56,26 @@ _MOST_VALUES = 1000
 _MOST_PATTERN = 200
 
 
-class _Unsayable(Exception):
-    """Strict mode has no words for this schema."""
+class _NotExpressible(Exception):
+    """Strict mode can't express this schema."""
 
 
 def strict(schema: object, dialect: Dialect = OPENAI) -> dict[str, Any] | None:
-    """The schema of a tool's arguments for strict mode, or None when that has no words for it."""
+    """Return the schema of a tool's arguments for strict mode, or None when strict mode can't express it."""
     if not isinstance(schema, dict) or "properties" not in schema:
-        # Arguments of any name.
+        # The tool takes arguments of any name.
         return None
     try:
         return _Writer(dialect).root(schema)
-    except (_Unsayable, RecursionError, TypeError):
-        # TypeError: something that can be no key stands where a name should.
+    except (_NotExpressible, RecursionError, TypeError):
+        # TypeError: an unhashable value stands where a name should be.
         return None
 
 
 def flat(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """The strict form of an object of plain values, which most schemas are, or None for any other schema.
+    """Return the strict form of a schema of one object with plain values, or None for any other schema.
 
-    One of these is certainly possible, too, and all dialects have words for it. It takes a third of the time of the long way.
+    Most schemas are of this form. They are certainly valid, every dialect can express them, and this takes a third of the time.
     """
     properties, required = schema.get("properties"), schema.get("required", [])
     if type(properties) is not dict or type(required) is not list or not _FLAT.issuperset(schema) or len(properties) > _MOST_PROPERTIES:
@@ -99,13 +99,13 @@ def flat(schema: dict[str, Any]) -> dict[str, Any] | None:
         if type(name) is not str or name not in made:
             return None
     if len(set(required)) < len(required):
-        # A schema that requires a name twice is impossible.
+        # A schema that requires a name twice is invalid.
         return None
     return {"type": "object", "properties": made, "required": list(made), "additionalProperties": False}
 
 
 class _Writer:
-    """Writes one schema anew."""
+    """Rewrites one schema."""
 
     __slots__ = ("_dialect", "_named", "_properties", "_values")
 
@@ -116,9 +116,9 @@ class _Writer:
         self._values = 0
 
     def root(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """The whole schema: an object, with definitions."""
+        """Return the whole schema: an object, with definitions."""
         if schema.get("type", "object") != "object" or not schema.keys().isdisjoint(_CHOICES):
-            raise _Unsayable
+            raise _NotExpressible
         written: dict[str, Any] = {}
         definitions: dict[str, Any] = {}
         for key, value in schema.items():
@@ -133,13 +133,13 @@ class _Writer:
         self._object(schema, written, 0)
         for key, parts in definitions.items():
             if not isinstance(parts, dict) or not self._dialect.references:
-                raise _Unsayable
+                raise _NotExpressible
             written[key] = {name: self._node(part, 1) for name, part in parts.items()}
         return written
 
     def _node(self, schema: object, level: int) -> dict[str, Any]:
         if not isinstance(schema, dict) or level > _MOST_LEVELS:
-            raise _Unsayable
+            raise _NotExpressible
         if _LEAF.issuperset(schema) and schema.get("type") in _LEAF_TYPES:
             return _without_default(schema)
         written = self._kept(schema)
@@ -153,14 +153,14 @@ class _Writer:
             written["enum"] = self._enumeration(schema)
         if "object" in kinds:
             if not schema.get("properties"):
-                raise _Unsayable
+                raise _NotExpressible
             self._object(schema, written, level)
         if "array" in kinds:
             written["items"] = self._node(schema.get("items"), level + 1)
         return written
 
     def _kept(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """What may stay beside the shape: words, and the bounds that are understood."""
+        """Return the keywords that may stay beside the shape: texts, and the bounds that the dialect understands."""
         kept: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _SHAPE:
@@ -174,13 +174,13 @@ class _Writer:
     def _object(self, schema: dict[str, Any], written: dict[str, Any], level: int) -> None:
         properties, required = schema["properties"], schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list) or schema.get("additionalProperties", False) is not False:
-            raise _Unsayable
+            raise _NotExpressible
         self._properties += len(properties)
         if self._properties > _MOST_PROPERTIES:
-            raise _Unsayable
+            raise _NotExpressible
         for name in required:
             if name not in properties:
-                raise _Unsayable
+                raise _NotExpressible
         below = level + 1
         made = {
             name: self._node(part, below) if name in required else _nullable(self._node(part, below)) for name, part in properties.items()
@@ -194,41 +194,41 @@ class _Writer:
         local = isinstance(target, str) and (target == "#" or target.startswith(("#/$defs/", "#/definitions/")))
         _, _, name = str(target)[2:].partition("/")
         if local and name and name not in self._named:
-            raise _Unsayable
+            raise _NotExpressible
         if not local or not self._dialect.references or not schema.keys() <= _PROSE | {"$ref"}:
-            raise _Unsayable
+            raise _NotExpressible
         return {"$ref": target}
 
     def _choice(self, schema: dict[str, Any], written: dict[str, Any], level: int) -> dict[str, Any]:
         if not schema.keys().isdisjoint(_SHAPE - {"anyOf", "oneOf"}) or ("anyOf" in schema and "oneOf" in schema):
-            raise _Unsayable
+            raise _NotExpressible
         branches = schema.get("anyOf", schema.get("oneOf"))
         if not isinstance(branches, list) or not branches:
-            raise _Unsayable
-        # Branches are not exclusive here; whoever insists on that does so when arguments are validated.
+            raise _NotExpressible
+        # Strict mode can't make branches exclusive; oneOf is still enforced when the arguments are validated.
         written["anyOf"] = [self._node(branch, level) for branch in branches]
         return written
 
     def _enumeration(self, schema: dict[str, Any]) -> list[Any]:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
         if not isinstance(values, list) or not values or any(isinstance(value, (dict, list)) for value in values):
-            raise _Unsayable
+            raise _NotExpressible
         self._values += len(values)
         if self._values > _MOST_VALUES:
-            raise _Unsayable
+            raise _NotExpressible
         return list(values)
 
     @staticmethod
     def _leave_out(key: object) -> None:
         if key not in _LEFT_OUT and not (isinstance(key, str) and key.startswith("x-")):
-            raise _Unsayable
+            raise _NotExpressible
 
 
 def _understood(key: str, value: object) -> bool:
     if key == "format":
         return value in _FORMATS if isinstance(value, str) else False
     if key == "pattern":
-        # Look-around is not understood, and what can't be read would break the whole list.
+        # Look-around is not supported, and an unreadable pattern would make the provider refuse the whole list of tools.
         return isinstance(value, str) and len(value) <= _MOST_PATTERN and "(?" not in value and "\\" not in value and _compiles(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -252,10 +252,10 @@ def _kinds(schema: dict[str, Any]) -> list[str]:
     elif kinds is None:
         kinds = _implied(schema)
     if not isinstance(kinds, list) or not kinds:
-        raise _Unsayable
+        raise _NotExpressible
     for kind in kinds:
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise _Unsayable
+            raise _NotExpressible
     return list(kinds)
 
 
@@ -269,7 +269,7 @@ def _implied(schema: Mapping[str, Any]) -> list[str] | None:
 
 
 def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
-    # Shared, not copied: most of the time of many schemas goes into the memory for new dicts.
+    # Shared instead of copied: with many schemas, most of the time goes into memory for new dicts.
     if "default" not in schema:
         return schema
     copy = schema.copy()

@@ -1,4 +1,4 @@
-"""Arguments checked against a JSON Schema that did not come from Python."""
+"""Check arguments against a given JSON Schema."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from toolbus.schema.work import work_of
 
 # A pattern with look-around or back-references may backtrack; 100,000 steps take about 3 ms.
 _PATTERNS = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000)
-# Stands for the offending value in messages: values can be large or private.
+# Replaces the offending value in messages, because values can be large or private.
 _MASK = "the value"
-# Every violation is built before the first is seen, and takes 40 µs and 5 KB.
+# All violations are built before the first can be read, each taking 40 µs and 5 KB.
 _MOST_VIOLATIONS = 20_000
 _MOST_WEIGHT = 1000
-# Even one violation comes with those of all the choices that did not fit.
+# Even a single violation includes those of all choices that did not fit.
 _MOST_DESCRIBED = 2_000
 _MOST_LEVELS_COUNTED = 64
 
 
 class Checker(Protocol):
-    """Says whether a tool may be called with some arguments."""
+    """Checks whether a tool may be called with some arguments."""
 
     def check(self, arguments: Mapping[str, Any], /) -> None:
-        """Accept the arguments or refuse them.
+        """Check the arguments.
 
         Raises:
-            ToolError: ``invalid_arguments``, naming the place and what is expected there.
+            ToolError: ``invalid_arguments``; the message names the place and what is expected there.
         """
 
 
 class Validator:
-    """Checks arguments against a JSON Schema; never fetches what the schema refers to.
+    """Checks arguments against a JSON Schema; never fetches documents that the schema refers to.
 
-    The schema is compiled at once (about 10 µs, some 400 µs with ``\\p{…}`` patterns), because only that tells whether it is possible.
+    The schema is compiled at once (about 10 µs, some 400 µs with Unicode classes), because only that shows whether it is valid.
 
     Raises:
-        DescriptorError: the schema is impossible; its ``path`` starts with ``path``.
+        DescriptorError: the schema is invalid; the error's ``path`` starts with ``path``.
     """
 
     __slots__ = ("_compiled", "_levels", "_schema", "_work")
@@ -63,10 +63,10 @@ class Validator:
         self._levels = self._work.levels
 
     def check(self, arguments: Mapping[str, Any], /) -> None:
-        """Accept the arguments or refuse them.
+        """Check the arguments.
 
         Raises:
-            ToolError: ``invalid_arguments``, naming up to five places, what is expected there, and a hint of the schema.
+            ToolError: ``invalid_arguments``; the message names up to five places, what is expected there, and a hint of the schema.
         """
         if type(arguments) is not dict:
             arguments = _as_dict(arguments)
@@ -109,12 +109,12 @@ class Validator:
                 wanted = " | ".join(types)
                 what = f"Expected `{wanted}`, got `{refusal.type_word(_look_up(arguments, path))}`"
                 return refusal.violation(what, path) + refusal.hint(schema)
-        # The schema of the arguments as a whole is no short hint.
+        # The whole schema of the arguments would be too long for a hint.
         return refusal.violation(error.message[:1].upper() + error.message[1:], path) + (refusal.hint(schema) if path else "")
 
 
 def flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
-    """Where a schema is impossible, as far as the compiler says, and why; None when it is possible."""
+    """Return where and why a schema is invalid, as far as the compiler says; None when it is valid."""
     try:
         _compiled(schema)
         work_of(schema)
@@ -130,7 +130,7 @@ def _compiled(schema: dict[str, Any]) -> Any:
 
 
 class _RequiredOnly:
-    """Checks that some arguments are there, whatever their values."""
+    """Checks that some arguments are present, with any values."""
 
     __slots__ = ("_names",)
 
@@ -155,15 +155,15 @@ class _Anything:
 
 
 def required_only(names: Iterable[str]) -> Checker:
-    """A checker for the two-tier form: these arguments must be there, and nothing else is enforced."""
+    """Return a checker for the two-tier form, which only requires these arguments to be present."""
     return _RequiredOnly(names)
 
 
 def check_for(tool: ToolDescriptor) -> Checker:
-    """The checker that a tool's descriptor asks for: its schema, its required arguments, or none.
+    """Return the checker that a tool's descriptor asks for: its schema, its required arguments, or none.
 
     Raises:
-        DescriptorError: the tool's schema is impossible.
+        DescriptorError: the tool's schema is invalid.
     """
     if tool.parameters is not None:
         return Validator(tool.parameters, path="$.parameters")
@@ -179,7 +179,7 @@ def _as_dict(arguments: object) -> dict[str, Any]:
 
 
 def _look_up(value: Any, path: Iterable[str | int]) -> Any:
-    """What stands at a path, or None: schemas with ids of their own report paths that start elsewhere."""
+    """Return the value at a path, or None: schemas with ids of their own report paths that start elsewhere."""
     for step in path:
         try:
             value = value[step]
@@ -189,7 +189,7 @@ def _look_up(value: Any, path: Iterable[str | int]) -> Any:
 
 
 def _broken_reference(schema: Mapping[str, Any], message: str) -> tuple[str | int, ...]:
-    """The place of the reference that a message speaks of; the compiler does not say."""
+    """Return the path of the reference that a message mentions; the compiler does not report it."""
     for path, reference in bounds.references(schema):
         if any(part and part in message for part in reference.split("#", 1)):
             return path

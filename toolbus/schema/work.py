@@ -1,4 +1,4 @@
-"""How much work a schema makes of arguments: references let a short one apply a thousand others to a single value."""
+"""Estimate the work of checking arguments: with references, a short schema can apply a thousand schemas to a single value."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-# Steps of about 20 ns that the checking of one value may take, with all that is nested in it along one path.
+# Most steps (of about 20 ns) for checking one value, with everything nested in it along one path.
 MOST_STEPS = 2_000_000
-# Schemas within each other, and arguments in them, follow each other on the native stack: 500 overflow a thread of 256 KB.
+# Schemas and the arguments within them nest on the native stack: 500 levels overflow a thread's stack of 256 KB.
 _MOST_HEIGHT = 400
 _MOST_LEVELS = 64
-# What is smaller even when every reference is replaced by what it refers to is not looked at more closely.
+# A schema smaller than this, with every reference replaced by its target, needs no closer look.
 _FEW = 2_000
 _MOST_NODES = 50_000
 _MOST_MEANT = 16
@@ -25,26 +25,26 @@ _MOST_BACKTRACKING = 50
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _DEFINITIONS = ("$defs", "definitions")
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
-# To find out what was evaluated, everything that applies to the value is looked at again.
+# To find out what was evaluated, everything that applies to the value is checked again.
 _AGAIN = 3
-# What the size of a schema says too little of.
+# Keywords that cost more than their size suggests.
 _CLOSELY = frozenset({"$id", "patternProperties", *_UNEVALUATED})
 _UNKNOWN = ""
-# Keywords whose schemas apply to the value itself, to what has one of their names, and to anything in it.
+# Keywords whose schemas apply to the value itself (the first two) or to anything within it.
 _LISTS = ("allOf", "anyOf", "oneOf")
 _HERE = ("not", "if", "then", "else")
 _WITHIN = ("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "unevaluatedItems", "additionalItems")
 
 
 class EndlessError(ValueError):
-    """A schema that can't be checked within bounds, with the reason."""
+    """A schema that can't be checked within bounds; the message gives the reason."""
 
 
 class Work:
-    """The steps that a schema needs, by how deeply the arguments are nested.
+    """The steps that a schema needs, by the depth of the arguments.
 
     Attributes:
-        levels: how many containers may stand within each other in the arguments; None when any number may.
+        levels: most containers within each other in the arguments; None when there is no limit.
     """
 
     __slots__ = ("_steps", "levels")
@@ -54,12 +54,12 @@ class Work:
         self.levels = levels
 
     def steps(self, levels: int) -> int:
-        """Return about how many steps arguments with so many nested containers take, at most."""
+        """Return about how many steps arguments with ``levels`` nested containers take at most."""
         return self._steps[min(levels, len(self._steps) - 1)]
 
 
 def work_of(schema: Mapping[str, Any]) -> Work:
-    """Return how much work a schema makes.
+    """Return the work that a schema causes.
 
     Raises:
         EndlessError: it needs too many steps for any arguments, or applies itself to the same value without end.
@@ -89,13 +89,13 @@ def _replaced(reference: str, own: Mapping[str, tuple[int, list[str]]], sizes: d
     known = sizes.get(reference)
     if known is None:
         total, references = own[reference]
-        # Endless for what refers to itself.
+        # Recursion without end when a definition refers to itself; the caller catches the RecursionError.
         sizes[reference] = known = total + sum(_replaced(each, own, sizes) for each in references)
     return known
 
 
 def _size(schema: object) -> tuple[int, list[str]]:
-    """How many steps a schema's own text makes at most, and what it refers to."""
+    """Return how many steps a schema's own text causes at most, and its references."""
     total = 0
     references: list[str] = []
     left: list[object] = [schema]
@@ -119,7 +119,7 @@ def _size(schema: object) -> tuple[int, list[str]]:
 
 
 class _Node:
-    """One schema: its own steps, and those that apply to the same value, to its members by name, and to any of them.
+    """One schema: its own steps, and the schemas that apply to the same value, to its members by name, and to any member.
 
     ``here`` holds alternatives: a reference may mean one of several schemas.
     """
@@ -137,7 +137,7 @@ class _Node:
 
 
 class _Graph:
-    """All schemas that a schema applies, and how."""
+    """All schemas that a schema applies, and to which values."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -151,7 +151,7 @@ class _Graph:
         self._order = self._postorder()
 
     def _number(self, schema: object) -> int | None:
-        """The number of a schema; None for one that applies nothing."""
+        """Return the number of a schema; None for one that applies nothing."""
         if not isinstance(schema, Mapping):
             return None
         known = self._numbers.get(id(schema))
@@ -195,10 +195,10 @@ class _Graph:
             node.here.append(numbers)
 
     def _postorder(self) -> list[int]:
-        """The schemas, each after those that apply to the same value.
+        """Return the schemas in an order where each follows those that it applies to the same value.
 
         Raises:
-            EndlessError: one applies itself to the same value, perhaps by way of others.
+            EndlessError: a schema applies itself to the same value, perhaps through others.
         """
         order: list[int] = []
         state = bytearray(len(self._nodes))
@@ -219,7 +219,7 @@ class _Graph:
                 if state[each] == 1:
                     if len(alternatives) == 1:
                         raise EndlessError("a schema refers to itself for the same value, without end")
-                    # One of several that may be meant, and then certainly another one is.
+                    # Another of the alternatives must be the one that is meant.
                     alternatives.remove(each)
                 elif not state[each]:
                     state[each] = 1
@@ -232,7 +232,7 @@ class _Graph:
                 yield alternatives, each
 
     def work(self) -> Work:
-        """Add up the steps for each depth of arguments, until they are too many or grow no more."""
+        """Add up the steps for each depth of arguments, until they are too many or stop growing."""
         steps, levels = self._grown([node.own for node in self._nodes], MOST_STEPS)
         patterns = [node.backtracking for node in self._nodes]
         if any(patterns):
@@ -241,7 +241,7 @@ class _Graph:
         return Work(steps, levels)
 
     def _grown(self, own: list[int], most: int) -> tuple[list[int], int | None]:
-        """The sum of what is each schema's own, for each depth of arguments, and the greatest depth; None when any is possible."""
+        """Return the sums of ``own`` for each depth of arguments, and the greatest allowed depth; None when any is."""
         here, heights_here = [0] * len(own), [0] * len(own)
         for number in self._order:
             node = self._nodes[number]
@@ -262,7 +262,7 @@ class _Graph:
         return steps, len(steps) - 1
 
     def _deeper(self, here: list[int], costs: list[int], heights: list[int], most: int) -> tuple[list[int], list[int]]:
-        """Sums and heights for arguments one level deeper than those of ``costs`` and ``heights``."""
+        """Return sums and heights for arguments one level deeper than those of ``costs`` and ``heights``."""
         count = len(self._nodes)
         within, named = [0] * count, [_NOTHING] * count
         further, higher = [0] * count, [0] * count
@@ -285,23 +285,23 @@ class _Graph:
 
 
 _NOTHING: dict[str, int] = {}
-# Stands for each of many names, which are not told apart.
+# Stands for many names that are not told apart.
 _EACH = ""
 
 
 def _highest(by_name: dict[str, int]) -> int:
-    """The steps for the name that takes the most."""
+    """Return the steps for the name that takes the most."""
     return max((cost for name, cost in by_name.items() if name != _EACH), default=0) + by_name.get(_EACH, 0)
 
 
 class _Places:
-    """What references may mean: parts of the document by their path, by an anchor, or by an identifier."""
+    """Finds what references may mean: parts of the document by their path, by an anchor, or by an identifier."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._named: dict[str, list[Mapping[str, Any]]] = {}
         self._anchors: dict[str, list[Mapping[str, Any]]] = {}
-        # Which schema with an identifier of its own each part stands in; the others stand in the root.
+        # The enclosing schema with its own identifier for each part; parts without an entry belong to the root.
         self._bases: dict[int, Mapping[str, Any]] = {}
         left: list[tuple[object, Mapping[str, Any]]] = [(root, root)]
         while left:
@@ -330,7 +330,7 @@ class _Places:
         return base
 
     def meant(self, schema: Mapping[str, Any], reference: str) -> list[Any]:
-        """The schemas that a reference in a schema may mean.
+        """Return the schemas that a reference in a schema may mean.
 
         Raises:
             EndlessError: there are too many of them.

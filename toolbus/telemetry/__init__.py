@@ -1,7 +1,7 @@
-"""Logs, spans and metrics: every name of them, and how they are made.
+"""Logs, spans and metrics: their names, and the functions that emit them.
 
-Nothing here costs anything worth measuring until an application asks for it:
-``logs()``, ``active()`` and ``metering()`` say in about 0.1 µs whether anybody listens.
+Nothing here has a measurable cost until an application asks for telemetry:
+``logs()``, ``active()`` and ``metering()`` answer in about 0.1 µs whether anything is configured.
 Names follow OpenTelemetry's conventions for tools (``gen_ai.*``) and messaging.
 """
 

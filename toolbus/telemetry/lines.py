@@ -1,4 +1,4 @@
-"""Where our own programs write events: text for people, JSON lines for programs."""
+"""Write events to a stream: as text for people or as JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIELDS = "toolbus"
 """The attribute of a LogRecord that carries an event's fields."""
 
 MAX_VALUE = 8_000
-"""Characters of one field's value in a line."""
+"""Most characters of one field's value in a line."""
 MAX_TRACEBACK = 64_000
 MAX_WAITING = 64
 
@@ -31,9 +31,9 @@ _Render = Callable[[float, str, Mapping[str, Any], str, str], str]
 
 
 def configure_logging(level: str = "info", format: LogFormat = "auto", stream: TextIO | None = None) -> None:
-    """Write toolbus's events to ``stream`` (standard error); for our own programs, not for libraries.
+    """Write toolbus's events to ``stream`` (standard error by default); for programs, not for libraries.
 
-    ``auto`` is text on a terminal and JSON lines elsewhere. Text has colours on a terminal unless NO_COLOR is set.
+    ``auto`` means text on a terminal and JSON lines elsewhere. Text has colours on a terminal unless NO_COLOR is set.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty()
@@ -50,11 +50,11 @@ def configure_logging(level: str = "info", format: LogFormat = "auto", stream: T
 class LineHandler(logging.StreamHandler[TextIO]):
     """Writes events, and the records of other loggers, as lines.
 
-    Lines of one turn of the event loop below a warning are written together at its end: a write for each wakes whoever
-    reads a pipe, which costs twice as much as the rest. Everything else is written at once, after what waits.
+    Lines below a warning are collected and written together at the end of one turn of the event loop: a write for each would wake
+    the reader of a pipe each time, which costs twice as much as the rest. All other lines are written at once, after the collected ones.
 
     Args:
-        render: makes a line of the time, the level's name, the fields, a traceback and a stack.
+        render: make a line from the time, the level's name, the fields, a traceback and a stack.
     """
 
     def __init__(self, stream: TextIO, render: _Render) -> None:
@@ -64,9 +64,9 @@ class LineHandler(logging.StreamHandler[TextIO]):
         self._turn: asyncio.AbstractEventLoop | None = None
 
     def write_event(self, level: int, fields: Mapping[str, Any], raised: ExcInfo | None) -> None:
-        """Write an event without a LogRecord, which takes three times as long to make as the line.
+        """Write an event without a LogRecord, which would take three times as long to create as the line.
 
-        Never raises: a stream that can't be written to is no reason to end a call.
+        Never raises, because a broken stream must not end a call.
         """
         line = self._render(time.time(), _LEVELS[level], fields, _traceback(raised) if raised else "", "") + "\n"
         loop = asyncio._get_running_loop() if level < logging.WARNING else None
@@ -82,12 +82,12 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self.release()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, after what waits."""
+        """Write a record after all collected lines."""
         self._write_waiting()
         super().emit(record)
 
     def flush(self) -> None:
-        """Write what waits; the logging module calls it when the program ends."""
+        """Write the collected lines; the logging module calls this when the program ends."""
         self.acquire()
         try:
             self._write_waiting()
@@ -96,12 +96,12 @@ class LineHandler(logging.StreamHandler[TextIO]):
         super().flush()
 
     def forget_waiting(self) -> None:
-        """Forget what waits, in a child that was forked in the middle of a turn: its parent writes that."""
+        """Drop the collected lines in a child that was forked within a turn: the parent writes them."""
         self._waiting.clear()
         self._turn = None
 
     def format(self, record: logging.LogRecord) -> str:
-        """Make the line of a record."""
+        """Return the line for a record."""
         fields = getattr(record, FIELDS, None) or {"event": record.getMessage(), "logger": record.name}
         raised = record.exc_info if record.exc_info and record.exc_info[0] is not None else None
         return self._render(
@@ -121,7 +121,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
             return
         lines = "".join(self._waiting)
         self._waiting.clear()
-        # When the reader is gone or the stream was closed, there is nobody to tell.
+        # When the reader is gone or the stream is closed, the lines have no destination left.
         with contextlib.suppress(OSError, ValueError):
             try:
                 self.stream.write(lines)
@@ -131,7 +131,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
 
 def flush_logging() -> None:
-    """Write what waits for the end of a turn of the event loop; for programs that end without Python's own clean-up."""
+    """Write lines collected in the current turn of the event loop; for programs that exit without Python's clean-up."""
     for handler in _handlers():
         handler.flush()
 
@@ -157,17 +157,17 @@ def _traceback(raised: ExcInfo) -> str:
 _FORMATTER = logging.Formatter()
 
 
-def told(value: object) -> str:
-    """What a value says of itself, at a bounded length; values that raise at that are named by their type."""
+def text_of(value: object) -> str:
+    """Return ``str(value)`` at a bounded length; a value whose ``str()`` raises is named by its type."""
     try:
         text = value if type(value) is str else str(value)
-    except Exception:  # noqa: BLE001 - a value that can't be told must not end the call that is logged
+    except Exception:  # noqa: BLE001 - a value without a text must not end the call that is logged
         text = f"<{type(value).__name__} that can't be shown>"
     return shortened(text)
 
 
 def shortened(text: str, most: int = MAX_VALUE) -> str:
-    """A text whose middle is left out when it is too long."""
+    """Return the text, with its middle left out when it is longer than ``most`` characters."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -175,15 +175,15 @@ def shortened(text: str, most: int = MAX_VALUE) -> str:
 
 
 def word(value: object) -> str:
-    """A value as one word of a log line: quoted when it is not one, so that it can't forge fields or lines."""
-    text = told(value)
+    """Return a value as one word of a log line, quoted where necessary, so that it can't forge fields or lines."""
+    text = text_of(value)
     if text.isprintable() and text and " " not in text and '"' not in text and "=" not in text:
         return text
     return quoted(text)
 
 
 class _Seconds:
-    """Times as text, of which the part up to the second is made once a second."""
+    """Formats times as text and reuses the part up to the second."""
 
     __slots__ = ("_last", "_text")
 
@@ -195,21 +195,21 @@ class _Seconds:
         second, milliseconds = divmod(int(when * 1000), 1000)
         last = self._last
         if last[0] != second:
-            # One assignment: other threads see the old pair or the new one.
+            # One assignment, so that other threads see either the old pair or the new one.
             last = self._last = (second, self._text(second))
         return f"{last[1]}.{milliseconds:03}"
 
 
 class _JsonLine:
-    """One JSON object."""
+    """Makes a line that is one JSON object."""
 
     def __init__(self) -> None:
         self._time = _Seconds(lambda second: time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)))
 
     def __call__(self, when: float, level: str, fields: Mapping[str, Any], raised: str, stack: str) -> str:
-        """Make the line."""
+        """Return the line."""
         parts = [f'{{"time": "{self._time(when)}Z", "level": "{level}"']
-        parts += [f"{quoted(name)}: {_json(value)}" for name, value in fields.items() if name not in _OURS]
+        parts += [f"{quoted(name)}: {_json(value)}" for name, value in fields.items() if name not in _RESERVED]
         if raised:
             parts.append(f'"exception": {quoted(raised)}')
         if stack:
@@ -217,7 +217,7 @@ class _JsonLine:
         return ", ".join(parts) + "}"
 
 
-_OURS = frozenset({"time", "level"})
+_RESERVED = frozenset({"time", "level"})
 
 
 def _json(value: object) -> str:
@@ -225,15 +225,15 @@ def _json(value: object) -> str:
     if kind is str:
         return quoted(value if len(value) <= MAX_VALUE else shortened(value))  # type: ignore[arg-type]
     if kind is int:
-        # A number of thousands of digits is refused by str.
-        return str(value) if -_WIDE < value < _WIDE else quoted(told(value))  # type: ignore[operator]
+        # str() refuses integers with thousands of digits.
+        return str(value) if -_WIDE < value < _WIDE else quoted(text_of(value))  # type: ignore[operator]
     if kind is float:
         return repr(value) if math.isfinite(value) else quoted(str(value))  # type: ignore[arg-type]
     try:
-        text = json.dumps(value, default=told, allow_nan=False)
-    except Exception:  # noqa: BLE001 - as in told
+        text = json.dumps(value, default=text_of, allow_nan=False)
+    except Exception:  # noqa: BLE001 - as in text_of
         text = ""
-    return text if 0 < len(text) <= MAX_VALUE else quoted(told(value))
+    return text if 0 < len(text) <= MAX_VALUE else quoted(text_of(value))
 
 
 _WIDE = 1 << 1_000
@@ -242,18 +242,18 @@ _COLOURS = {"debug": "\x1b[2m", "info": "\x1b[32m", "warning": "\x1b[33m", "erro
 
 
 class _TextLine:
-    """Time, level, event and fields for people; the lines of a traceback are indented, so that none can pass for an event."""
+    """Makes a line with time, level, event and fields; traceback lines are indented, so that none can pass for an event."""
 
     def __init__(self, *, colours: bool) -> None:
         self._time = _Seconds(lambda second: time.strftime("%H:%M:%S", time.localtime(second)))
         self._colours_on = colours
 
     def __call__(self, when: float, level: str, fields: Mapping[str, Any], raised: str, stack: str) -> str:
-        """Make the line."""
+        """Return the line."""
         parts = [self._time(when), self._painted(f"{level:<8}", _COLOURS.get(level, ""))]
         for name, value in fields.items():
             if name == "event":
-                parts.append(self._painted(_visible(told(value)), _BOLD))
+                parts.append(self._painted(_visible(text_of(value)), _BOLD))
             else:
                 parts.append(f"{self._painted(name, _CYAN)}={word(value)}")
         line = " ".join(parts)

@@ -1,4 +1,4 @@
-"""Who listens to spans and metrics: an SDK's providers, or nobody."""
+"""Find out whether an OpenTelemetry SDK receives spans and metrics."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from toolbus.telemetry.events import NAME
 _tracer_provider: TracerProvider | None = None
 _meter_provider: MeterProvider | None = None
 
-# `get_tracer_provider()` looks into the environment each time until an SDK is there, 0.9 µs, for one variable that makes
-# it load an SDK by itself. When that variable is not set, the global it returns can be looked at directly.
+# Until an SDK is loaded, `get_tracer_provider()` reads the environment each time (0.9 µs) for one variable that makes it
+# load an SDK. When that variable is not set, reading the global that it returns is enough.
 _TRACER_GLOBAL = hasattr(trace, "_TRACER_PROVIDER") and "OTEL_PYTHON_TRACER_PROVIDER" not in os.environ
 _meters: Any = getattr(metrics, "_internal", None)
-# The API's own proxy has no public name; it and the no-op provider share a module, and real ones come from elsewhere.
+# The API's own proxy has no public name. It and the no-op provider share a module; real providers come from elsewhere.
 _NO_METERS = NoOpMeterProvider.__module__
 _METER_GLOBAL = hasattr(_meters, "_METER_PROVIDER") and "OTEL_PYTHON_METER_PROVIDER" not in os.environ
 
 
 def active() -> bool:
-    """Whether spans go anywhere: an SDK's tracer provider is configured."""
+    """Return whether spans are exported: an SDK's tracer provider is configured."""
     provider = _tracer_provider
     if provider is None:
         provider = trace._TRACER_PROVIDER if _TRACER_GLOBAL else trace.get_tracer_provider()
@@ -34,7 +34,7 @@ def active() -> bool:
 
 
 def metering() -> bool:
-    """Whether metrics go anywhere: an SDK's meter provider is configured."""
+    """Return whether metrics are exported: an SDK's meter provider is configured."""
     provider = _meter_provider
     if provider is None:
         provider = _meters._METER_PROVIDER if _METER_GLOBAL else metrics.get_meter_provider()
@@ -54,10 +54,10 @@ def providers(*, tracer: TracerProvider | None = None, meter: MeterProvider | No
 
 
 def tracer() -> trace.Tracer:
-    """What starts spans."""
+    """Return the tracer that starts spans."""
     return trace.get_tracer(NAME, tracer_provider=_tracer_provider)
 
 
 def meter_provider() -> MeterProvider:
-    """What makes meters."""
+    """Return the provider that makes meters."""
     return _meter_provider or metrics.get_meter_provider()

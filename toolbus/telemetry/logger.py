@@ -1,4 +1,4 @@
-"""``log``: passes events on to the application's own logging, or straight to our own programs' lines."""
+"""``log``: pass events to the application's logging, or straight to the line handler of our own programs."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from toolbus.telemetry.lines import FIELDS, ExcInfo, LineHandler, word
 from toolbus.telemetry.repeats import BOUNDED, repeats
 
 logger = logging.getLogger(NAME)
-"""Where events go; what is below it is the application's choice."""
+"""The logger of all events; its handlers are the application's choice."""
 
 logger.addHandler(logging.NullHandler())
 
 logs = logger.isEnabledFor
-"""Whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
+"""Return whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
 
-# This function, the method of EventLog and Logger.log lie between a LogRecord and the place that logged the event.
+# Three frames lie between the code that logged the event and the LogRecord: this function, the method of EventLog, Logger.log.
 _STACK_LEVEL = 3
 
 
 class EventLog:
-    """Logs events: ``log.info("call.finished", tool=…, id=…, ms=…)``. Values of any kind do no harm."""
+    """Logs events: ``log.info("call.finished", tool=…, id=…, ms=…)``. Field values may be of any type."""
 
     __slots__ = ()
 
     def debug(self, event: str, /, **fields: Any) -> None:
-        """Log what only developers want to see."""
+        """Log an event for developers only."""
         if logs(logging.DEBUG):
             _emit(logging.DEBUG, event, fields, None)
 
     def info(self, event: str, /, **fields: Any) -> None:
-        """Log what happens in the normal course of things."""
+        """Log an event of normal operation."""
         if logs(logging.INFO):
             _emit(logging.INFO, event, fields, None)
 
     def warning(self, event: str, /, **fields: Any) -> None:
-        """Log what somebody may have to look into."""
+        """Log an event that an operator may have to look into."""
         if logs(logging.WARNING):
             _emit(logging.WARNING, event, fields, None)
 

@@ -1,4 +1,4 @@
-"""Metrics: every name of them, and where they are counted."""
+"""Metrics: their names, and the functions that record them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _instruments: tuple[MeterProvider, dict[str, Counter | Histogram]] | None = None
 
 
 def count(name: str, amount: int = 1, **attributes: str) -> None:
-    """Add to one of ``METRICS``' counters; attributes' ``__`` stands for a dot. Does nothing when nobody listens."""
+    """Add to a counter of ``METRICS``; ``__`` in attribute names stands for a dot. Do nothing without a meter provider."""
     if metering():
         _counter(name).add(amount, {key.replace("__", "."): value for key, value in attributes.items()})
 
 
 def record_call(tool: str, service: str, seconds: float, error: ErrorInfo | None) -> None:
-    """A call has ended, at the caller's side."""
+    """Record the end of a call, at the caller's side."""
     if not metering():
         return
     outcome = _outcome(error)
@@ -48,7 +48,7 @@ def record_call(tool: str, service: str, seconds: float, error: ErrorInfo | None
 
 
 def record_run(service: str, seconds: float, queued: float, frames: int, error: ErrorInfo | None) -> None:
-    """A handler has ended, at the worker's side; ``queued`` is how many seconds its request had waited."""
+    """Record the end of a handler, at the worker's side; ``queued`` is how many seconds its request had waited."""
     if not metering():
         return
     outcome = _outcome(error)

@@ -1,4 +1,4 @@
-"""What keeps one cause from filling the log: a line about each thing, and so many lines a minute."""
+"""Keep one cause from filling the log: limit repeated events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ABOUT: Mapping[str, tuple[str, ...]] = {
     "tool.name_taken": ("tool", "service", "holder"),
     "value.unreadable": ("key", "error"),
 }
-"""Events that are logged once for what these fields say: whoever reads the same again finds the same."""
+"""Events that are logged once for each combination of these fields, since each further reading would repeat them."""
 
 BOUNDED = frozenset(
     {
@@ -25,7 +25,7 @@ BOUNDED = frozenset(
         "service.register_failed", "sessions.unsettled", "task.failed", "upkeep.failed", "usage.uncounted",
     }
 )  # fmt: skip
-"""Events of which at most ``MOST_LINES`` are logged in a minute; the next line says in ``more`` how many were left out."""
+"""Events of which at most ``MOST_LINES`` are logged per minute; ``more`` in the next line is the number left out."""
 
 MOST_LINES = 30
 _PERIOD = 60.0
@@ -33,7 +33,7 @@ _MOST_REMEMBERED = 8_192
 
 
 class Repeats:
-    """Says whether an event is to be logged.
+    """Decides whether an event is logged.
 
     Args:
         clock: monotonic seconds.
@@ -42,11 +42,11 @@ class Repeats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
-        # Of each event: when its minute began, its lines since, and what was left out.
+        # For each event: when its minute began, its lines since then, and how many were left out.
         self._minutes: dict[str, tuple[float, int, int]] = {}
 
     def left_out(self, name: str, fields: Mapping[str, object]) -> int | None:
-        """Return how many lines were left out before this one, or None when this one is to be left out, too."""
+        """Return how many lines were left out before this one, or None when this one must be left out, too."""
         if name not in BOUNDED:
             return 0
         about = (name, *(str(fields.get(field)) for field in ABOUT[name])) if name in ABOUT else None
@@ -67,10 +67,10 @@ class Repeats:
         return missed
 
     def forget(self) -> None:
-        """Log everything anew."""
+        """Forget what was logged, so that everything is logged again."""
         self._told.clear()
         self._minutes.clear()
 
 
 repeats = Repeats()
-"""What this process has logged."""
+"""The events that this process has logged."""

@@ -1,4 +1,4 @@
-"""Spans: of a call at its agent, and of its run at a worker."""
+"""Spans of a call: one pair at its agent, and one for each run at a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class CallSpan:
-    """The agent's two spans of one call: ``execute_tool {tool}``, and in it ``send {service}``.
+    """The agent's two spans of one call: ``execute_tool {tool}``, and within it ``send {service}``.
 
     Attributes:
         traceparent: W3C trace context for the request, or empty; the handler's span continues from it.
@@ -33,19 +33,19 @@ class CallSpan:
         self.traceparent = carrier.get("traceparent", "")
 
     def sent(self, error: ErrorInfo | None = None) -> None:
-        """The server has answered the publication; ``end()`` does the same when nobody said so before."""
+        """End the ``send`` span when the server has answered the publication; ``end()`` does it otherwise."""
         send, self._send = self._send, None
         if send is not None:
             _end(send, error)
 
     def end(self, error: ErrorInfo | None = None) -> None:
-        """The call has its one result."""
+        """End both spans with the result of the call."""
         self.sent()
         _end(self._tool, error)
 
 
 class HandlerSpan:
-    """The worker's span of one run: ``process {service}``; current while the handler runs."""
+    """The worker's span of one run, ``process {service}``; current while the handler runs."""
 
     __slots__ = ("_failed", "_span")
 
@@ -54,16 +54,16 @@ class HandlerSpan:
         self._failed = False
 
     def fail(self, error: ErrorInfo) -> None:
-        """The run failed; the first reason stays."""
+        """Mark the run as failed; later calls don't change the reason."""
         if not self._failed:
             self._failed = True
             _fail(self._span, error)
 
 
 def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Context | None = None) -> CallSpan | None:
-    """Start the spans of a call under ``context`` (the current one); None when nobody listens.
+    """Start the spans of a call under ``context`` (the current one); return None when spans are not exported.
 
-    The caller ends them with ``CallSpan.end()``. They are never made current, so any task may.
+    The caller ends them with ``CallSpan.end()``. They are never made current, so any task may end them.
     """
     if not active():
         return None
@@ -83,9 +83,9 @@ def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Co
 
 @contextmanager
 def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt: int, worker: str) -> Iterator[HandlerSpan | None]:
-    """The span of one run, continuing the caller's trace; yields None when nobody listens.
+    """Run the body within the span of one run, which continues the caller's trace; yield None when spans are not exported.
 
-    An exception that passes through is recorded, with the error type that the caller will see.
+    An exception from the body is recorded with the error type that the caller will see.
     """
     if not active():
         yield None

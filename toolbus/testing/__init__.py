@@ -1,4 +1,4 @@
-"""For tests of tools: handlers without a bus, and fixtures with one (``toolbus.testing.fixtures``)."""
+"""Test tools: run handlers without a bus, or with fixtures that have one (``toolbus.testing.fixtures``)."""
 
 from toolbus.testing.environment import InvocationEnvironment
 from toolbus.testing.outcome import NestedCall, Outcome

@@ -1,4 +1,4 @@
-"""``InvocationEnvironment``: runs a handler as a worker does, without a bus."""
+"""``InvocationEnvironment``: run a handler as a worker does, without a bus."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _THREADS = 32
 
 
 class InvocationEnvironment:
-    """Calls handlers the way a worker does: bound, validated, in a thread or the loop, within their deadline.
+    """Calls handlers as a worker does: bound, validated, in a thread or the loop, within their deadline.
 
-    ``async with`` it; services are started at their first call, and cleaned up at the end, after their sessions. Arguments and results
-    pass through the wire format, so what JSON can't carry fails here too. Failed runs are not tried again.
+    Use it with ``async with``. Services start at their first call, and are cleaned up at the end, after their sessions. Arguments and
+    results pass through the wire format, so values that JSON can't carry fail here too. Failed runs are not tried again.
 
     Args:
-        user, session, metadata, idempotency_key: what ``invocation()`` says of the caller.
-        config: values for ``invoke``, on top of those of the tool's descriptor.
-        timeout: seconds until the deadline; the tool's own, else the settings', when left out.
-        attempt: which delivery of its request the call is.
+        user, session, metadata, idempotency_key: the caller's values in ``invocation()``.
+        config: values for ``invoke``, added to those of the tool's descriptor.
+        timeout: seconds until the deadline; by default the tool's own, else that of the settings.
+        attempt: delivery number of the call's request.
         answers: stand-ins for the tools that the handler calls, see ``answer``.
-        confirm: what a person says when the handler asks: True, False, or what a function makes of the request (None: no answer).
-        middleware: around every handler.
-        provide: what handlers' parameters of these types are filled in with, as for ``Worker``.
+        confirm: the answer to a handler's question: True, False, or a function of the request (None: no answer).
+        middleware: middleware around every handler.
+        provide: values for handlers' parameters of these types, as for ``Worker``.
         settings: limits on frames and output.
     """
 
@@ -105,7 +105,7 @@ class InvocationEnvironment:
             raise errors[0] if len(errors) == 1 else ExceptionGroup("several services failed to clean up", errors)
 
     def answer(self, tool: str, answer: object) -> None:
-        """Answer nested calls of ``tool``: with a value or a ``ToolResult``, or with what a function (also async) makes of the arguments.
+        """Answer nested calls of ``tool`` with a value, a ``ToolResult``, or a function of the arguments (also async).
 
         A function that raises ``ToolError`` fails the nested call with it.
         """
@@ -115,10 +115,10 @@ class InvocationEnvironment:
         """Call a ``@tool`` function, a service's ``@tool`` method, or a ``ToolService`` (class or instance) and wait for its end.
 
         Args:
-            tool: which tool of a service; left out, its untyped ``invoke`` is called.
+            tool: name of a service's tool; without it the service's untyped ``invoke`` is called.
 
         Raises:
-            ConfigurationError: it is not a tool, or the environment is not open.
+            ConfigurationError: the target is not a tool, or the environment is not open.
             EnvelopeError: JSON can't carry the arguments, or they are too large.
         """
         if self._threads is None:
@@ -144,16 +144,16 @@ class InvocationEnvironment:
         return recorder.outcome()
 
     async def call(self, target: object, arguments: Mapping[str, Any] | None = None, *, tool: str = "") -> ToolResult:
-        """``run`` when only the result matters."""
+        """Do the same as ``run`` and return only the result."""
         return (await self.run(target, arguments, tool=tool)).result
 
     @property
     def running(self) -> int:
-        """How many calls run now."""
+        """The number of calls that run now."""
         return len(self._runs)
 
     def cancel(self) -> None:
-        """Cancel the calls that run, as a caller would."""
+        """Cancel the running calls, as a caller would."""
         for run in [*self._runs]:
             run.stop(ErrorInfo("cancelled", message="cancelled by the caller"))
 
@@ -202,7 +202,7 @@ class InvocationEnvironment:
 
 
 def _aim(target: object, tool: str) -> tuple[object, str]:
-    """What to serve, and which tool of it to call."""
+    """Return the object to serve, and the name of its tool to call."""
     found = tool_of(target)
     if found is None:
         return target, tool

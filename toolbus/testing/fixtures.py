@@ -1,6 +1,6 @@
 """pytest fixtures: ``pytest_plugins = ["toolbus.testing.fixtures"]`` in a ``conftest.py``.
 
-``toolbus_namespace`` is fresh for each test, ``toolbus_bus`` serves tools in process or on a server, and
+``toolbus_namespace`` is new for each test, ``toolbus_bus`` serves tools in process or on a server, and
 ``toolbus_server`` is a real server for the whole session. They work with every plugin for async tests.
 """
 
@@ -19,37 +19,37 @@ from toolbus.middleware.chain import Middleware
 from toolbus.settings import Settings
 from toolbus.worker.worker import Worker
 
-# A test that fails should not wait for half a minute to say so.
+# A failing test should not wait half a minute for running calls.
 _GRACE = 5.0
 
 
 class Serving(Protocol):
-    """What ``toolbus_bus`` is."""
+    """The type of the fixture ``toolbus_bus``."""
 
     def __call__(
         self, *services: object, url: str = "memory://", settings: Settings | None = None, middleware: Sequence[Middleware] = ()
     ) -> AbstractAsyncContextManager[ToolBus]:
-        """Serve services, ``@tool`` functions or modules for an ``async with``; gives an open bus that has their tools."""
+        """Serve services, ``@tool`` functions or modules within an ``async with``, and return an open bus with their tools."""
 
 
 @pytest.fixture(scope="session")
 def toolbus_server() -> Iterator[EmbeddedServer]:
-    """A real server for this session, on a free port; ``toolbus_server.url`` is where it is."""
+    """Start a real server for the session, on a free port; its address is ``toolbus_server.url``."""
     with EmbeddedServer() as server:
         yield server
 
 
 @pytest.fixture
 def toolbus_namespace() -> str:
-    """A namespace of the test's own."""
+    """Return a namespace for one test."""
     return f"test-{secrets.token_hex(6)}"
 
 
 @pytest.fixture
 def toolbus_bus(toolbus_namespace: str) -> Serving:
-    """Serves tools in the test's namespace: ``async with toolbus_bus(service, function) as bus``.
+    """Return a function that serves tools in the test's namespace.
 
-    In process, unless ``url=toolbus_server.url`` says where. ``middleware`` goes around the handlers.
+    Use it as ``async with toolbus_bus(service, function) as bus``. It serves in process unless ``url=toolbus_server.url`` is given. ``middleware`` goes around the handlers.
     """
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What a handler did in a test: its result, and everything that a caller would have seen on the way there."""
+"""``Outcome``: the result of a handler in a test, and everything that a caller would have seen."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class NestedCall(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a run of a handler came to.
+    """The outcome of one run of a handler.
 
     Attributes:
-        result: what ``bus.call`` would have returned.
-        events: what ``call.events()`` would have yielded, the last of them ``Finished``.
-        calls: the nested calls, in the order in which they were made.
+        result: the result that ``bus.call`` would have returned.
+        events: the events that ``call.events()`` would have yielded, ending with ``Finished``.
+        calls: the nested calls, in order.
     """
 
     result: ToolResult
@@ -39,15 +39,15 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """All of the text."""
+        """All text in one string."""
         return "".join(self.texts)
 
     @property
     def progress(self) -> list[Progress]:
-        """The progress that was reported."""
+        """The reported progress."""
         return [event for event in self.events if isinstance(event, Progress)]
 
     @property
     def blobs(self) -> list[Blob]:
-        """The blobs, whole."""
+        """The complete blobs."""
         return [event for event in self.events if isinstance(event, Blob)]

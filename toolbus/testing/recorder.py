@@ -1,4 +1,4 @@
-"""Where the frames of a handler under test go, and who answers its nested calls: stand-ins for the broker and the bus."""
+"""Stand in for a worker and a bus in a test: collect a handler's frames and answer its nested calls."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from toolbus.worker.run.threads import Threads
 INSTANCE = "testing"
 
 Confirm = bool | Callable[[ConfirmationRequest], bool | ConfirmationAnswer | None]
-"""What a person says to a handler's question; None when nobody answers."""
+"""The answer to a handler's question, or a function that gives it; None means no answer."""
 
 
 class Recorder:
-    """A worker and its broker, as far as one run needs them: frames are put together as a caller would."""
+    """A worker and its broker, as far as one run needs them; it assembles frames as a caller would."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Recorder:
         self._calls: list[NestedCall] = []
 
     def outcome(self) -> Outcome:
-        """What came of the run, once it has ended."""
+        """Return the outcome of the run, once it has ended."""
         for event in reversed(self._events):
             if isinstance(event, Finished):
                 return Outcome(event.result, tuple(self._events), tuple(self._calls))
@@ -71,28 +71,28 @@ class Recorder:
     # -- the worker -------------------------------------------------------------------------------
 
     def ended(self, run: ContextRun) -> None:
-        """Free a run's slot: there are none here."""
+        """Do nothing: there are no slots to free."""
 
     def stopped(self, run: ContextRun) -> None:
-        """Hear that a run was told to stop."""
+        """Do nothing: no slot has to know that a run was told to stop."""
 
     def extended(self, run: ContextRun) -> None:
-        """Take in a run's deadline, the first one too."""
+        """Start the timer for a run's deadline; also called for the first deadline."""
         self.disarm()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max(0.0, run.delivery.deadline - time.monotonic()), run.expire)
 
     def disarm(self) -> None:
-        """The run has ended."""
+        """Stop the timer when the run has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def try_again(self, run: ContextRun, error: ErrorInfo) -> bool:
-        """Every failure is the outcome; nothing is tried again."""
+    def try_again(self, run: Run, error: ErrorInfo) -> bool:
+        """Refuse another attempt, so that every failure is the outcome."""
         return False
 
     async def caller(self) -> Caller:
-        """Whoever answers nested calls."""
+        """Return the object that answers nested calls."""
         return self
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
@@ -111,31 +111,31 @@ class Recorder:
     async def ask(
         self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
     ) -> ConfirmationAnswer | None:
-        """Answer a handler's question as the test says."""
+        """Answer a handler's question as the test decided."""
         opened()
-        said = self._confirm(request) if callable(self._confirm) else self._confirm
-        if isinstance(said, bool):
-            return ConfirmationAnswer(said)
-        return said
+        answer = self._confirm(request) if callable(self._confirm) else self._confirm
+        if isinstance(answer, bool):
+            return ConfirmationAnswer(answer)
+        return answer
 
     async def extend(self, delivery: Delivery, note: Note) -> None:
-        """Nobody else runs it."""
+        """Do nothing: no other worker could take the request over."""
 
     # -- the broker -------------------------------------------------------------------------------
 
     async def begin(self, delivery: Delivery) -> Beginning:
-        """A ``once`` handler may always begin."""
+        """Let every ``once`` handler begin."""
         return "started"
 
     def before_sending(self, pack: Callable[[], None]) -> None:
-        """Frames leave at the next turn of the loop."""
+        """Send the frames in the next turn of the event loop."""
         asyncio.get_running_loop().call_soon(pack)
 
     async def room(self) -> None:
-        """There is always room."""
+        """Return at once, since there is always room."""
 
     def send(self, delivery: Delivery, frame: bytes) -> None:
-        """Take in a frame."""
+        """Add a frame."""
         frames, problems = decode_frames(join_frames([frame]), limit=sys.maxsize)
         if problems:
             raise EnvelopeError("; ".join(problems))
@@ -143,9 +143,9 @@ class Recorder:
             self._events += self._assembly.feed(each)
 
     def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
-        """Take in the last frame."""
+        """Add the last frame."""
         self.send(delivery, frame)
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
-        """Take in the last frame of a request that would be set aside."""
+        """Add the last frame of a request that would become a dead letter."""
         self.send(delivery, frame)

@@ -1,4 +1,4 @@
-"""The toolkit: a weighted graph of actions and tools that tells an agent which tools make sense now (``toolbus[toolkit]``)."""
+"""The toolkit: a weighted graph of actions and tools that recommends the tools for an agent's next step (``toolbus[toolkit]``)."""
 
 from toolbus.results import ToolkitError
 from toolbus.toolkit.chain import Link, ToolkitWrapper, add_chain

@@ -1,4 +1,4 @@
-"""Chains: a graph written as the sequence that it is."""
+"""Build a toolkit graph from chains, which list actions and their tools in sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.service import ToolkitService
 
 Link: TypeAlias = Action | Tool | ToolGroup | tuple["Link", ...]
-"""A part of a chain: an action, what it calls, several of those in a tuple, or a tuple that starts with an action and is a chain itself."""
+"""A part of a chain: an action, something it calls, a tuple of those, or a tuple that starts with an action and is a chain itself."""
 
 _Step: TypeAlias = tuple[Action, tuple[Tool | ToolGroup, ...]]
 
@@ -33,24 +33,24 @@ class ToolkitWrapper:
 
     @property
     def service(self) -> ToolkitService:
-        """What adds to the graph, and recommends from it."""
+        """The service that adds to the graph and recommends from it."""
         return self._service
 
     def chain(self, *items: Link) -> Self:
-        """Add a chain, see ``add_chain``; returns itself, so that another one can follow."""
+        """Add a chain, see ``add_chain``; return ``self``, so that another call can follow."""
         add_chain(self._service, *items)
         return self
 
 
 def add_chain(service: ToolkitService, *items: Link) -> None:
-    """Add actions, each following the one before it, and after an action the tools and groups that it calls, with scores of 1.0.
+    """Add a sequence of actions, each with the tools and groups listed after it, with scores of 1.0.
 
-    ``action, tool, action, (tool, group), action``: a tuple of tools and groups is called by the action before it; a tuple that
-    starts with an action is a part of the chain. What follows a tool, a group or a tuple of them is an action. Edges that
-    are there keep their scores.
+    In ``action, tool, action, (tool, group), action``, each action follows the one before it, and calls the tool, group or tuple
+    of them that stands after it. A tuple that starts with an action is part of the chain. After a tool, a group or a tuple of
+    them only an action may follow. Existing edges keep their scores.
 
     Raises:
-        ToolkitError: the chain does not say that (it is a ValueError); nothing was changed.
+        ToolkitError: the items are no valid chain (it is a ValueError); nothing was changed.
     """
     toolkit = service.get_toolkit()
     before: Action | None = None
@@ -67,7 +67,7 @@ def add_chain(service: ToolkitService, *items: Link) -> None:
 
 
 def _flat(items: Iterable[Link]) -> Iterator[Link]:
-    """The chain with its sequences unpacked."""
+    """Yield the items of a chain with nested chains unpacked."""
     for item in items:
         if isinstance(item, tuple) and item and isinstance(item[0], Action):
             yield from _flat(item)
@@ -92,7 +92,7 @@ def _steps(items: Iterable[Link]) -> list[_Step]:
 
 
 def _called(item: Link) -> tuple[Tool | ToolGroup, ...]:
-    """What an action calls by this part of the chain."""
+    """Return the tools and groups that an action calls through this part of the chain."""
     several = item if isinstance(item, tuple) else (item,)
     if not several:
         raise ToolkitError("A parallel tuple is empty; put Tools or ToolGroups into it, or leave it out")

@@ -1,4 +1,4 @@
-"""What is wrong with a preset beyond its types: ids that are taken, references that dangle, chains that are none."""
+"""Check a preset beyond its types: duplicate ids, dangling references, invalid chains."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from toolbus.toolkit.service import ToolkitService
 _MOST_ENTRIES = 500_000
 
 Problem = tuple[str, str]
-"""A place (``$.actions[3].next[0]``), and what is wrong there."""
+"""A path (``$.actions[3].next[0]``), and what is wrong there."""
 
-# A chain's shape is checked with these in the place of what its ids stand for.
+# Items that stand in for the entries while the shape of a chain is checked.
 _STAND_INS: dict[str, Callable[[str], Item]] = {
     "actions": lambda entry: Action(entry, entry),
     "tools": lambda entry: Tool(entry, entry),
@@ -25,7 +25,7 @@ _STAND_INS: dict[str, Callable[[str], Item]] = {
 
 
 def problems(preset: Preset) -> Iterator[Problem]:
-    """Everything that is wrong, in the order of the preset."""
+    """Yield every problem, in the order of the preset."""
     kinds: dict[str, str] = {}
     yield from _taken(preset, kinds)
     yield from _tools(preset.tools)
@@ -46,7 +46,7 @@ def problems(preset: Preset) -> Iterator[Problem]:
 
 
 def target_of(link: str | Link) -> str:
-    """The id that a link leads to."""
+    """Return the id that a link leads to."""
     return link if isinstance(link, str) else link.to
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a toolkit graph with matplotlib (``toolbus[draw]``): a Figure, and SVG or PNG."""
+"""Draw a toolkit graph with matplotlib (``toolbus[draw]``) as a Figure, SVG or PNG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolbus.toolkit.items import kind_of
 from toolbus.toolkit.layout import HEIGHT, WIDTH, Layout, Point, layout
 
 MOST = 120
-"""Vertices that a picture shows unless it is told otherwise; more can't be read."""
+"""Most vertices in a picture by default; more can't be read."""
 
 # Fill and line of each kind of vertex, and colour, style and name of each kind of edge.
 _FILLS = {"action": ("#dbeafe", "#1d4ed8"), "tool": ("#dcfce7", "#15803d"), "group": ("#fef3c7", "#b45309")}
@@ -31,19 +31,19 @@ _Line = tuple[str, Literal["-", "--", ":"], str]
 _EDGES: dict[str, _Line] = {"action": ("#1d4ed8", "-", "next"), "tool": ("#15803d", "--", "call"), "group": ("#15803d", "--", "call")}
 _HOLDS: _Line = ("#b45309", ":", "holds")
 
-# Inches for a unit of the layout, and the most of them that a side may have.
+# Inches per unit of the layout, and the most inches of one side.
 _INCHES, _MOST_INCHES = 0.8, 60.0
 _NAME_LENGTH = 20
 
 
 def visualize(graph: Toolkit, title: str, show: bool = False, *, most: int = MOST) -> Figure:
-    """A picture of a graph: actions are blue and rounded, tools green rectangles, groups yellow hexagons, each edge with its score.
+    """Draw a graph: actions are blue and rounded, tools green rectangles, groups yellow hexagons, each edge with its score.
 
-    Next edges are solid, Call edges dashed, edges from a group to its tools dotted. The same graph gives the same picture.
-    The title says how many of the vertices are shown when there are more than ``most``.
+    Next edges are solid, Call edges dashed, and edges from a group to its tools dotted. The same graph gives the same picture.
+    With more than ``most`` vertices, the title says how many are shown.
 
     Args:
-        show: open it in a window of matplotlib's backend, without waiting; otherwise matplotlib does not keep the figure.
+        show: open the picture in a window of matplotlib's backend, without waiting; otherwise matplotlib does not keep the figure.
 
     Raises:
         ToolkitError: ``most`` is not at least 1.
@@ -69,7 +69,7 @@ def visualize(graph: Toolkit, title: str, show: bool = False, *, most: int = MOS
 
 
 def draw(graph: Toolkit, title: str = "", *, format: Literal["svg", "png"] = "svg", most: int = MOST) -> bytes:
-    """The picture as SVG, whose text stays text, or as PNG; the same graph gives the same bytes."""
+    """Return the picture as SVG, whose text stays text, or as PNG; the same graph gives the same bytes."""
     written = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "toolbus", "svg.fonttype": "none"}):
         metadata = {"Date": None} if format == "svg" else {"Software": None}
@@ -84,7 +84,7 @@ def save(graph: Toolkit, path: str | FilePath, title: str = "", *, most: int = M
     """Write the picture to a file: ``.svg``, ``.png``, or ``.html`` for the interactive page.
 
     Raises:
-        ToolkitError: the name ends in nothing of that.
+        ToolkitError: the name has another suffix.
     """
     path = FilePath(path)
     if path.suffix == ".html":
@@ -110,7 +110,7 @@ def _figure(show: bool) -> Figure:
 
 
 def _size(figure: Figure, axes: Axes, placed: Layout) -> None:
-    """Fit the axes to the places, the figure to the axes."""
+    """Fit the axes to the vertices, and the figure to the axes."""
     right = max((x for x, _ in placed.places.values()), default=0.0) + WIDTH
     bottom = max((y for _, y in placed.places.values()), default=0.0) + HEIGHT * 2
     axes.set_xlim(-WIDTH, right)
@@ -166,7 +166,7 @@ def _draw_edge(axes: Axes, placed: Layout, u: str, v: str) -> None:
 
 
 def _curve(start: Point, end: Point, name: str) -> list[Point]:
-    """The four points of a cubic curve between the borders of two vertices."""
+    """Return the four points of a cubic curve between the borders of two vertices."""
     (x, y), (to_x, to_y) = start, end
     if start == end:
         top = y - HEIGHT / 2
@@ -195,6 +195,6 @@ def _add_legend(axes: Axes) -> None:
 
 
 def short(text: str, most: int) -> str:
-    """A text in one line of at most so many characters."""
+    """Return the text in one line of at most ``most`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -1,4 +1,4 @@
-"""What a preset says: entries, as they are written."""
+"""Entries of a preset: the types of its tools, groups, actions and operators as they are written in YAML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Score = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An edge to another entry; its bare id means the score 1.0."""
+    """An edge to another entry; a bare id is short for a link with the score 1.0."""
 
     to: _Id
     score: _Score = 1.0
@@ -24,12 +24,12 @@ class ToolEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """A tool of the bus, or a function of this process.
 
     Attributes:
-        id: of its vertex.
-        name: what the model calls it; the id when left out.
-        description: for people, where the tool itself is not there; the tool's own when left out.
-        parameters: JSON Schema, for people, too.
+        id: id of its vertex.
+        name: the name for the model; the id when left out.
+        description: text for people where the tool is not available; the tool's own when left out.
+        parameters: JSON Schema, also for people.
         bus: the bus tool's name; ``name`` when left out.
-        function: ``module:function`` in place of a tool of the bus.
+        function: ``module:function`` instead of a tool of the bus.
     """
 
     id: _Id
@@ -44,11 +44,11 @@ class GroupEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Tools that come and go together: those of a service, of a registry group, or the listed ones.
 
     Attributes:
-        id: of its vertex.
+        id: id of its vertex.
         name, description: for people and models.
-        service: id of the service whose tools they are, as they are at the moment.
-        group: the registry group whose tools they are, as they are at the moment.
-        tools: ids of entries, beside those.
+        service: id of a service; the group holds the tools that it has at the moment.
+        group: name of a registry group; the group holds the tools that it has at the moment.
+        tools: ids of further tool entries.
     """
 
     id: _Id
@@ -63,9 +63,9 @@ class ActionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """A step of a task.
 
     Attributes:
-        id: of its vertex.
+        id: id of its vertex.
         name: the id when left out.
-        description: what the model reads.
+        description: text for the model.
         next: the actions that may follow.
         call: the tools and groups that it may call.
     """
@@ -78,13 +78,13 @@ class ActionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class OperatorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Who works with the graph: where it starts, and how much of it is shown.
+    """An agent that works with the graph: where it starts and how much of the graph it sees.
 
     Attributes:
         id: its name.
-        instruction: what it is told.
-        actions: where it starts.
-        threshold: the lowest score of an edge that is followed.
+        instruction: the agent's instruction.
+        actions: ids of the actions where it starts.
+        threshold: lowest score of an edge that is followed.
         hops: how many Next edges are followed.
     """
 
@@ -99,11 +99,11 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """A graph, and the operators that use it.
 
     Attributes:
-        version: of this format.
-        name: under which it is published; letters, digits, ``_``, ``.`` and ``-``.
-        description: for people.
-        chains: sequences of ids: an action, what it calls, the next action; a list in it is called together.
-        revision: of the scores, where they were learned.
+        version: version of this format.
+        name: name under which it is published; letters, digits, ``_``, ``.`` and ``-``.
+        description: text for people.
+        chains: sequences of ids: an action, what it calls, the next action; ids in a list are called together.
+        revision: revision of the learned scores; empty when none were learned.
     """
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
@@ -117,10 +117,10 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     revision: str = ""
 
     def operator(self, id: str) -> OperatorEntry:
-        """An operator.
+        """Return an operator.
 
         Raises:
-            ToolkitError: there is none of that id.
+            ToolkitError: there is none with that id.
         """
         for each in self.operators:
             if each.id == id:

@@ -1,4 +1,4 @@
-"""The graph in formats of others."""
+"""Export a toolkit graph as GraphML or DOT."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolbus.toolkit.items import kind_of
 
 
 def graphml(toolkit: Toolkit) -> str:
-    """GraphML with each vertex's kind, name and description, and each edge's score."""
+    """Return GraphML with the kind, name and description of each vertex and the score of each edge."""
     plain: nx.DiGraph[str] = nx.DiGraph()
     for vertex, item in toolkit.items():
         plain.add_node(vertex, kind=kind_of(item), name=item.name, description=item.description)
@@ -20,7 +20,7 @@ def graphml(toolkit: Toolkit) -> str:
 
 
 def dot(toolkit: Toolkit) -> str:
-    """Graphviz's language: actions are rounded, tools boxes, groups hexagons, scores stand at the edges."""
+    """Return DOT for Graphviz: rounded boxes for actions, boxes for tools, hexagons for groups, and scores as edge labels."""
     shapes = {"action": "box,style=rounded", "tool": "box", "group": "hexagon"}
     lines = ["digraph toolkit {", "  rankdir=LR"]
     lines += [f"  {_quoted(vertex)} [label={_quoted(item.name)},shape={shapes[kind_of(item)]}]" for vertex, item in toolkit.items()]
@@ -29,5 +29,5 @@ def dot(toolkit: Toolkit) -> str:
 
 
 def _quoted(text: str) -> str:
-    # Strings of dot are JSON's, but for what a backslash may stand before.
+    # DOT strings are like JSON strings, except for what may follow a backslash.
     return json.dumps(text.replace("\\", "/").replace("\n", " "), ensure_ascii=False)

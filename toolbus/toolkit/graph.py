@@ -17,23 +17,23 @@ from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
 Edge = tuple[str, str]
 
 UNSET = 1.0
-"""The score of an edge that was given none."""
+"""The score of an edge without an explicit one."""
 
-# Which vertices an edge may lead to.
+# The kinds of vertices that an edge may lead to, by the kind it starts from.
 _LEADS_TO = {"action": ("action", "tool", "group"), "group": ("tool",), "tool": ()}
 
 
 class Toolkit:
-    """Actions, the actions that may follow them, and the tools they may call.
+    """A graph of actions, the actions that may follow them, and the tools they may call.
 
     ::
 
         Action ──Next──▶ Action        Action ──Call──▶ Tool
         Action ──Call──▶ ToolGroup     ToolGroup ─────▶ Tool
 
-    Vertices are told apart by their ids alone, so names may be equal. What stands at a vertex is the attribute ``data`` of the
-    networkx graph's node, and an edge's score its attribute ``score``, so both go when the node or the edge does, whoever removes it.
-    Not for use by several threads at once.
+    Vertices are identified by their ids, so names may be equal. A vertex's item is the attribute ``data`` of the networkx node,
+    and an edge's score the attribute ``score`` of the networkx edge, so both disappear with their node or edge, however it is
+    removed. Not safe for several threads at once.
     """
 
     def __init__(self) -> None:
@@ -42,27 +42,27 @@ class Toolkit:
     # -- reading ----------------------------------------------------------------------------------
 
     def get_graph(self) -> nx.DiGraph[str]:
-        """The networkx graph itself, not a copy."""
+        """Return the networkx graph itself, not a copy."""
         return self._graph
 
     def vertices(self) -> list[str]:
-        """Every vertex's id, in the order they were added."""
+        """Return the ids of all vertices, in the order they were added."""
         return list(self._graph)
 
     def edges(self) -> list[Edge]:
-        """Every edge, in the order of the vertices they leave and then of being added."""
+        """Return all edges, in the order of their source vertices, then of being added."""
         return list(self._graph.edges)
 
     def vertices_data(self) -> list[tuple[str, dict[str, Item]]]:
-        """Every vertex with ``{"data": …}``: copies, and groups as they are."""
+        """Return all vertices with ``{"data": …}``; actions and tools are copies, groups are not."""
         return [(vertex, {"data": handed_out(item)}) for vertex, item in self.items()]
 
     def items(self) -> Iterator[tuple[str, Item]]:
-        """Every vertex's id and what stands there, not a copy."""
+        """Return the id and item of every vertex that has one; items are not copied."""
         return ((vertex, item) for vertex, item in self._graph.nodes.data("data") if item is not None)
 
     def predecessors(self, id: str) -> list[str]:
-        """The vertices with an edge to this one.
+        """Return the vertices with an edge to this one.
 
         Raises:
             ToolkitError: there is no such vertex.
@@ -71,7 +71,7 @@ class Toolkit:
         return list(self._graph.predecessors(id))
 
     def successors(self, id: str) -> list[str]:
-        """The vertices that this one has an edge to.
+        """Return the vertices that this one has an edge to.
 
         Raises:
             ToolkitError: there is no such vertex.
@@ -80,46 +80,46 @@ class Toolkit:
         return list(self._graph.successors(id))
 
     def has_vertex(self, id: str) -> bool:
-        """Whether there is such a vertex."""
+        """Return whether there is such a vertex."""
         return id in self._graph
 
     def has_edge(self, u: str, v: str) -> bool:
-        """Whether there is an edge from ``u`` to ``v``."""
+        """Return whether there is an edge from ``u`` to ``v``."""
         return u in self._graph and v in self._graph.adj[u]
 
     def get_action(self, id: str) -> Action | None:
-        """A copy of the action at a vertex; None when there is none, or something else."""
+        """Return a copy of the action at a vertex, or None when there is no action."""
         item = self.item(id)
         return item.copy() if isinstance(item, Action) else None
 
     def get_tool(self, id: str) -> Tool | None:
-        """A copy of the tool at a vertex; None when there is none, or something else."""
+        """Return a copy of the tool at a vertex, or None when there is no tool."""
         item = self.item(id)
         return item.copy() if isinstance(item, Tool) else None
 
     def get_tool_group(self, id: str) -> ToolGroup | None:
-        """The group at a vertex itself; None when there is none, or something else."""
+        """Return the group at a vertex itself, or None when there is no group."""
         item = self.item(id)
         return item if isinstance(item, ToolGroup) else None
 
     def item(self, id: str) -> Item | None:
-        """What stands at a vertex, not a copy; None when there is no such vertex."""
+        """Return the item at a vertex, not a copy; None when there is no such vertex."""
         about = self._graph._node.get(id)
         found: Item | None = None if about is None else about.get("data")
         return found
 
     def get_score(self, u: str, v: str) -> float:
-        """An edge's score; 1.0 when it was given none, or there is no such edge."""
+        """Return an edge's score; 1.0 when it has no explicit one or there is no such edge."""
         found: float = self._graph.edges[u, v].get("score", UNSET) if self._graph.has_edge(u, v) else UNSET
         return found
 
     # -- writing ----------------------------------------------------------------------------------
 
     def add_vertex(self, id: str, *, data: Item) -> None:
-        """Add a vertex, or put ``data`` in the place of what stands there.
+        """Add a vertex, or replace the item of an existing one.
 
         Raises:
-            ToolkitError: the data is no action, tool or group, or of another kind than what stands there.
+            ToolkitError: the item is no action, tool or group, or of another kind than the existing one.
         """
         kind, there = kind_of(data), kind_of(self.item(id))
         if not kind:
@@ -129,10 +129,10 @@ class Toolkit:
         self._graph.add_node(id, data=data)
 
     def add_edge(self, u: str, v: str, score: float | None = None) -> None:
-        """Add an edge, which keeps the score it has when it is there already and ``score`` is None.
+        """Add an edge; an existing edge keeps its score when ``score`` is None.
 
         Raises:
-            ToolkitError: a vertex is missing, edges do not lead that way, or the score is not within 0 and 1.
+            ToolkitError: a vertex is missing, edges can't lead that way, or the score is not within 0 and 1.
         """
         source, target = (kind_of(self.item(self._present(vertex))) for vertex in (u, v))
         if target not in _LEADS_TO[source]:
@@ -146,7 +146,7 @@ class Toolkit:
             self.set_score(u, v, score)
 
     def set_score(self, u: str, v: str, score: float) -> None:
-        """Give an edge a score from 0 to 1.
+        """Set the score of an edge, from 0 to 1.
 
         Raises:
             ToolkitError: there is no such edge, or the score is not within 0 and 1.
@@ -157,7 +157,7 @@ class Toolkit:
         self._graph.edges[u, v]["score"] = float(score)
 
     def remove_edge(self, u: str, v: str) -> None:
-        """Remove an edge, and its score with it; no vertex goes with it.
+        """Remove an edge with its score; all vertices stay.
 
         Raises:
             ToolkitError: there is no such edge.
@@ -167,10 +167,10 @@ class Toolkit:
         self._graph.remove_edge(u, v)
 
     def remove_vertex(self, id: str) -> None:
-        """Remove a vertex, its edges, and what makes no sense without it; nothing happens when there is no such vertex.
+        """Remove a vertex, its edges, and what is useless without it; do nothing when there is no such vertex.
 
-        With an action go the tools that nothing else leads to, with a group go its tools, and with a group's last tool goes the
-        group. A group stays when the last action that called it goes: what it stands for is still there.
+        Removing an action removes the tools that nothing else leads to, removing a group removes its tools, and removing a group's
+        last tool removes the group. A group stays when the last action that called it is removed, because its tools still exist.
         """
         waiting = [id]
         while waiting:
@@ -180,10 +180,10 @@ class Toolkit:
                 self._graph.remove_node(gone)
 
     def update(self, other: Toolkit) -> None:
-        """Add another graph's vertices and edges; what is here keeps its data, and its edges their scores.
+        """Add another graph's vertices and edges; vertices and edges of this graph keep their items and scores.
 
         Raises:
-            ToolkitError: a vertex is of one kind here and of another there; nothing was changed.
+            ToolkitError: a vertex has different kinds in the two graphs; nothing was changed.
         """
         for vertex, item in other.items():
             here = kind_of(self.item(vertex))
@@ -194,12 +194,12 @@ class Toolkit:
         mine.add_edges_from([(u, v, dict(about)) for u, v, about in other.get_graph().edges(data=True) if not mine.has_edge(u, v)])
 
     def subgraph(self, ids: Iterable[str]) -> Self:
-        """A new graph of some vertices and the edges between them; ids that are not there are left out."""
+        """Return a new graph of these vertices and the edges between them; unknown ids are ignored."""
         kept, edges = dict.fromkeys(vertex for vertex in ids if vertex in self._graph), self.tables()[1]
         return self.part(kept, ((u, v, about) for u in kept for v, about in edges[u].items()))
 
     def part(self, ids: Collection[str], edges: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Self:
-        """A new graph of vertices of this one, and those of the edges that are between them."""
+        """Return a new graph of these vertices, and of the given edges that lie between them."""
         made = type(self)()
         nodes = self.tables()[0]
         made._graph.add_nodes_from((vertex, nodes[vertex]) for vertex in ids)
@@ -207,9 +207,9 @@ class Toolkit:
         return made
 
     def tables(self) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Mapping[str, Any]]]]:
-        """What is known of each vertex, and of each edge by the vertex it leaves and the one it leads to: the graph's own, to be read only.
+        """Return networkx's own tables, read-only: attributes by vertex, and attributes of edges by source and target.
 
-        networkx's views make an object for each look, which is most of the time that a recommendation takes.
+        networkx's views create an object for each access, which would be most of the time of a recommendation.
         """
         return self._graph._node, self._graph._adj
 
@@ -221,7 +221,7 @@ class Toolkit:
         return id
 
     def _falls_with(self, id: str) -> list[str]:
-        """What goes at once when this vertex goes."""
+        """Return the vertices that must be removed together with this one."""
         item = self.item(id)
         if isinstance(item, Action):
             return [each for each in self._graph.successors(id) if isinstance(self.item(each), Tool) and self._graph.in_degree(each) == 1]
@@ -232,7 +232,7 @@ class Toolkit:
 
 
 def handed_out(item: Item) -> Item:
-    """What a graph hands out: a copy, or a group itself."""
+    """Return the item as callers get it: a copy, except for groups."""
     return item if isinstance(item, ToolGroup) else item.copy()
 
 

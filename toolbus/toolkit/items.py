@@ -1,4 +1,4 @@
-"""What stands at the vertices of a toolkit graph: actions, tools, and groups of tools."""
+"""Items at the vertices of a toolkit graph: actions, tools, and groups of tools."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from toolbus.schema.signature import read_signature
 
 
 class Tool:
-    """Something an action can call: a function of this process, or a tool of the bus.
+    """Something that an action can call: a function of this process, or a tool of the bus.
 
-    Two tools are equal when they are the same object, or of one class with the same id, name, description, parameters and target.
+    Two tools are equal when they are the same object, or share class, id, name, description, parameters and target.
 
     Args:
-        id: of its vertex; unique in a graph.
-        name: what the model calls it; need not be unique.
-        description: what the model reads; the function's docstring when left out.
-        parameters: JSON Schema of the arguments; derived from the function when left out, else any object.
+        id: id of its vertex; unique in a graph.
+        name: the name for the model; need not be unique.
+        description: the text for the model; the function's docstring when left out.
+        parameters: JSON Schema of the arguments; when left out, derived from the function, or any object.
         function: a coroutine function or a plain one; None for a tool of the bus.
         bus_name: the bus tool's name; ``name`` when left out, and empty when there is a function.
     """
@@ -44,23 +44,23 @@ class Tool:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], *, id: str | None = None, name: str | None = None) -> Self:
-        """A tool of a function; its name is the function's, and its id is its name, unless they are given."""
+        """Make a tool of a function; by default its name is the function's, and its id is its name."""
         named = name or getattr(function, "__name__", None) or type(function).__name__
         return cls(id or named, named, function=function)
 
     @property
     def id(self) -> str:
-        """Of its vertex."""
+        """The id of its vertex."""
         return self._id
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """The name for the model."""
         return self._name
 
     @property
     def description(self) -> str:
-        """What the model reads."""
+        """The text for the model."""
         if self._description or self._function is None:
             return self._description
         try:
@@ -70,7 +70,7 @@ class Tool:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """JSON Schema of the arguments.
+        """The JSON Schema of the arguments.
 
         Raises:
             DescriptorError: the function can't be called with named arguments.
@@ -81,7 +81,7 @@ class Tool:
 
     @property
     def function(self) -> Callable[..., Any] | None:
-        """What runs in this process; None for a tool of the bus."""
+        """The function that runs in this process; None for a tool of the bus."""
         return self._function
 
     @property
@@ -91,7 +91,7 @@ class Tool:
 
     @property
     def derived(self) -> Derived:
-        """What the function says about itself; worked out when it is first asked for.
+        """The schema and binder of the function, derived on first use.
 
         Raises:
             DescriptorError: there is no function, or it can't be called with named arguments.
@@ -101,11 +101,11 @@ class Tool:
         return self._derived
 
     def definition(self) -> dict[str, Any]:
-        """The bare function definition: ``{name, description, parameters}``."""
+        """Return the bare function definition: ``{name, description, parameters}``."""
         return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
     def copy(self) -> Self:
-        """What a graph hands out in place of the tool itself; a subclass may make it in its own way."""
+        """Return a copy for callers of a graph; subclasses may override how it is made."""
         return copy.copy(self)
 
     def __eq__(self, other: object) -> bool:
@@ -125,11 +125,11 @@ class Action:
     """A step of a task: what an agent may be doing, what it may do next, and what it may call.
 
     Attributes:
-        id: of its vertex; unique in a graph.
-        name: need not be unique.
-        description: what the model reads.
-        next_action_ids: actions that may follow; ``ToolkitService.add_action`` makes edges of them.
-        tools: what the action may call; ``ToolkitService.add_action`` makes edges of them, too.
+        id: id of its vertex; unique in a graph.
+        name: name for people; need not be unique.
+        description: text for the model.
+        next_action_ids: ids of actions that may follow; ``ToolkitService.add_action`` turns them into edges.
+        tools: tools that the action may call; ``ToolkitService.add_action`` turns them into edges, too.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Action:
         self.tools = list(tools or ())
 
     def copy(self) -> Self:
-        """What a graph hands out in place of the action itself, with lists of its own; a subclass may make it in its own way."""
+        """Return a copy for callers of a graph, with its own lists; subclasses may override how it is made."""
         made = copy.copy(self)
         made.next_action_ids = list(self.next_action_ids)
         made.tools = list(self.tools)
@@ -164,10 +164,10 @@ class Action:
 
 
 class ToolGroup:
-    """Tools that come and go together: everything of one service, registry group, module or MCP server.
+    """Tools that come and go together: all tools of one service, registry group, module or MCP server.
 
     Args:
-        id: of its vertex; unique in a graph.
+        id: id of its vertex; unique in a graph.
         name, description: for people and models.
         tools: all of them.
     """
@@ -180,22 +180,22 @@ class ToolGroup:
 
     @property
     def id(self) -> str:
-        """Of its vertex."""
+        """The id of its vertex."""
         return self._id
 
     @property
     def name(self) -> str:
-        """For people and models."""
+        """The name for people and models."""
         return self._name
 
     @property
     def description(self) -> str:
-        """For people and models."""
+        """The description for people and models."""
         return self._description
 
     @property
     def tools(self) -> list[Tool]:
-        """All of them; the list is the caller's own."""
+        """All tools of the group, in a new list."""
         return list(self._tools)
 
     def __repr__(self) -> str:
@@ -203,11 +203,11 @@ class ToolGroup:
 
 
 Item = Action | Tool | ToolGroup
-"""What a vertex can be."""
+"""The item of a vertex."""
 
 
 def kind_of(item: object) -> str:
-    """``action``, ``tool`` or ``group``; empty for anything else."""
+    """Return ``action``, ``tool`` or ``group``; empty for anything else."""
     if isinstance(item, Action):
         return "action"
     if isinstance(item, Tool):
@@ -216,5 +216,5 @@ def kind_of(item: object) -> str:
 
 
 def a(kind: str) -> str:
-    """A kind with its article."""
+    """Return a kind with its article."""
     return f"an {kind}" if kind == "action" else f"a {kind}"

@@ -1,4 +1,4 @@
-"""Where the vertices of a picture stand: actions in columns by how soon they come, what they call below them; the same each time."""
+"""Lay out a graph: actions in columns by distance from the start, with what they call below them; always the same way."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _GAP = 0.4
 
 @dataclass(frozen=True)
 class Layout:
-    """A picture's geometry.
+    """The geometry of a picture.
 
     Attributes:
-        toolkit: what is shown: the graph, or the part of it that fits.
-        places: each vertex's centre; x grows to the right and y downwards.
-        left_out: how many vertices of the graph are not shown.
+        toolkit: the graph that is shown, or the part of it that fits.
+        places: centre of each vertex; x grows to the right and y downwards.
+        left_out: number of vertices that are not shown.
     """
 
     toolkit: Toolkit
@@ -33,11 +33,11 @@ class Layout:
 
 
 def layout(toolkit: Toolkit, most: int) -> Layout:
-    """Place the vertices of a graph, the first ``most`` of them in the order of actions, each with what it calls."""
+    """Place the first ``most`` vertices of a graph, in the order of actions, each followed by what it calls."""
     columns = _columns(toolkit)
     order = [vertex for column in columns for block in column for vertex in block.vertices()]
     left_out = max(0, len(order) - most)
-    # What has no data has no place, so its edges are not drawn, either.
+    # A vertex without data has no position, so its edges can't be drawn either.
     if left_out or len(order) < len(toolkit.vertices()):
         toolkit = toolkit.subgraph(order[:most])
         columns = _columns(toolkit)
@@ -46,19 +46,19 @@ def layout(toolkit: Toolkit, most: int) -> Layout:
 
 @dataclass
 class _Block:
-    """An action with what it calls and no action before it does; or, with no action, what nothing calls."""
+    """An action with what it calls and no earlier action does; without an action, the vertices that no action calls."""
 
     action: str = ""
     groups: list[tuple[str, list[str]]] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
 
     def vertices(self) -> list[str]:
-        """Everything in it, in order."""
+        """Return all vertices of the block, in order."""
         first = [self.action] if self.action else []
         return [*first, *(vertex for group, tools in self.groups for vertex in (group, *tools)), *self.tools]
 
     def places(self, x: float, y: float) -> tuple[dict[str, Point], float]:
-        """Where it stands when its corner is there, and where it ends downwards."""
+        """Return the positions of its vertices when its corner is at (x, y), and the y of its end."""
         places: dict[str, Point] = {}
         if self.action:
             places[self.action] = (x, y)
@@ -84,7 +84,7 @@ def _columns(toolkit: Toolkit) -> list[list[_Block]]:
 
 
 def _layers(toolkit: Toolkit) -> list[list[str]]:
-    """Actions by how many Next edges lead to them from one that nothing leads to; a circle begins at its first action."""
+    """Return the actions by number of Next edges from an action that none leads to; a cycle starts at its first action."""
     nodes, edges = toolkit.tables()
     following = {
         u: [v for v in edges[u] if isinstance(nodes[v].get("data"), Action)] for u, item in toolkit.items() if isinstance(item, Action)
@@ -110,7 +110,7 @@ def _block(toolkit: Toolkit, action: str, taken: set[str]) -> _Block:
 
 
 def _call(toolkit: Toolkit, called: Iterable[str], block: _Block, taken: set[str]) -> None:
-    """Put what is called and has no place yet into a block, groups first."""
+    """Add the called vertices that have no position yet to a block, groups first."""
     called = [vertex for vertex in called if vertex not in taken]
     for vertex in called:
         if isinstance(toolkit.item(vertex), ToolGroup):

@@ -1,4 +1,4 @@
-"""BM25 over short texts, in many scripts: an inverted index whose scores are computed when it is built."""
+"""Rank short texts in many scripts by BM25, with an inverted index whose scores are computed when it is built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TERMS = 32
 
 _K1 = 1.2
 _B = 0.75
-# A word that stands in more texts than this adds to what rarer words have found, and finds nothing more: the work of a search is bounded.
+# A word in more texts than this only adds to the scores of texts that rarer words found, which bounds the work of a search.
 _COMMON = 1000
 _ASCII = re.compile(r"[a-z0-9]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -24,7 +24,7 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]+"
 )
 _ACCENTS = re.compile("[\u0300-\u036f]+")
-# Words that say nothing: without them the rarest of them would decide in a short list of texts.
+# Words without meaning for a search: in a short list of texts the rarest of them would decide.
 _ENGLISH = """
 a about all an and any are as at be by can could do does for from get give has have how i in into is it its let me my no not of on or our
 please so some than that the their them then there these they this to us was we were what when where which who will with would you your
@@ -33,9 +33,9 @@ _EMPTY = frozenset(_ENGLISH.split())
 
 
 def words(text: str) -> list[str]:
-    """The terms of a text, of which the first 16,384 characters count.
+    """Return the terms of a text's first 16,384 characters.
 
-    Case, accents, camelCase, underscores and an English plural's s make no difference. Words that say nothing in English are left out.
+    Case, accents, camelCase, underscores and the s of an English plural are ignored. English words without meaning are left out.
     """
     text = _HUMP.sub(" ", text[:MAX_TEXT])
     found = _ASCII.findall(text.lower()) if text.isascii() else _of_any_script(text)
@@ -44,7 +44,7 @@ def words(text: str) -> list[str]:
 
 def _of_any_script(text: str) -> list[str]:
     folded = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text).casefold()))
-    # Letters and digits; and marks, which are parts of words in the scripts of India and others.
+    # Letters, digits, and marks, which are parts of words in the scripts of India and others.
     spaced = "".join(character if unicodedata.category(character)[0] in "LNM" else " " for character in folded)
     found: list[str] = []
     for word in _UNSPACED.sub(lambda run: f" {run[0]} ", spaced).split():
@@ -65,9 +65,9 @@ class Match(NamedTuple):
     """A text that matches.
 
     Attributes:
-        name: whose text.
-        score: its part of the best score that any text could have, in (0, 1).
-        matched: the terms that both have, the weightiest first.
+        name: the name of the text.
+        score: its share of the best possible score, in (0, 1).
+        matched: the terms that text and sentence share, the weightiest first.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Match(NamedTuple):
 
 
 class Index:
-    """Texts by name. It never changes, so any number of threads may search it."""
+    """An index of texts by name. It never changes, so any number of threads may search it."""
 
     def __init__(self, texts: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
         counted = [(name, Counter(words(text))) for name, text in dict(texts).items()]
@@ -98,11 +98,11 @@ class Index:
         return len(self._names)
 
     def _weight(self, texts: int) -> float:
-        """The inverse document frequency, which is above 0 for every word."""
+        """Return the inverse document frequency, which is above 0 for every word."""
         return math.log1p((len(self._names) - texts + 0.5) / (texts + 0.5))
 
     def search(self, sentence: str, limit: int = 10) -> list[Match]:
-        """The texts that match best, the best first, equal ones by name; of the sentence's terms the 32 rarest count."""
+        """Return the texts that match best, best first and ties by name; only the 32 rarest terms of the sentence count."""
         terms = sorted(set(words(sentence)), key=lambda term: (len(self._postings.get(term, ())), term))[:MAX_TERMS]
         most = sum(self._weight(len(self._postings.get(term, ()))) for term in terms) * (_K1 + 1)
         scores: dict[int, float] = {}
@@ -116,7 +116,7 @@ class Index:
                 continue
             for number, score in found.items():
                 scores[number] = scores.get(number, 0.0) + score
-        # Names are compared among equal scores only, and the greatest scores are found without looking at names.
+        # Finding the greatest scores first means that names are compared among equal scores only.
         least = min(heapq.nlargest(limit, scores.values()), default=0.0)
         good = [(-score, self._names[number], number) for number, score in scores.items() if score >= least]
         best = [(number, -score) for score, _, number in heapq.nsmallest(limit, good)]

@@ -1,4 +1,4 @@
-"""The interactive picture of a toolkit graph: one HTML file that needs no network."""
+"""Draw a toolkit graph as an interactive page: one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from toolbus.toolkit.items import Tool, kind_of
 from toolbus.toolkit.layout import layout
 
 MOST = 2_000
-"""Vertices that a page shows unless it is told otherwise; more make a browser slow."""
+"""Most vertices on a page by default; more make a browser slow."""
 
 _DESCRIPTION_LENGTH = 1_000
-# What could end a script element, or a line of JavaScript, wherever it stands in JSON.
+# Characters that could end a script element or a line of JavaScript when they stand within JSON.
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def page(graph: Toolkit, title: str = "Toolkit", *, most: int = MOST) -> str:
-    """A page to pan, zoom and drag in, with details under the pointer, a search, and a filter by score.
+    """Return an HTML page to pan, zoom and drag in, with details under the pointer, a search, and a filter by score.
 
-    Script, style and data are in the page, and its content security policy allows nothing else. It says how many
-    vertices were left out when there are more than ``most``.
+    Script, style and data are inside the page, and its content security policy allows nothing else. When the graph has more than
+    ``most`` vertices, the page says how many were left out.
 
     Raises:
         ToolkitError: ``most`` is not at least 1.
@@ -44,13 +44,13 @@ def page(graph: Toolkit, title: str = "Toolkit", *, most: int = MOST) -> str:
         f"default-src 'none'; style-src '{_hash(parts['css'])}'; script-src '{_hash(parts['js'])}'; base-uri 'none'; form-action 'none'"
     )
     filled = {"TITLE": html.escape(title), "POLICY": policy, "STYLE": parts["css"], "SCRIPT": parts["js"], "DATA": data}
-    # Pieces are put together, not searched again, so that no text of the graph is taken for a place to fill.
+    # The template is split once instead of searched again, so that no text of the graph is taken for a placeholder.
     pieces = parts["html"].split("%%")
     return "".join(filled[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
 def picture(graph: Toolkit, most: int) -> dict[str, Any]:
-    """What the page draws, as plain data: ``vertices`` with their places, ``edges`` with their scores, and how many were ``left_out``."""
+    """Return what the page draws as plain data: ``vertices`` with positions, ``edges`` with scores, and the number ``left_out``."""
     placed = layout(graph, most)
     vertices = [
         {"id": vertex, "kind": kind_of(placed.toolkit.item(vertex)), "x": x, "y": y, **_about(placed.toolkit, vertex)}
@@ -69,5 +69,5 @@ def _about(toolkit: Toolkit, vertex: str) -> dict[str, str]:
 
 
 def _hash(text: str) -> str:
-    """A text as content security policies name it."""
+    """Return the hash of a text in the form that content security policies use."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

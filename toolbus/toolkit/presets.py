@@ -1,4 +1,4 @@
-"""Presets: a graph written as YAML or JSON, with the operators that use it."""
+"""Read presets: graphs written as YAML or JSON, with the operators that use them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from toolbus.toolkit.checks import problems, target_of
 from toolbus.toolkit.entries import Preset, ToolEntry
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup
-from toolbus.toolkit.places import Source
 from toolbus.toolkit.service import ToolkitService
+from toolbus.toolkit.source import Source
 from toolbus.worker.loading.modules import import_module
 
 MAX_BYTES = 32 * 1024 * 1024
 
 
 class LiveGroup(ToolGroup):
-    """A group whose tools are those of a service or a registry group, as they are at the moment.
+    """A group of the tools that a service or a registry group has at the moment.
 
     Args:
-        service, group: whose tools they are; empty for no such thing.
+        service, group: id of the service and name of the registry group; each may be empty.
     """
 
     def __init__(self, id: str, name: str, description: str = "", tools: tuple[Tool, ...] = (), service: str = "", group: str = "") -> None:
@@ -36,15 +36,15 @@ class LiveGroup(ToolGroup):
         self.group = group
 
     def holds(self, tool: BusTool) -> bool:
-        """Whether a tool of the bus is in the service or the registry group."""
+        """Return whether a tool of the bus belongs to the service or the registry group."""
         return tool.service == self.service or self.group in tool.groups
 
 
 def load_preset(path: str | Path) -> Preset:
-    """Read a preset from a file; everything is checked before anything is made.
+    """Read a preset from a file; check all of it before any graph is made.
 
     Raises:
-        ToolkitError: it can't be read or something in it is wrong; the message begins with file and line.
+        ToolkitError: it can't be read or is invalid; the message begins with file and line.
     """
     try:
         with Path(path).open("rb") as file:
@@ -55,7 +55,7 @@ def load_preset(path: str | Path) -> Preset:
 
 
 def read_preset(data: bytes, name: str = "preset") -> Preset:
-    """Read a preset from YAML or JSON; ``name`` stands for it in messages.
+    """Read a preset from YAML or JSON; ``name`` stands for the file in messages.
 
     Raises:
         ToolkitError: see ``load_preset``.
@@ -76,19 +76,19 @@ def read_preset(data: bytes, name: str = "preset") -> Preset:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of presets, for editors."""
+    """Return the JSON Schema of presets, for editors."""
     made = msgspec.json.schema(Preset)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "toolbus toolkit preset", **made}
 
 
 def toolkit_of(preset: Preset, *, functions: bool = True) -> Toolkit:
-    """The graph of a preset, made anew.
+    """Build the graph of a preset.
 
     Args:
-        functions: whether it may name functions, which are imported: only where its file is trusted as code is.
+        functions: import the functions that it names; only for files that are trusted like code.
 
     Raises:
-        ToolkitError: a function can't be imported, or may not be.
+        ToolkitError: a function can't be imported, or functions are not allowed.
     """
     named = next((tool for tool in preset.tools if tool.function), None)
     if named is not None and not functions:
@@ -99,7 +99,7 @@ def toolkit_of(preset: Preset, *, functions: bool = True) -> Toolkit:
 
 def _built(preset: Preset) -> Toolkit:
     toolkit = Toolkit()
-    # Everything was checked when it was read, so that it goes into the graph at once.
+    # Everything was checked when the preset was read, so it can be added without further checks.
     graph = toolkit.get_graph()
     graph.add_nodes_from((entry.id, {"data": _tool(entry)}) for entry in preset.tools)
     for group in preset.groups:

@@ -1,4 +1,4 @@
-"""Which actions and tools make sense now: a bounded walk from the actions at hand along edges with a high score."""
+"""Recommend actions and tools: a bounded walk from the current actions along edges with a high score."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Graph = TypeVar("Graph", bound=Toolkit)
 
 
 def recommend_subgraph(toolkit: Graph, actions: Iterable[Action | str], threshold: float = 0.5, hops: int = 0) -> Graph:
-    """The part of a graph that makes sense when one of these actions is at hand.
+    """Return the part of a graph that is useful when one of these actions is current.
 
-    These actions, and those that at most ``hops`` Next edges lead to from them; then the tools and groups they call, and the tools
-    of those groups. Only edges whose score is at least ``threshold`` are followed, and kept. Vertices are in the order in
-    which they were met. Looks at nothing else than what it meets.
+    It holds these actions, those that at most ``hops`` Next edges lead to, the tools and groups that all of them call, and the
+    tools of those groups. Only edges whose score is at least ``threshold`` are followed and kept. Vertices are in the order of the
+    walk, which reads nothing else of the graph.
 
     Args:
-        actions: actions or their ids; those that are not in the graph count for nothing.
+        actions: actions or their ids; those that are not in the graph are ignored.
 
     Raises:
-        ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
+        ToolkitError: the threshold is not within 0 and 1, or hops is not a whole number from 0.
     """
     check_score(threshold, "the threshold")
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 0:
@@ -36,7 +36,7 @@ def recommend_subgraph(toolkit: Graph, actions: Iterable[Action | str], threshol
 def recommend_tools_actions(
     toolkit: Toolkit, actions: Iterable[Action | str], threshold: float = 0.5, hops: int = 0
 ) -> tuple[list[Tool], list[Action]]:
-    """Copies of the tools and of the actions of ``recommend_subgraph``, in the order in which they were met."""
+    """Return copies of the tools and actions of ``recommend_subgraph``, in the order of the walk."""
     part = recommend_subgraph(toolkit, actions, threshold, hops)
     items = [item for _, item in part.items()]
     tools = [item.copy() for item in items if isinstance(item, Tool)]
@@ -44,11 +44,11 @@ def recommend_tools_actions(
 
 
 class _Walk:
-    """Looks once at each edge that leaves a vertex it meets.
+    """Walks the graph and reads each edge from a visited vertex once.
 
     Attributes:
-        met: the vertices, in order.
-        passed: of each of them the edges whose score is high enough, with where they lead and what is known of them.
+        met: the visited vertices, in order.
+        passed: for each vertex its edges with a sufficient score, as (target, attributes).
     """
 
     def __init__(self, toolkit: Toolkit, threshold: float) -> None:
@@ -58,7 +58,7 @@ class _Walk:
         self.passed: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
 
     def follow(self, starts: Iterable[Action | str], hops: int) -> None:
-        """Meet the actions within ``hops`` of these, then what they call, then the tools of the groups among that."""
+        """Visit the actions within ``hops`` of these, then what they call, then the tools of the called groups."""
         ids = (start if isinstance(start, str) else start.id for start in starts)
         front = {vertex: None for vertex in ids if isinstance(self._item(vertex), Action)}
         called: dict[str, None] = {}
@@ -72,7 +72,7 @@ class _Walk:
         self._beyond(groups, self.met)
 
     def _beyond(self, ids: Iterable[str], called: dict[str, None]) -> dict[str, None]:
-        """The actions that follow these and were not met; what these call goes to ``called``."""
+        """Return the unvisited actions that follow these vertices; add what they call to ``called``."""
         actions: dict[str, None] = {}
         threshold, nodes = self._threshold, self._nodes
         for vertex in ids:

@@ -1,4 +1,4 @@
-"""Between a graph and learning: its scores as learning takes them, and learned ones in a preset."""
+"""Convert scores between a graph or preset and the learning package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolbus.toolkit.learning.scores import Edge, EdgeKind, ScoreFile
 
 
 def scores_of(toolkit: Toolkit) -> ScoreFile:
-    """The scores of a graph's Next and Call edges, and what its actions and tools are for."""
+    """Return the scores of a graph's Next and Call edges, with the texts of its vertices."""
     edges: list[Edge] = []
     texts: dict[str, str] = {}
     for vertex, item in toolkit.items():
@@ -27,12 +27,12 @@ def scores_of(toolkit: Toolkit) -> ScoreFile:
 
 
 def text_of(item: Action | Tool | ToolGroup) -> str:
-    """What is searched for when a sentence is to lead to an action or a tool."""
+    """Return the text by which a search for a sentence finds an action or a tool."""
     return f"{item.name}. {item.description}" if item.description else item.name
 
 
 def with_scores(preset: Preset, edges: Iterable[Edge], revision: str) -> Preset:
-    """The preset with other scores for the edges that it has; ``revision`` is where they come from."""
+    """Return the preset with other scores on its existing edges; ``revision`` names their source."""
     learned = {(edge.source, edge.target): edge.score for edge in edges}
 
     def scored(source: str, links: Iterable[str | Link]) -> tuple[str | Link, ...]:

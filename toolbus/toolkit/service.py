@@ -1,4 +1,4 @@
-"""``ToolkitService``: builds one toolkit graph, and recommends from it."""
+"""``ToolkitService``: build one toolkit graph and recommend from it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Scored = tuple[Action, float]
-"""An action, and the score of an edge from or to it."""
+"""An action, and the score of an edge from it or to it."""
 
 
 class ToolkitService:
-    """Adds and removes actions, tools and groups with their edges, and recommends.
+    """Adds and removes actions, tools and groups with their edges, and recommends from the graph.
 
     Args:
         toolkit: the graph to work on; a new one when left out.
@@ -27,23 +27,23 @@ class ToolkitService:
 
     def __init__(self, toolkit: Toolkit | None = None) -> None:
         self._toolkit = Toolkit() if toolkit is None else toolkit
-        # Actions that named one as their next before it was there.
+        # Actions whose next action is not in the graph yet, by that action's id.
         self._awaited: dict[str, list[str]] = {}
 
     def get_toolkit(self) -> Toolkit:
-        """The graph itself."""
+        """Return the graph itself."""
         return self._toolkit
 
     # -- adding -----------------------------------------------------------------------------------
 
     def add_action(self, action: Action, next_actions: Sequence[Scored] = (), prev_actions: Sequence[Scored] = ()) -> None:
-        """Add an action, unless it is there, and its Next edges; a score given for an edge that is there is its new one.
+        """Add an action, unless it is in the graph, with its Next edges; a score for an existing edge replaces the edge's score.
 
-        The actions of ``next_action_ids`` follow it with the score 1.0, those that are not there yet as soon as they come. Its
-        ``tools`` are added with that score, too. Scored actions that are not in the graph are left out with a warning.
+        The actions of ``next_action_ids`` follow it with a score of 1.0; those that are not in the graph yet follow as soon as they
+        are added. Its ``tools`` are added with a score of 1.0, too. Scored actions that are not in the graph are skipped with a warning.
 
         Raises:
-            ToolkitError: a score is not within 0 and 1, or the id is a tool's or group's; nothing was changed.
+            ToolkitError: a score is not within 0 and 1, or the id belongs to a tool or group; nothing was changed.
         """
         self._check([*next_actions, *prev_actions], action, *action.tools)
         self._put(action.id, action)
@@ -56,12 +56,12 @@ class ToolkitService:
             self.add_tool(tool, connected_actions=[(action, self._toolkit.get_score(action.id, tool.id))])
 
     def add_tool(self, tool: Tool, connected_actions: Sequence[Scored] = ()) -> None:
-        """Add a tool, unless it is there, and Call edges to it with these scores.
+        """Add a tool, unless it is in the graph, with a Call edge from each of these actions.
 
-        An action that is not in the graph is left out with a warning, and a tool that nothing leads to is taken out with another.
+        An action that is not in the graph is skipped with a warning. A tool that no edge leads to is removed with another warning.
 
         Raises:
-            ToolkitError: a score is not within 0 and 1, or the id is an action's or group's; nothing was changed.
+            ToolkitError: a score is not within 0 and 1, or the id belongs to an action or group; nothing was changed.
         """
         self._check(connected_actions, tool)
         self._put(tool.id, tool)
@@ -72,13 +72,13 @@ class ToolkitService:
             self._toolkit.remove_vertex(tool.id)
 
     def add_tool_group(self, tool_group: ToolGroup, connected_actions: Sequence[Scored] = ()) -> None:
-        """Add a group with its tools, and Call edges to the group with these scores.
+        """Add a group with its tools, with a Call edge from each of these actions to the group.
 
-        A group of that id that is there is replaced: tools that stay keep their edges and scores, and tools that are not
-        in it any more go, unless an action or another group leads to them. Actions that are not in the graph are left out with a warning.
+        An existing group with that id is replaced: tools that stay keep their edges and scores, and tools that are no longer in it
+        are removed unless an action or another group leads to them. Actions that are not in the graph are skipped with a warning.
 
         Raises:
-            ToolkitError: a score is not within 0 and 1, or an id is something else's; nothing was changed.
+            ToolkitError: a score is not within 0 and 1, or an id belongs to something of another kind; nothing was changed.
         """
         self._check(connected_actions, tool_group, *tool_group.tools)
         self._toolkit.add_vertex(tool_group.id, data=tool_group)
@@ -91,7 +91,7 @@ class ToolkitService:
     # -- reading and removing ---------------------------------------------------------------------
 
     def get_action(self, action_id: str) -> Action:
-        """A copy of an action.
+        """Return a copy of an action.
 
         Raises:
             ToolkitError: there is no such action (it is a ValueError).
@@ -102,43 +102,43 @@ class ToolkitService:
         return action
 
     def remove_tool(self, tool_id: str) -> None:
-        """Remove a tool, and the group whose last one it was; nothing happens when it is not there.
+        """Remove a tool, and its group when it was the last tool there; do nothing when there is no such tool.
 
         Raises:
-            ToolkitError: the id is an action's or a group's.
+            ToolkitError: the id belongs to an action or a group.
         """
         self._remove(tool_id, "tool")
 
     def remove_action(self, action_id: str) -> None:
-        """Remove an action, and the tools that nothing else leads to; nothing happens when it is not there.
+        """Remove an action, and the tools that nothing else leads to; do nothing when there is no such action.
 
         Raises:
-            ToolkitError: the id is a tool's or a group's.
+            ToolkitError: the id belongs to a tool or a group.
         """
         self._remove(action_id, "action")
 
     def remove_tool_group(self, group_id: str) -> None:
-        """Remove a group and its tools; nothing happens when it is not there.
+        """Remove a group and its tools; do nothing when there is no such group.
 
         Raises:
-            ToolkitError: the id is an action's or a tool's.
+            ToolkitError: the id belongs to an action or a tool.
         """
         self._remove(group_id, "group")
 
     # -- recommending -----------------------------------------------------------------------------
 
     def recommend_subgraph(self, actions: Iterable[Action | str], threshold: float = 0.5, hops: int = 0) -> Toolkit:
-        """The part of the graph that makes sense now; see ``toolbus.toolkit.recommend_subgraph``."""
+        """Return the part of the graph that fits these actions; see ``toolbus.toolkit.recommend_subgraph``."""
         return recommend_subgraph(self._toolkit, actions, threshold, hops)
 
     def recommend_tools_actions(
         self, actions: Iterable[Action | str], threshold: float = 0.5, hops: int = 0
     ) -> tuple[list[Tool], list[Action]]:
-        """The tools and the actions that make sense now; see ``toolbus.toolkit.recommend_tools_actions``."""
+        """Return the tools and actions that fit these actions; see ``toolbus.toolkit.recommend_tools_actions``."""
         return recommend_tools_actions(self._toolkit, actions, threshold, hops)
 
     def visualize(self, graph: Toolkit, title: str, show: bool = False) -> Figure:
-        """A picture of a graph; see ``toolbus.toolkit.draw.visualize``."""
+        """Draw a graph; see ``toolbus.toolkit.draw.visualize``."""
         from toolbus.toolkit.draw import visualize  # noqa: PLC0415 - drawing needs matplotlib, the rest does not
 
         return visualize(graph, title, show=show)
@@ -146,7 +146,7 @@ class ToolkitService:
     # -- inside -----------------------------------------------------------------------------------
 
     def _check(self, scored: Iterable[Scored], *items: Item) -> None:
-        """Look at everything that could be refused before anything is changed."""
+        """Refuse wrong scores and ids before anything is changed."""
         for action, score in scored:
             check_score(score, f"the score between {items[0].id!r} and the action {action.id!r}")
         for item in items:
@@ -155,7 +155,7 @@ class ToolkitService:
                 raise ToolkitError(f"vertex {item.id!r} is {a(there)} already; give the {kind_of(item)} another id")
 
     def _known(self, scored: Iterable[Scored], vertex: str) -> list[tuple[str, float]]:
-        """The ids of the actions that are in the graph, with their scores; a warning for each other one."""
+        """Return ids and scores of the actions that are in the graph; warn about each other one."""
         known: list[tuple[str, float]] = []
         for action, score in scored:
             if isinstance(self._toolkit.item(action.id), Action):

@@ -1,4 +1,4 @@
-"""Whole sets of tools as groups: of a service of the bus, of a registry group, of a module or service in Python, of definitions."""
+"""Make groups from whole sets of tools: a service, a registry group, a Python module or service, or definitions."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from toolbus.worker.serving.collect import collect
 
 
 def tool_of_bus(tool: BusTool) -> Tool:
-    """A tool of the bus as it is listed now; its id and its name are the bus tool's name."""
+    """Return a toolkit tool for a tool of the bus; its id and name are the bus tool's name."""
     return Tool(tool.name, tool.name, tool.description, tool.parameters)
 
 
 def group_of_service(tools: ToolView, service: str) -> ToolGroup:
-    """Every tool of a service of the bus, sorted by name; the group's id is ``service:`` and the service's id.
+    """Return a group of every tool of a service of the bus, sorted by name; its id is ``service:`` and the service's id.
 
     Args:
-        tools: ``bus.tools``, or a part of it.
+        tools: ``bus.tools`` or a view of a part of it.
 
     Raises:
-        ToolkitError: no tool of it is listed.
+        ToolkitError: none of its tools is listed.
     """
     return _of_bus(f"service:{service}", service, [tool for tool in tools.values() if tool.service == service], f"the service {service!r}")
 
 
 def group_of_registry(tools: ToolView, group: str) -> ToolGroup:
-    """Every tool of the bus that belongs to a registry group, sorted by name; the group's id is ``group:`` and its name.
+    """Return a group of every tool of the bus in a registry group, sorted by name; its id is ``group:`` and the group's name.
 
     Args:
-        tools: ``bus.tools``, or a part of it.
+        tools: ``bus.tools`` or a view of a part of it.
 
     Raises:
-        ToolkitError: no tool of it is listed.
+        ToolkitError: none of its tools is listed.
     """
     return _of_bus(f"group:{group}", group, tools.filter(groups=[group]).values(), f"the group {group!r}")
 
 
 def group_of_worker(target: ModuleType | ToolService | type[ToolService]) -> ToolGroup:
-    """Every tool that a worker of this module or service serves, as tools of the bus, sorted by name.
+    """Return a group of every tool that a worker of this module or service serves, as tools of the bus, sorted by name.
 
-    The group's id is ``worker:`` and the name of the module or the service's id.
+    The group's id is ``worker:`` and the module's name or the service's id.
 
     Raises:
-        ConfigurationError: it has no tools, or one of them is wrong.
+        ConfigurationError: it has no tools, or one of them is invalid.
     """
     served = collect(target, Settings())
     name = target.__name__ if isinstance(target, ModuleType) else served[0].id
@@ -60,13 +60,13 @@ def group_of_worker(target: ModuleType | ToolService | type[ToolService]) -> Too
 
 
 def group_of_module(module: ModuleType) -> ToolGroup:
-    """Every public function of a module as a tool that runs in this process, sorted by name.
+    """Return a group of every public function of a module as a tool that runs in this process, sorted by name.
 
-    Those in ``__all__``, else those that the module defines. Ids are the functions' qualified names, since functions of several
-    modules may have one name. The group's id is ``module:`` and the module's name.
+    Public functions are those in ``__all__``, else those that the module defines. Tool ids are qualified names, since functions
+    of several modules may share a name. The group's id is ``module:`` and the module's name.
 
     Raises:
-        ToolkitError: it has none.
+        ToolkitError: the module has none.
     """
     tools = (Tool.from_function(function, id=f"{function.__module__}.{function.__qualname__}") for function in _public(module))
     about = inspect.cleandoc(module.__doc__ or "").partition("\n")[0]
@@ -74,13 +74,13 @@ def group_of_module(module: ModuleType) -> ToolGroup:
 
 
 def group_of_definitions(id: str, definitions: Iterable[object], *, name: str = "", description: str = "") -> ToolGroup:
-    """Tools of the bus from what is said about them, sorted by name; ids are the group's id, a slash, and the tool's name.
+    """Return a group of tools of the bus made from definitions, sorted by name; tool ids are the group's id, a slash, and the name.
 
-    A definition is a mapping or an object with ``name``, ``description`` and ``inputSchema`` (as an MCP server lists its
-    tools) or ``parameters``.
+    A definition is a mapping or an object with ``name``, ``description``, and ``inputSchema`` (as MCP servers list their tools)
+    or ``parameters``.
 
     Raises:
-        ToolkitError: there is none, one has no name, or two have the same.
+        ToolkitError: there is no definition, one has no name, or two have the same name.
     """
     tools: dict[str, Tool] = {}
     for index, definition in enumerate(definitions):
@@ -123,11 +123,11 @@ def _defined(group: str, index: int, definition: object) -> Tool:
 
 
 class _Attributes:
-    """An object's attributes, asked for as a mapping's keys are."""
+    """Reads an object's attributes through a mapping's ``get``."""
 
     def __init__(self, owner: object) -> None:
         self._owner = owner
 
     def get(self, name: str) -> Any:
-        """An attribute, or None."""
+        """Return an attribute, or None."""
         return getattr(self._owner, name, None)

@@ -1,4 +1,4 @@
-"""The presets that come with toolbus, beside the tools that they use."""
+"""Find the presets that come with toolbus, which are stored beside the tools that they use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from toolbus.worker.loading.installed import find_installed
 
 
 def shipped_presets() -> dict[str, Path]:
-    """Return their files by name."""
+    """Return the files of the shipped presets by name."""
     package = find_installed("toolbus_workers")
     places = package.submodule_search_locations if package is not None else None
     return {path.stem: path for place in places or () for path in sorted(Path(place, "presets").glob("*.yaml"))}
 
 
 def find_preset(place: str | Path) -> Path:
-    """The file that is meant: one of that path, or the shipped preset of that name.
+    """Return the file at a path, or the shipped preset of that name.
 
     Raises:
         ToolkitError: a name without a suffix is neither.

@@ -1,4 +1,4 @@
-"""From a user's sentence to the actions to start from: by words, and by any embedding function besides."""
+"""Find the actions to start from by a user's sentence: by words, optionally with an embedding function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolbus.toolkit.lexical import Index, Match
 
 Vectors = Sequence[Sequence[float]]
 Embed = Callable[[list[str]], Vectors | Awaitable[Vectors]]
-"""Turns texts into vectors of one length, in their order; plain or async."""
+"""A function that turns texts into vectors of equal length, in their order; plain or async."""
 
 BATCH = 256
 KEPT_SENTENCES = 1000
@@ -27,9 +27,9 @@ class Start(msgspec.Struct, frozen=True):
     """An action to start from.
 
     Attributes:
-        action: its id.
-        score: how well it fits, in (0, 1]; comparable between the actions of one answer.
-        why: in words.
+        action: the action's id.
+        score: how well it fits, in (0, 1]; comparable within one answer.
+        why: the reason in words.
     """
 
     action: str
@@ -40,13 +40,13 @@ class Start(msgspec.Struct, frozen=True):
 class Starter:
     """Ranks actions by a sentence: ``Starter({"count": "Count the orders of a month", …}).rank("How many orders in March?")``.
 
-    With an embedding function the two orders are combined by reciprocal rank. The actions are embedded when the first sentence comes,
-    256 texts at a time, and never again; the vectors of the last 1,000 sentences are kept.
+    With an embedding function the two orders are combined by reciprocal rank. The actions are embedded when the first sentence
+    comes, 256 texts at a time, and never again; the vectors of the last 1,000 sentences are kept.
 
     Args:
-        actions: what each action is for, by id.
-        embed: any embedding function.
-        similarity: cosine below which a vector is no match; it depends on the embedding.
+        actions: the description of each action, by id.
+        embed: an embedding function.
+        similarity: lowest cosine of a match; it depends on the embedding.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Starter:
         return len(self._texts)
 
     def rank(self, sentence: str, limit: int = 5) -> list[Start]:
-        """The actions that fit a sentence, the best first; none when nothing matches.
+        """Return the actions that fit a sentence, best first; none when nothing matches.
 
         Raises:
-            ConfigurationError: the embedding function is async (``await arank(…)`` takes both), or what it gives is no vectors.
+            ConfigurationError: the embedding function is async (``await arank(…)`` takes both), or returned no valid vectors.
         """
         lexical = self._index.search(sentence, _depth(limit))
         if self._embed is None:
@@ -81,10 +81,10 @@ class Starter:
         return self._combined(sentence, lexical, limit)
 
     async def arank(self, sentence: str, limit: int = 5) -> list[Start]:
-        """The same, for embedding functions that are async; plain ones are called in the event loop.
+        """Do the same with an async embedding function; a plain one is called in the event loop.
 
         Raises:
-            ConfigurationError: what the embedding function gives is no vectors.
+            ConfigurationError: the embedding function returned no valid vectors.
         """
         lexical = self._index.search(sentence, _depth(limit))
         if self._embed is None:
@@ -95,7 +95,7 @@ class Starter:
         return self._combined(sentence, lexical, limit)
 
     def _missing(self, sentence: str) -> Iterator[tuple[dict[str, list[float]], list[str]]]:
-        """The texts to embed before the sentence can be ranked, in batches, and where their vectors belong."""
+        """Yield the texts to embed before the sentence can be ranked, in batches, with the dict for their vectors."""
         texts = list(dict.fromkeys(text for text in self._texts.values() if text not in self._vectors))
         for start in range(0, len(texts), BATCH):
             yield self._vectors, texts[start : start + BATCH]
@@ -114,11 +114,11 @@ class Starter:
             del self._sentences[next(iter(self._sentences))]
 
     def _combined(self, sentence: str, lexical: list[Match], limit: int) -> list[Start]:
-        # Put back at the end: the sentence that was asked for longest ago is the first to go.
+        # Moved to the end, so that the sentence whose last use is longest ago is dropped first.
         vector = self._sentences[sentence] = self._sentences.pop(sentence)
         near = {action: sum(map(mul, vector, self._vectors[text])) for action, text in self._texts.items()}
         matched = {match.name: match for match in lexical}
-        # Where vectors can't tell actions apart, words decide.
+        # Words decide between actions that vectors can't tell apart.
         by_words = {match.name: rank for rank, match in enumerate(lexical)}
 
         def last(action: str) -> tuple[int, str]:
@@ -146,7 +146,7 @@ def _reason(match: Match | None, near: float, similar: bool) -> str:
 
 
 def _unit(vector: Sequence[float]) -> list[float]:
-    """A vector of length 1, so that a product is a cosine; one of length 0 stays what it is."""
+    """Return a vector scaled to length 1, so that a dot product is a cosine; a zero vector stays as it is."""
     numbers = [float(number) for number in vector]
     length = math.sqrt(sum(map(mul, numbers, numbers)))
     if not math.isfinite(length):
@@ -155,6 +155,6 @@ def _unit(vector: Sequence[float]) -> list[float]:
 
 
 def _dispose(awaitable: Awaitable[Vectors]) -> None:
-    """Close a coroutine that nobody will await, so that Python does not warn of it."""
+    """Close a coroutine that will not be awaited, so that Python does not warn about it."""
     if inspect.iscoroutine(awaitable):
         awaitable.close()

@@ -1,4 +1,4 @@
-"""Walking: an agent that moves from action to action as it calls their tools."""
+"""Walk through the graph: an agent moves from action to action as it calls their tools."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from toolbus.toolkit.presets import LiveGroup
 
 
 class Walk:
-    """Where an agent stands in the graph, and what it is shown there.
+    """An agent's position in the graph, and the tools that it sees there.
 
-    After a turn it stands at the actions whose tools it called; what follows them is shown as far as ``hops`` reach. A call
-    of a tool that no shown action calls moves it nowhere.
+    After a turn the agent is at the actions whose tools it called, and also sees what follows them within ``hops``. A call of a
+    tool that belongs to no visible action does not move it.
 
     Attributes:
-        at: ids or names of the actions at hand.
+        at: ids or names of the current actions.
 
     Args:
-        tools: ``bus.tools``, or a part of it.
+        tools: ``bus.tools`` or a view of a part of it.
         starts: ids or names of the first actions.
-        threshold: the lowest score of an edge that is followed, from 0 to 1.
-        hops: how many edges to next actions are followed; 1 shows what follows.
-        toolkit: another graph in place of the published one.
+        threshold: lowest score of an edge that is followed, from 0 to 1.
+        hops: how many edges to next actions are followed; 1 shows the next actions.
+        toolkit: a graph to use instead of the published one.
     """
 
     def __init__(
@@ -36,22 +36,22 @@ class Walk:
         self._hops = hops
         self._toolkit = toolkit
         self.at = tuple(starts)
-        self._view = self._look()
+        self._view = self._current_view()
 
     @property
     def view(self) -> ActionView:
-        """The tools and actions that make sense here, by the graph and the tools of the moment."""
-        self._view = self._look()
+        """The tools and actions for the current position, by the graph and the tools of the moment."""
+        self._view = self._current_view()
         return self._view
 
     def after(self, called: Iterable[str]) -> None:
-        """Move on after calls of these tools of the bus."""
+        """Move the agent after it called these tools of the bus."""
         names = set(called)
         moved = [action.id for action in self._view.actions if self._calls(action, names)]
         if moved:
             self.at = tuple(moved)
 
-    def _look(self) -> ActionView:
+    def _current_view(self) -> ActionView:
         return for_actions(self._tools, self.at, threshold=self._threshold, hops=self._hops, toolkit=self._toolkit, tell_missing=True)
 
     def _calls(self, action: Action, names: set[str]) -> bool:

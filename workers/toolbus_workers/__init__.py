@@ -1,1 +1,1 @@
-"""Ready-made tool services; ``toolbus workers`` lists them, ``toolbus worker calculator`` serves one."""
+"""Built-in tool services; ``toolbus workers`` lists them, ``toolbus worker calculator`` serves one."""

@@ -1,7 +1,7 @@
 """A calculator that evaluates an expression by walking its syntax tree.
 
-Nothing is ever passed to ``eval``: what is not arithmetic is refused by name. Every
-operation is bounded before it is carried out, so no expression is expensive.
+Nothing is ever passed to ``eval``: syntax that is not arithmetic is refused by name. Every
+operation is bounded before it runs, so no expression is expensive.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ Number = int | float
 MAX_LENGTH = 1_000
 MAX_NODES = 500
 MAX_DEPTH = 60
-# Python refuses to read or print integers of more than 4,300 digits, and so do most JSON libraries.
+# Python refuses to read or print integers of more than 4,300 digits, and most JSON libraries do, too.
 MAX_DIGITS = 4_000
 
 _MAX_INT = 10**MAX_DIGITS
 _MAX_BITS = _MAX_INT.bit_length()
 
-# What people and models write for operators.
+# Signs that people and models write for operators.
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 _STRAY = re.compile(r"[^\w\s.+\-*/%(),]")
-# Python still accepts `1or 2` with a warning; here a name never touches a number.
+# Python still accepts `1or 2` with a warning; here a name must not follow a number directly.
 _GLUED = re.compile(r"(?<![\w.])((?:\d[\d_]*+\.?[\d_]*+|\.\d[\d_]*+)(?:[eE][+-]?\d++)?+)([^\W\d]\w*)")
 
 
 def evaluate(expression: str) -> Number:
-    """The value of an arithmetic expression.
+    """Return the value of an arithmetic expression.
 
     Raises:
-        ToolError: it can't be read, names something unknown, has no value, or is too large.
+        ToolError: the expression can't be read, contains an unknown name, has no value, or is too large.
     """
     return _Evaluator().value(_parse(expression))
 
 
 def render(value: Number) -> str:
-    """A number as text; ``2`` stays ``2`` and ``2.0`` stays ``2.0``."""
+    """Return a number as text; ``2`` stays ``2`` and ``2.0`` stays ``2.0``."""
     return repr(value)
 
 
@@ -79,10 +79,10 @@ def _parse(expression: str) -> ast.expr:
     try:
         body = ast.parse(source, mode="eval").body
     except SyntaxError as error:
-        # Position 0 is the parser's word for the end.
+        # The parser reports position 0 for the end of the expression.
         where = f"at position {error.offset}: {error.msg}" if error.offset else "to its end: something is missing"
         raise _fail(f"the expression can't be read {where}", "syntax") from None
-    # The parser reports nesting beyond its own stack in these two ways, and odd characters as a ValueError.
+    # The parser raises these two for nesting beyond its own stack, and a ValueError for odd characters.
     except (MemoryError, RecursionError):
         raise _fail("the expression is nested too deeply", "too_deep") from None
     except ValueError as error:
@@ -93,7 +93,7 @@ def _parse(expression: str) -> ast.expr:
 
 
 class _Evaluator:
-    """Evaluates nodes; the depth is that of nesting, and a long sum counts as one level."""
+    """Evaluates nodes within a limit on nesting; a long sum counts as one level."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -182,7 +182,7 @@ def _guarded(function: Callable[..., Number], *values: Number, name: str = "the 
 
 
 def _checked(value: object) -> Number:
-    # A negative number to a fractional power is complex in Python.
+    # In Python a negative number to a fractional power is complex.
     if isinstance(value, complex):
         raise _fail("a negative number has no real power with a fractional exponent", "domain")
     if isinstance(value, int):
@@ -204,7 +204,7 @@ def _short(value: Number) -> str:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    # The result has at least (bits - 1) * exponent bits and at most about twice as many: what passes is cheap.
+    # The result has at least (bits - 1) * exponent bits and at most about twice as many, so a small product means a cheap power.
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0 and (abs(base).bit_length() - 1) * exponent > _MAX_BITS:
         raise _too_large()
     result: Number = base**exponent
@@ -214,7 +214,7 @@ def _power(base: Number, exponent: Number) -> Number:
 def _factorial(value: Number) -> int:
     if not isinstance(value, int):
         raise _fail("factorial() takes an integer", "domain")
-    # n! has more digits than n from 25 on, and lgamma of a small number is exact enough.
+    # n! has more digits than n from 25 on, and lgamma is exact enough for small numbers.
     if value > MAX_DIGITS or (value > 1 and math.lgamma(value + 1) > (MAX_DIGITS + 1) * math.log(10)):
         raise _too_large()
     return math.factorial(value)
@@ -262,7 +262,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[..., Number]] = {
     ast.Pow: _power,
 }
 
-# Each with the least and the most arguments it takes.
+# Each function with the least and the most arguments it takes.
 _FUNCTIONS: Mapping[str, tuple[Callable[..., Number], int, int]] = {
     "sqrt": (math.sqrt, 1, 1),
     "sin": (math.sin, 1, 1),

@@ -1,7 +1,7 @@
-"""Charts and reports: numbers as SVG, and findings as one Markdown or HTML document.
+"""Draw charts as SVG, and write findings as one Markdown or HTML report.
 
-``toolbus worker charts`` serves ``draw_chart`` and ``write_report``. Neither reads anything but its arguments. A chart
-reaches a report by reference: ``{"$from": "draw_chart", "path": "svg"}``.
+``toolbus worker charts`` serves ``draw_chart`` and ``write_report``. Neither reads anything except its arguments. A chart
+is put into a report by reference: ``{"$from": "draw_chart", "path": "svg"}``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_REPORT = 1 << 20
 
 
 class Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Numbers of one name, one for each label; null leaves a gap."""
+    """A named series of numbers, one for each label; null leaves a gap."""
 
     name: str
     values: list[float | None]
@@ -58,10 +58,10 @@ def draw_chart(
         raise _wrong("values are at most 1e300", "too_large")
     svg = plot(Chart(kind, title, names, [(each.name[:MAX_TEXT], each.values) for each in series]))
     yield Blob("image/svg+xml", svg.encode())
-    told = "; ".join(_summary(each, names) for each in series)
+    summary = "; ".join(_summary(each, names) for each in series)
     yield ToolResult.ok(
         {"kind": kind, "title": title, "svg": svg},
-        output=f'Drew the {kind} chart "{title}": {told}. For write_report it is {{"$from": "draw_chart", "path": "svg"}}.',
+        output=f'Drew the {kind} chart "{title}": {summary}. For write_report it is {{"$from": "draw_chart", "path": "svg"}}.',
     )
 
 
@@ -94,7 +94,7 @@ def write_report(
 
 
 def _summary(series: Series, names: list[str]) -> str:
-    """Least and greatest, so that a model that sees no picture knows what is in it."""
+    """Return the least and the greatest value, for a model that sees no picture."""
     known = [(value, name) for value, name in zip(series.values, names, strict=True) if value is not None]
     if not known:
         return f"{series.name}: no values"

@@ -1,6 +1,6 @@
-"""The inside of a ``toolbus_workers.program``: requests from standard input, answers to standard output, and limits.
+"""Run inside a ``toolbus_workers.program``: requests from standard input, answers to standard output, and limits.
 
-Requests and answers are JSON behind a length of four bytes; the program ends with its input.
+Requests and answers are JSON after a length of four bytes; the program ends with its input.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Address space for what is not the database's to count: its code's own allocations, results, Python.
+# Address space for everything that the database does not count: its code's own allocations, results, Python.
 _SPARE = 256 << 20
 
 
 class Refused(Exception):
-    """A request that is not carried out, with the error's type and code."""
+    """A request is not carried out; it has the error's type and code."""
 
     def __init__(self, message: str, code: str, type: str = "invalid_arguments") -> None:
         self.code = code
         self.type = type
         super().__init__(message)
 
-    def told(self) -> dict[str, str]:
-        """The error as it is answered."""
+    def as_error(self) -> dict[str, str]:
+        """Return the error in the form of an answer."""
         return {"type": self.type, "code": self.code, "message": str(self)}
 
 
 def answers_stream() -> BinaryIO:
-    """Where answers go; what libraries print goes elsewhere from now on."""
+    """Return the stream for answers; redirect everything else that is printed to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
 
 
 def confine(memory: int, file_size: int = 0) -> None:
-    """Bound what the process may still take: memory on top of what it has, and bytes of any file it writes."""
+    """Limit what the process may still take: bytes of memory on top of its current use, and bytes of any file it writes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def serve(
     interrupt: Callable[[], None],
     leave: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answer requests, one after the other; from another thread ``interrupt`` stops the running one, and ``leave`` comes last."""
+    """Answer requests one after the other; another thread calls ``interrupt`` to stop the running one, and ``leave`` at the end."""
     ready = threading.Semaphore(0)
     pending: list[dict[str, Any]] = []
     threading.Thread(target=_requests, args=(sys.stdin.buffer, interrupt, leave, ready, pending), daemon=True).start()
@@ -86,5 +86,5 @@ def _requests(
 
 
 def cut(text: str, limit: int) -> str:
-    """A text of at most so many characters."""
+    """Return the text, cut to ``limit`` characters with an ellipsis."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,8 +1,8 @@
-"""``crawl_batch``: many pages of the public Web in one call, each streamed as soon as it has been read.
+"""``crawl_batch``: read many pages of the public Web in one call, each streamed as soon as it has been read.
 
-``toolbus worker crawl_batch`` (needs ``toolbus[web]``). A page that fails is an entry like any other and stops
-nothing. Several requests run at a time, few of them to one host, and those with a pause between them; the pages of all
-calls that a worker runs count together.
+``toolbus worker crawl_batch`` (needs ``toolbus[web]``). A page that fails becomes an entry like the others and stops
+nothing. Several requests run at a time, but few to one host, and those with a pause between them; these limits count
+the pages of all calls that a worker runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Meta
 from toolbus import ErrorInfo, Progress, ToolError, ToolResult, ToolService
 from toolbus_workers import fetch_page
 from toolbus_workers.fetch_page import ExtractType, data_of, shown
-from toolbus_workers.forms import parameters, read_arguments, read_config
+from toolbus_workers.typed_arguments import parameters, read_arguments, read_config
 from toolbus_workers.web.extract import Content, ContentExtractor
 from toolbus_workers.web.fetch import MAX_SECONDS, FetchService, parse_url
 from toolbus_workers.web.politeness import PAUSE, Politeness
@@ -34,7 +34,7 @@ _LATE = ErrorInfo("unavailable", "too_late", "the time of the batch ended before
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """What a model says."""
+    """The arguments from the model."""
 
     urls: Annotated[
         tuple[str, ...],
@@ -46,12 +46,12 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class Config(fetch_page.Config, frozen=True):
-    """What a tool's descriptor says; it can only narrow what the service allows.
+    """The config values from a tool's descriptor, which can only narrow what the service allows.
 
     Attributes:
-        max_pages: in one call.
-        max_chars: of each page's text.
-        host_pause: seconds between two requests to one host.
+        max_pages: most pages in one call.
+        max_chars: most characters of each page's text.
+        host_pause: least seconds between two requests to one host.
     """
 
     max_pages: Annotated[int, Meta(ge=1, le=MAX_PAGES)] = MAX_PAGES
@@ -60,7 +60,7 @@ class Config(fetch_page.Config, frozen=True):
 
 
 class Outcome(NamedTuple):
-    """What became of one page: its content or an error."""
+    """The outcome of one page: its content or an error."""
 
     place: int
     content: Content | None
@@ -72,9 +72,9 @@ class CrawlBatch(ToolService):
 
     Args:
         fetching, extractor: as for ``FetchPage``.
-        politeness: what hosts are spared.
-        parallel: requests of one call at a time.
-        seconds: for a whole call; pages that are not read by then are failures.
+        politeness: limits for requests to one host.
+        parallel: most requests of one call at a time.
+        seconds: seconds for a whole call; pages that are not read by then are failures.
     """
 
     id = "crawl-batch"
@@ -108,25 +108,25 @@ class CrawlBatch(ToolService):
         self._seconds = seconds
 
     async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[str | Progress | ToolResult]:
-        """Stream each page when it is done; the result has them in the order of their addresses."""
-        asked, told = read_arguments(Arguments, arguments), read_config(Config, config)
-        urls = list(dict.fromkeys(asked.urls))
-        if len(urls) > told.max_pages:
-            message = f"{len(urls)} pages are too many for one call; ask for at most {told.max_pages} at a time"
+        """Stream each page when it is read; the result has the pages in the order of their addresses."""
+        wanted, options = read_arguments(Arguments, arguments), read_config(Config, config)
+        urls = list(dict.fromkeys(wanted.urls))
+        if len(urls) > options.max_pages:
+            message = f"{len(urls)} pages are too many for one call; ask for at most {options.max_pages} at a time"
             raise ToolError(message, type="invalid_arguments", code="too_many_pages")
         outcomes: dict[int, Outcome] = {}
-        async with aclosing(self._outcomes(urls, told)) as arriving:
+        async with aclosing(self._outcomes(urls, options)) as arriving:
             async for outcome in arriving:
                 outcomes[outcome.place] = outcome
                 yield Progress(len(outcomes), len(urls), urls[outcome.place])
-                yield _shown(urls[outcome.place], outcome, asked.extract_type)
-        yield _result(urls, [outcomes[index] for index in range(len(urls))], asked.extract_type)
+                yield _shown(urls[outcome.place], outcome, wanted.extract_type)
+        yield _result(urls, [outcomes[index] for index in range(len(urls))], wanted.extract_type)
 
-    async def _outcomes(self, urls: Sequence[str], told: Config) -> AsyncGenerator[Outcome, None]:
-        """The outcomes of all pages as they come. The tasks live as long as the iteration."""
+    async def _outcomes(self, urls: Sequence[str], options: Config) -> AsyncGenerator[Outcome, None]:
+        """Yield the outcomes of all pages as they come. The tasks are cancelled when the iteration ends."""
         places = asyncio.Semaphore(self._parallel)
         deadline = asyncio.get_running_loop().time() + self._seconds
-        tasks = [asyncio.create_task(self._outcome(index, url, told, places, deadline)) for index, url in enumerate(urls)]
+        tasks = [asyncio.create_task(self._outcome(index, url, options, places, deadline)) for index, url in enumerate(urls)]
         try:
             for done in asyncio.as_completed(tasks):
                 yield await done
@@ -135,21 +135,21 @@ class CrawlBatch(ToolService):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _outcome(self, place: int, url: str, told: Config, places: asyncio.Semaphore, deadline: float) -> Outcome:
+    async def _outcome(self, place: int, url: str, options: Config, places: asyncio.Semaphore, deadline: float) -> Outcome:
         try:
             async with asyncio.timeout_at(deadline):
-                return Outcome(place, await self._content(url, told, places), None)
+                return Outcome(place, await self._content(url, options, places), None)
         except ToolError as error:
             return Outcome(place, None, error.error)
         except TimeoutError:
             return Outcome(place, None, _LATE)
 
-    async def _content(self, url: str, told: Config, places: asyncio.Semaphore) -> Content:
-        # A place of the call is only taken once the host has one, so that a slow host does not hold up the others.
+    async def _content(self, url: str, options: Config, places: asyncio.Semaphore) -> Content:
+        # Take one of the call's slots only after the host's, so that a slow host does not hold up the others.
         async with self._politeness.turn(parse_url(url).host) as turn, places:
-            await turn.begin(told.host_pause)
-            page = await self._fetching.fetch(url, told.limits)
-        content = await self._extractor.extract(page, max_chars=told.max_chars)
+            await turn.begin(options.host_pause)
+            page = await self._fetching.fetch(url, options.limits)
+        content = await self._extractor.extract(page, max_chars=options.max_chars)
         return msgspec.structs.replace(content, links=content.links[:MAX_LINKS])
 
 

@@ -1,9 +1,9 @@
-"""SQL over uploaded tables: CSV, JSON and Parquet in DuckDB, in a sandbox for each session.
+"""Query uploaded tables (CSV, JSON and Parquet) with SQL in DuckDB, in a sandbox for each session.
 
 ``toolbus worker data_analysis`` serves ``data_upload``, ``data_tables``, ``data_describe`` and
-``data_analysis``. Tables belong to the user and session of the call, live in the memory of a process of their own,
-and go with the session, or when it was idle for a while. Statements reach no file, no network and no setting. Calls of a
-session go to the worker that has its tables, so any number of workers may serve a namespace.
+``data_analysis``. Tables belong to the user and session of the call, live in the memory of a separate process, and are
+dropped with the session, or when it was idle for a while. Statements can't reach files, the network or settings. Calls of
+a session go to the worker that has its tables, so any number of workers may serve a namespace.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ MAX_SQL = 20_000
 MAX_UPLOAD = 8 << 20
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
-# So much earlier than its caller gives up a statement is stopped, so that the answer still says why.
+# Seconds before the caller's deadline at which a statement is stopped, so that the answer can still give the reason.
 _MARGIN = 1.5
 
 Format = Literal["csv", "json", "parquet"]
 
 
 class DataConfig(Config, frozen=True, kw_only=True):
-    """What a tool's descriptor may limit.
+    """The limits that a tool's descriptor may set.
 
     Attributes:
-        max_rows, max_bytes: rows of a result, and about how many bytes they have.
-        max_upload: bytes of one upload.
-        seconds: how long a statement may run.
+        max_rows, max_bytes: most rows of a result, and about how many bytes they may have.
+        max_upload: most bytes of one upload.
+        seconds: most seconds that a statement may run.
     """
 
     max_rows: Annotated[int, Meta(ge=1, le=10_000)] = 200
@@ -69,12 +69,12 @@ class DataAnalysis(OperationService, config=DataConfig):
         self._sweeping: asyncio.Task[None] | None = None
 
     async def startup(self) -> None:
-        """Begin to look for idle sessions: those of calls that name neither a user nor a session end in no other way."""
+        """Start looking for idle sessions, since sessions of calls that name neither a user nor a session end in no other way."""
         self._sessions = Sessions(self._limits)
         self._sweeping = asyncio.create_task(self._sessions.sweep(), name="data-analysis-sweep")
 
     async def cleanup(self, session: Session | None = None) -> None:
-        """End a session with its tables, or every one."""
+        """End a session with its tables, or all sessions."""
         if session is not None:
             if self._sessions is not None:
                 await self._sessions.end(Key(*session))
@@ -87,7 +87,7 @@ class DataAnalysis(OperationService, config=DataConfig):
             await self._sessions.aclose()
 
     def statistics(self) -> Statistics:
-        """How many sessions live here."""
+        """Return the number of live sessions and busy calls."""
         return Statistics(0, 0) if self._sessions is None else self._sessions.statistics()
 
     @operation(group="data_analysis", timeout=60.0)
@@ -176,10 +176,10 @@ class DataAnalysis(OperationService, config=DataConfig):
 
 
 def _payload(content: str, format: Format, encoding: str, limit: int) -> bytes:
-    """The bytes of an upload; text formats in UTF-8.
+    """Return the bytes of an upload; text formats in UTF-8.
 
     Raises:
-        ToolError: it is empty, too large, not base64, or not text.
+        ToolError: the content is empty, too large, not base64, or not text.
     """
     if len(content) > limit * 4 // 3 + 4:
         raise _too_large(len(content), limit)
@@ -213,7 +213,7 @@ def _in_utf8(payload: bytes) -> bytes:
 
 
 def _table(found: dict[str, Any]) -> str:
-    """Rows as lines, their values behind each other, which costs a model the least."""
+    """Return rows as lines with values separated by bars, which costs a model the fewest tokens."""
     lines = [" | ".join(column["name"] for column in found["columns"])]
     lines += [" | ".join(_shown(value) for value in row) for row in found["rows"]]
     return "\n".join([*lines, ""]) if found["rows"] else f"{lines[0]}\n(no rows)\n"

@@ -1,8 +1,8 @@
-"""The program in which the tables of one session live: DuckDB in a process of its own, which ``data_sessions`` starts.
+"""Run the program that holds the tables of one session: DuckDB in its own process, which ``data_sessions`` starts.
 
-DuckDB's memory limit does not hold for every function, and some can't be interrupted: a limit of the operating
-system and a process that can be killed hold for all of them. The process has no environment, writes no file, and
-reads one: the unlinked file of which it was given the descriptor, where uploads are put.
+DuckDB's memory limit does not cover every function, and some functions can't be interrupted. A limit of the operating
+system and a process that can be killed cover all of them. The process has no environment, writes no file, and reads
+only one: the unlinked file whose descriptor it was given, where uploads are put.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DROP = re.compile(r"DROP (TABLE|VIEW) ")
 
 
 class Plan(NamedTuple):
-    """A statement that passed the gate; ``wrapped`` when it can stand in a FROM clause."""
+    """A statement that passed the gate; ``wrapped`` tells whether it can stand in a FROM clause."""
 
     sql: str
     wrapped: bool
@@ -45,7 +45,7 @@ class Engine:
     """One database in memory.
 
     Attributes:
-        upload: the one path that can be read.
+        upload: the only path that can be read.
     """
 
     def __init__(self, memory: int, upload: int) -> None:
@@ -67,11 +67,11 @@ class Engine:
         self._db.execute("SET lock_configuration = true")
 
     def interrupt(self) -> None:
-        """Stop what runs; from another thread."""
+        """Stop the running statement; called from another thread."""
         self._db.interrupt()
 
     def tables(self) -> dict[str, Any]:
-        """Every table and view, by name."""
+        """Return every table and view, by name."""
         found = self._db.execute(
             "SELECT table_name, estimated_size, column_count, temporary FROM duckdb_tables() UNION ALL "
             "SELECT view_name, NULL, column_count, temporary FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
@@ -84,7 +84,7 @@ class Engine:
         }
 
     def describe(self, table: str) -> dict[str, Any]:
-        """A table's columns, its number of rows, and its first rows."""
+        """Return a table's columns, its number of rows, and its first rows."""
         known = [each["name"] for each in self.tables()["tables"]]
         if table not in known:
             raise Refused(f"there is no table {cut(table, 64)!r}; {_known(known)}", "no_table")
@@ -94,7 +94,7 @@ class Engine:
         return {**sample, "table": table, "total": count}
 
     def load(self, table: str, format: str, *, append: bool) -> dict[str, Any]:
-        """Make a table of the uploaded file, or append it to one."""
+        """Create a table from the uploaded file, or append the file to one."""
         names = [each["name"] for each in self.tables()["tables"]]
         source = _READERS[format].format(self.upload)
         if append:
@@ -120,13 +120,13 @@ class Engine:
         return {"columns": [], "rows": [], "more": False, "cut": 0, "text": "Done."}
 
     def _rows(self, sql: str, max_rows: int, max_bytes: int) -> dict[str, Any]:
-        """The first rows of a query, each value as JSON has it; nothing it does to tables outlives it."""
+        """Return the first rows of a query as JSON values; changes that it makes to tables are rolled back."""
         self._db.execute("BEGIN TRANSACTION READ ONLY")
         try:
             described = self._db.execute(f"SELECT * FROM (\n{sql}\n) LIMIT 0").description or []  # noqa: S608 - it passed the gate
             if len(described) > MAX_COLUMNS:
                 raise Refused(f"the result has {len(described)} columns; select at most {MAX_COLUMNS}", "too_many_columns")
-            # to_json turns every type into text here: no value needs a Python type of its own.
+            # to_json turns every type into text, so no value needs a Python type.
             found = self._db.execute(f"SELECT to_json(COLUMNS(*)) FROM (\n{sql}\n) LIMIT {max_rows + 1}")  # noqa: S608 - as above
             rows: list[list[Any]] = []
             cut = size = 0
@@ -147,10 +147,10 @@ class Engine:
         return {"columns": [{"name": each[0], "type": str(each[1])} for each in described], "rows": rows, "more": more, "cut": cut}
 
     def _gate(self, sql: str) -> Plan:
-        """What to run for a statement; what it reads stands in a FROM clause, where nothing that changes data may stand.
+        """Return what to run for a statement; a reading statement goes into a FROM clause, where nothing that changes data may stand.
 
         Raises:
-            Refused: it is not one statement, or not of an allowed kind.
+            Refused: the text is not one statement, or not of an allowed kind.
         """
         sql, words = _tokens(sql)
         statements = self._db.extract_statements(sql)
@@ -175,12 +175,12 @@ class Engine:
         raise Refused(f"{cut(word, 40)} is not allowed here; {_ALLOWED}", "statement_refused", "forbidden")
 
     def _inner(self, sql: str, words: list[tuple[str, int]]) -> str | None:
-        """The query that stands behind the first of these words, for a statement around it; None when it is no query."""
+        """Return the query that starts at the first of these words, wrapped for a statement around it; None when it is no query."""
         plan = self._gate(sql.encode()[words[0][1] :].decode()) if words else None
         return f"SELECT * FROM (\n{plan.sql}\n)" if plan is not None and plan.wrapped else None  # noqa: S608 - it passed the gate
 
     def _check_columns(self, source: str) -> None:
-        """Whether the columns were told apart: where quotes do not match, DuckDB takes whole lines for values."""
+        """Check that the columns were told apart: with unmatched quotes, DuckDB takes whole lines for values."""
         names = [each[0] for each in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]  # noqa: S608 - our own path
         if source.startswith("read_csv") and len(names) == 1 and re.search(r"[,;\t|]", names[0]):
             raise Refused(
@@ -195,7 +195,7 @@ class Engine:
 
 
 def _tokens(sql: str) -> tuple[str, list[tuple[str, int]]]:
-    """A statement without what follows its end, and its words with the places in bytes where each ends."""
+    """Return a statement without what follows its end, and its words with the byte offset at which each ends."""
     raw = sql.encode()
     tokens = [(at, kind.name) for at, kind in duckdb.tokenize(sql)]
     ends = [*(at for at, _ in tokens[1:]), len(raw)][: len(tokens)]
@@ -228,24 +228,24 @@ def _known(names: list[str]) -> str:
 
 
 def _failure(error: BaseException, engine: Engine) -> dict[str, str]:
-    """What a model is told; it names no file and stays short."""
+    """Return the error for a model, short and without file names."""
     if isinstance(error, Refused):
-        return error.told()
+        return error.as_error()
     if isinstance(error, (MemoryError, duckdb.OutOfMemoryException)):
         message = "the statement needs more memory than a session has; aggregate or filter first, or drop tables that are not needed"
         return {"type": "tool_error", "code": "out_of_memory", "message": message}
-    said = str(error).replace(engine.upload, "the upload")
-    said = " ".join(said.partition("Possible ")[0].partition("Candidate ")[0].split())
-    # Lines are counted in what the statement is wrapped in, and not as its author has them.
-    said = cut(re.sub(r"^[\w ]+ Error: | LINE \d+: .*", "", said), MAX_MESSAGE)
+    message = str(error).replace(engine.upload, "the upload")
+    message = " ".join(message.partition("Possible ")[0].partition("Candidate ")[0].split())
+    # DuckDB counts lines in the wrapped statement, which the author does not see.
+    message = cut(re.sub(r"^[\w ]+ Error: | LINE \d+: .*", "", message), MAX_MESSAGE)
     if isinstance(error, duckdb.InterruptException):
         return {"type": "deadline_exceeded", "code": "interrupted", "message": "the statement was interrupted"}
     if isinstance(error, duckdb.PermissionException):
-        message = f"SQL has no access to files, networks and settings here; upload data with data_upload. {said}"
-        return {"type": "forbidden", "code": "no_access", "message": message}
-    if isinstance(error, duckdb.CatalogException) and "Table with name" in said:
-        said = f"{said.partition(' Did you mean')[0]} {_known([each['name'] for each in engine.tables()['tables']])}"
-    return {"type": "invalid_arguments", "code": "bad_sql", "message": said}
+        refusal = f"SQL has no access to files, networks and settings here; upload data with data_upload. {message}"
+        return {"type": "forbidden", "code": "no_access", "message": refusal}
+    if isinstance(error, duckdb.CatalogException) and "Table with name" in message:
+        message = f"{message.partition(' Did you mean')[0]} {_known([each['name'] for each in engine.tables()['tables']])}"
+    return {"type": "invalid_arguments", "code": "bad_sql", "message": message}
 
 
 def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"ok": getattr(engine, operation)(**request)}
     except (duckdb.FatalException, duckdb.InternalException):
-        # The database can't be trusted any more; the session starts anew.
+        # The database can't be trusted any more, so the session is started again.
         raise
     except (Refused, MemoryError, duckdb.Error, ValueError, RecursionError) as error:
         return {"error": _failure(error, engine)}

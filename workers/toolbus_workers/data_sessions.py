@@ -1,4 +1,4 @@
-"""The sessions of ``data_analysis``: a process for each (user, session), started when needed and ended when idle."""
+"""Manage the sessions of ``data_analysis``: a process for each (user, session), started on demand and ended when idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolbus_workers.program import Program
 
 _PROGRAM = Path(__file__).with_name("data_engine.py")
 _LOST = "the statement ended the session's process, most likely by its memory; upload the tables again and ask for less"
-# A session that was used within so many seconds does not make room for another.
+# A session that was used within this many seconds is not ended to make room for another.
 _SETTLED = 60.0
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
@@ -25,12 +25,12 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker process spends on sessions; each is read from ``TOOLBUS_DATA_<NAME>``.
+    """The limits of one worker process; each is read from ``TOOLBUS_DATA_<NAME>``.
 
     Attributes:
-        sessions: most sessions that live at once, and ``sessions_per_user`` those of one user.
+        sessions, sessions_per_user: most sessions at once, of all users and of one user.
         running: most statements that run at once.
-        idle: seconds after its last call when a session's tables go.
+        idle: seconds after its last call when a session's tables are dropped.
         memory: bytes of tables and intermediate results of a session; its process may take 256 MiB more.
     """
 
@@ -42,25 +42,25 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(NamedTuple):
-    """Whose tables they are."""
+    """The owner of a session's tables."""
 
     user: str
     session: str
 
 
 class Statistics(NamedTuple):
-    """How many sessions live, and how many calls are in one."""
+    """The numbers of live sessions, and of those with a running call."""
 
     sessions: int
     busy: int
 
 
 class SessionEnded(Exception):
-    """The process of a session is gone, and its tables with it."""
+    """The process of a session has ended, and its tables are gone."""
 
 
 class Session:
-    """One process with its tables; calls take turns, and share with other sessions how many may run."""
+    """One process with its tables; its calls take turns, and all sessions share a limit on running calls."""
 
     def __init__(self, program: Program, upload: BinaryIO, running: asyncio.Semaphore) -> None:
         self._program = program
@@ -72,14 +72,14 @@ class Session:
 
     @classmethod
     async def start(cls, memory: int, running: asyncio.Semaphore) -> Session:
-        """Start the process; it answers once it is ready.
+        """Start the process and wait until it is ready.
 
         Raises:
             ToolError: DuckDB is not installed, or the process can't be started.
         """
         if importlib.util.find_spec("duckdb") is None:
             raise ToolError("data_analysis needs the package duckdb: pip install 'toolbus[data]'", type="unavailable", code="not_installed")
-        # Without a name on the disk there is nothing to find there, and nothing to clean up after a crash.
+        # A file without a name can't be found on the disk, and needs no clean-up after a crash.
         upload = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the session
         try:
             program = await Program.start(_PROGRAM, memory, upload.fileno(), lost=_LOST, pass_fds=[upload.fileno()])
@@ -93,15 +93,15 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can still be asked."""
+        """Whether the process can still answer."""
         return self._program.alive
 
     async def ask(self, request: dict[str, Any], seconds: float, upload: bytes | None = None) -> dict[str, Any]:
-        """Have a request carried out within so many seconds, its turn included.
+        """Send a request and return its answer within ``seconds``, which include waiting for its turn.
 
         Raises:
-            ToolError: it failed, took too long, or ended its process.
-            SessionEnded: an earlier request ended the process; nothing was carried out.
+            ToolError: the request failed, took too long, or ended its process.
+            SessionEnded: an earlier request ended the process; this one was not carried out.
         """
         deadline = time.monotonic() + seconds
         async with contextlib.AsyncExitStack() as held:
@@ -130,7 +130,7 @@ class Session:
         return result
 
     async def aclose(self) -> None:
-        """End the process and forget its tables."""
+        """End the process and drop its tables."""
         await self._program.aclose()
         self._upload.close()
 
@@ -142,7 +142,7 @@ class Session:
 
 
 class Sessions:
-    """Every session of this worker process."""
+    """All sessions of this worker process."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -151,14 +151,14 @@ class Sessions:
         self._making = asyncio.Lock()
 
     def statistics(self) -> Statistics:
-        """How many sessions there are, and how many are in use."""
+        """Return the numbers of live sessions, and of those in use."""
         return Statistics(len(self._live), sum(session.calls > 0 for session in self._live.values()))
 
     async def ask(self, key: Key, request: dict[str, Any], seconds: float, upload: bytes | None = None) -> dict[str, Any]:
-        """Have a request carried out in a session, which is started when there is none.
+        """Send a request to a session, which is started when there is none.
 
         Raises:
-            ToolError: it failed, took too long, or no session can be started.
+            ToolError: the request failed, took too long, or no session can be started.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -166,7 +166,7 @@ class Sessions:
             try:
                 return await session.ask(request, max(0.05, deadline - time.monotonic()), upload)
             except SessionEnded:
-                # Another call of the session ended it while this one waited for its turn.
+                # Another call ended the session while this one waited for its turn.
                 continue
             finally:
                 await self._leave(key, session)
@@ -191,7 +191,7 @@ class Sessions:
             await self._close(key)
 
     async def _session(self, key: Key) -> Session:
-        """The session of a key, with one more call counted."""
+        """Return the session of a key, with one more call counted."""
         async with self._making:
             found = self._live.get(key)
             if found is None or not found.alive:

@@ -1,6 +1,6 @@
-"""Text out of documents: plain text, Markdown, HTML, and the zipped formats that the standard library can open.
+"""Extract text from documents: plain text, Markdown, HTML, and zipped formats that the standard library can open.
 
-Markup is scanned, not parsed: no entity is expanded, nesting costs nothing, and the time grows with the length alone.
+Markup is scanned instead of parsed: no entity is expanded, nesting costs nothing, and the time grows only with the length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolbus_workers.text import headings
 
 MAX_TITLE = 200
 MAX_SECONDS = 20.0
-"""Of one document's markup; a legitimate one of 5 MB takes three."""
+"""Most seconds for the markup of one document; a valid one of 5 MB takes three."""
 
 PLAIN = frozenset(
     {"txt", "text", "md", "markdown", "rst", "adoc", "org", "log", "csv", "tsv", "json", "jsonl", "yaml", "yml", "toml", "ini"}
@@ -31,7 +31,7 @@ ZIPPED = frozenset({"docx", "odt", "epub"})
 FORMATS = PLAIN | MARKUP | ZIPPED
 
 _TAG = re.compile(r"<(?:[!?]|/?([A-Za-z][A-Za-z0-9:_-]{0,60}))")
-# Far beyond the last character; Python reads no number of more than some thousand digits.
+# References far beyond the last character; Python can't read numbers of more than some thousand digits.
 _NO_CHARACTER = re.compile(r"&#(?:0*+[1-9][0-9]{7,}+|[xX]0*+[1-9A-Fa-f][0-9A-Fa-f]{6,}+);?")
 _SKIPPED = frozenset({"script", "style", "template", "noscript", "svg"})
 _BREAKING = frozenset({
@@ -53,7 +53,7 @@ _BOMS = (
 
 
 class Unreadable(Exception):
-    """A document has no text that can be read; the message says why."""
+    """A document has no readable text; the message gives the reason."""
 
 
 class Document(NamedTuple):
@@ -64,15 +64,15 @@ class Document(NamedTuple):
 
 
 def format_of(path: str) -> str:
-    """The format that a file's name says it has."""
+    """Return the format that a file's name indicates."""
     return path.rpartition("/")[2].rpartition(".")[2].lower()
 
 
 def read(content: bytes, path: str, most: int) -> Document:
-    """The text of a document, at most so many characters of it.
+    """Return the text of a document, at most ``most`` characters of it.
 
     Raises:
-        Unreadable: it is broken, binary, or of another format than its name says.
+        Unreadable: the document is broken, binary, or has another format than its name says.
     """
     kind = format_of(path)
     if kind in ZIPPED:
@@ -89,10 +89,10 @@ def read(content: bytes, path: str, most: int) -> Document:
 
 
 def decode(content: bytes) -> str:
-    """Bytes as text: by their byte order mark, as UTF-8, or in the encoding they name, with what is wrong replaced.
+    """Return bytes as text: by their byte order mark, as UTF-8, or in the encoding they name; replace invalid bytes.
 
     Raises:
-        Unreadable: they are no text.
+        Unreadable: they are not text.
     """
     for mark, encoding in _BOMS:
         if content.startswith(mark):
@@ -104,12 +104,12 @@ def decode(content: bytes) -> str:
     try:
         return _checked(content.decode(named[1].decode("ascii") if named else "cp1252", "replace"))
     except LookupError:
-        # Such as iso-8859-99.
+        # The name may be an encoding that does not exist, such as iso-8859-99.
         return _checked(content.decode("cp1252", "replace"))
 
 
 def _checked(text: str) -> str:
-    # Text has hardly any control characters, and no file that is text has a NUL.
+    # Text has hardly any control characters, and never a NUL.
     sample = text[:20_000]
     strange = sum((character < " " and character not in "\t\n\r\f\v\x1b") or character == "\ufffd" for character in sample)
     if "\0" in sample or strange * 10 > len(sample):
@@ -128,7 +128,7 @@ def _title(text: str, format: str) -> str:
     return ""
 
 
-# What zipfile raises for archives that are broken, encrypted, or packed in a way it does not know.
+# Exceptions of zipfile for archives that are broken, encrypted, or packed in an unknown way.
 _BROKEN_ZIP = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, ValueError, RuntimeError, LookupError, MemoryError,
 )  # fmt: skip
@@ -150,11 +150,11 @@ def _zipped(content: bytes, format: str, most: int) -> Iterator[bytes]:
 
 
 def _markup_text(source: str, most: int, until: float) -> str:
-    """The text between the tags, one paragraph a line; headings as Markdown has them.
+    """Return the text between the tags, one paragraph per line, with headings as in Markdown.
 
     Args:
-        most: characters that will be used of it.
-        until: monotonic seconds.
+        most: most characters that will be used.
+        until: monotonic time (seconds) at which to give up.
 
     Raises:
         Unreadable: it takes longer.
@@ -162,7 +162,7 @@ def _markup_text(source: str, most: int, until: float) -> str:
     pieces: list[str] = []
     lowered = source.lower()
     if len(lowered) != len(source):
-        # A few letters change their length; places must agree.
+        # A few letters change their length in lower case, but positions in both texts must agree.
         lowered = source
     at = tags = 0
     while found := _TAG.search(source, at):
@@ -188,7 +188,7 @@ def _markup_text(source: str, most: int, until: float) -> str:
         elif tag in {"td", "th", "w:tab", "table:table-cell"}:
             pieces.append(" ")
     pieces.append(source[at:])
-    # Blanks and entities make it shorter, but hardly to the half.
+    # Removing blanks and entities shortens the text, but hardly to half.
     text = html.unescape(_NO_CHARACTER.sub("\ufffd", "".join(pieces)[: 2 * most]))
     lines = (" ".join(line.split()) for line in re.split(r"\n[ \t]*\n", text))
     return "\n\n".join(line for line in lines if line and line.strip("# "))

@@ -1,8 +1,8 @@
-"""``fetch_page``: a page of the public Web as text, as its links, or as both with its title.
+"""``fetch_page``: read a page of the public Web as text, as its links, or as both with its title.
 
-``toolbus worker fetch_page`` (needs ``toolbus[web]``). A page may be hostile and may be asked for by a model that was
-talked into it: what is fetched, and how much of it, is bounded by ``toolbus_workers.web``. To reach an intranet, serve an instance of
-your own: ``FetchPage(FetchService(Guard(allow=["10.20.0.0/16"])))``.
+``toolbus worker fetch_page`` (needs ``toolbus[web]``). A page may be hostile, and a manipulated model may ask for it, so
+``toolbus_workers.web`` limits what is fetched and how much of it. To reach an intranet, serve an instance of your own:
+``FetchPage(FetchService(Guard(allow=["10.20.0.0/16"])))``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus import ToolResult, ToolService
-from toolbus_workers.forms import parameters, read_arguments, read_config
+from toolbus_workers.typed_arguments import parameters, read_arguments, read_config
 from toolbus_workers.web.extract import MAX_CHARS, Content, ContentExtractor
 from toolbus_workers.web.fetch import MAX_BYTES, MAX_SECONDS, MAX_URL, FetchService, Limits
 
@@ -23,7 +23,7 @@ ExtractType = Literal["text", "links", "structured"]
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """What a model says."""
+    """The arguments from the model."""
 
     url: Annotated[str, Meta(max_length=MAX_URL, description="the address of the page, beginning with http:// or https://")]
     extract_type: Annotated[
@@ -32,13 +32,13 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What a tool's descriptor says; it can only narrow what the service allows.
+    """The config values from a tool's descriptor, which can only narrow what the service allows.
 
     Attributes:
-        hosts: only pages of these hosts and their subdomains.
-        max_bytes: of a page.
-        max_seconds: for a page.
-        max_chars: of its text.
+        hosts: the only hosts that are allowed, with their subdomains.
+        max_bytes: most bytes of a page.
+        max_seconds: most seconds for a page.
+        max_chars: most characters of its text.
     """
 
     hosts: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def limits(self) -> Limits:
-        """For the fetching."""
+        """The limits for fetching."""
         return Limits(bytes=self.max_bytes, seconds=self.max_seconds, hosts=self.hosts)
 
 
@@ -56,8 +56,8 @@ class FetchPage(ToolService):
     """Fetches pages of the public Web.
 
     Args:
-        fetching: how pages are fetched, and from where; the public Web when left out.
-        extractor: how they are read.
+        fetching: fetches pages; from the public Web only when left out.
+        extractor: extracts the content of pages.
     """
 
     id = "fetch-page"
@@ -80,15 +80,15 @@ class FetchPage(ToolService):
         self._extractor = extractor or ContentExtractor()
 
     async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> ToolResult:
-        """Fetch the page and say what was asked for."""
-        asked, told = read_arguments(Arguments, arguments), read_config(Config, config)
-        page = await self._fetching.fetch(asked.url, told.limits)
-        content = await self._extractor.extract(page, max_chars=told.max_chars)
-        return ToolResult.ok(data_of(content, asked.extract_type), output=shown(content, asked.extract_type))
+        """Fetch the page and return the requested content."""
+        wanted, options = read_arguments(Arguments, arguments), read_config(Config, config)
+        page = await self._fetching.fetch(wanted.url, options.limits)
+        content = await self._extractor.extract(page, max_chars=options.max_chars)
+        return ToolResult.ok(data_of(content, wanted.extract_type), output=shown(content, wanted.extract_type))
 
 
 def data_of(content: Content, extract_type: ExtractType) -> dict[str, Any]:
-    """What a program reads: ``{text}``, ``{links}`` or ``{title, text, links}``."""
+    """Return the result for programs: ``{text}``, ``{links}`` or ``{title, text, links}``."""
     if extract_type == "text":
         return {"text": content.text}
     links = [msgspec.to_builtins(link) for link in content.links]
@@ -98,7 +98,7 @@ def data_of(content: Content, extract_type: ExtractType) -> dict[str, Any]:
 
 
 def shown(content: Content, extract_type: ExtractType) -> str:
-    """What a model reads."""
+    """Return the text for the model."""
     links = "\n".join(
         f"- {link.text or '(no text)'}: {link.href}" for link in content.links[: None if extract_type == "links" else LINKS_SHOWN]
     )

@@ -1,7 +1,7 @@
-"""Files under one root folder: read by line ranges, and listed.
+"""Read files under one root folder by line ranges, and list folders.
 
-``TOOLBUS_FILES_ROOT=/path toolbus worker file_read`` serves ``file_read`` and ``file_list``. No path leads out
-of the root: neither ``..`` nor a link, not even one that is put in place while a file is being opened.
+``TOOLBUS_FILES_ROOT=/path toolbus worker file_read`` serves ``file_read`` and ``file_list``. No path leads out of the
+root: neither ``..`` nor a link, not even one that is created while a file is being opened.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SETTINGS = {"TOOLBUS_FILES_ROOT": "the folder whose files can be read; required"
 
 MAX_LINES = 10_000
 MAX_BYTES = 1_000_000
-# So far into a file lines are counted; further on, a place is given in bytes.
+# Up to this many bytes into a file lines are counted; beyond, a position is given in bytes.
 MAX_SCAN = 64 << 20
-# UTF-16 and UTF-32 are turned into UTF-8 whole.
+# Most bytes of a UTF-16 or UTF-32 file, which is converted to UTF-8 as a whole.
 MAX_WIDE = 8 << 20
 
 _CHUNK = 256 << 10
@@ -54,10 +54,10 @@ _MAGIC = (
 
 
 class FilesConfig(Config, frozen=True, kw_only=True):
-    """What a tool's descriptor may say.
+    """The config values that a tool's descriptor may set.
 
     Attributes:
-        folder: the folder below the root that the tool's paths begin at; the root itself when empty.
+        folder: folder below the root where the tool's paths start; the root itself when empty.
         max_bytes: most bytes of text in one answer.
         max_entries: most entries of one listing.
     """
@@ -68,13 +68,13 @@ class FilesConfig(Config, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the files are; read from ``TOOLBUS_FILES_ROOT``."""
+    """The root folder; read from ``TOOLBUS_FILES_ROOT``."""
 
     root: str = ""
 
 
 class Part(NamedTuple):
-    """Some lines of a file; ``end`` is the place in bytes behind them, ``whole`` says that they end with a line."""
+    """Some lines of a file; ``end`` is the byte offset after them, ``whole`` tells whether they end with a complete line."""
 
     text: str
     lines: int
@@ -84,7 +84,7 @@ class Part(NamedTuple):
 
 
 class FileRead(OperationService, config=FilesConfig):
-    """Files under one root folder."""
+    """Serves files under one root folder."""
 
     id = "file_read"
 
@@ -157,15 +157,15 @@ class FileRead(OperationService, config=FilesConfig):
 
 
 def _joined(folder: str, path: str) -> str:
-    """A path below the tool's own folder; each is checked for itself, so that neither leads out of the other."""
+    """Join a path to the tool's own folder; each is checked separately, so that neither leads out of the other."""
     return "/".join([*split(folder), *split(path)])
 
 
 def _as_utf8(file: BinaryIO, size: int) -> BinaryIO:
-    """The file, if it is text; in UTF-8 when it says that it is in UTF-16 or UTF-32.
+    """Return the file if it is text, converted to UTF-8 from UTF-16 or UTF-32.
 
     Raises:
-        ToolError: it is binary; says what it is.
+        ToolError: the file is binary; the message names its kind.
     """
     head = file.read(_HEAD)
     for mark, encoding in _WIDE:
@@ -185,10 +185,10 @@ def _as_utf8(file: BinaryIO, size: int) -> BinaryIO:
 
 
 def _lines(file: BinaryIO, offset: int, start_line: int, lines: int, most: int) -> Part:
-    """So many lines from a place on, and at most so many bytes.
+    """Return ``lines`` lines, at most ``most`` bytes, from a position on.
 
     Raises:
-        ToolError: the file has no such line, or it is too far into the file, or binary data.
+        ToolError: there is no such line, it is too far into the file, or the file is binary.
     """
     at = _place_of(file, offset, start_line)
     file.seek(at)
@@ -205,7 +205,7 @@ def _lines(file: BinaryIO, offset: int, start_line: int, lines: int, most: int) 
         end = found + 1
         count += 1
     if count < lines and end < len(content) and (reached or not count):
-        # The last line of the file, or one that is longer than an answer.
+        # This is the last line of the file, or one that is longer than an answer may be.
         end = len(content)
         count += 1
     taken = content[:end]
@@ -216,7 +216,7 @@ def _lines(file: BinaryIO, offset: int, start_line: int, lines: int, most: int) 
 
 
 def _place_of(file: BinaryIO, offset: int, start_line: int) -> int:
-    """The byte at which a line begins, the first one being at ``offset``."""
+    """Return the byte offset at which a line begins; the first line begins at ``offset``."""
     file.seek(offset)
     at = offset
     left = start_line - 1
@@ -241,7 +241,7 @@ def _place_of(file: BinaryIO, offset: int, start_line: int) -> int:
 
 
 def _without_half(content: bytes) -> bytes:
-    """Bytes without a character of UTF-8 that was cut at their end."""
+    """Return the bytes without a UTF-8 character that was cut at their end."""
     for back in range(1, min(4, len(content)) + 1):
         byte = content[-back]
         if byte < 0x80:

@@ -1,7 +1,7 @@
-"""``get_weather``: the weather now and in the next days, anywhere.
+"""``get_weather``: report the current weather and the forecast for any place.
 
-``toolbus worker get_weather`` (needs ``toolbus[web]``). It comes from Open-Meteo, without a key. To take it from
-elsewhere, give ``GetWeather`` a provider of your own: one method, see ``WeatherProvider``.
+``toolbus worker get_weather`` (needs ``toolbus[web]``). The data comes from Open-Meteo, without a key. For another source,
+give ``GetWeather`` your own provider with one method, see ``WeatherProvider``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus import ToolResult, ToolService
-from toolbus_workers.forms import parameters, read_arguments, read_config
+from toolbus_workers.typed_arguments import parameters, read_arguments, read_config
 from toolbus_workers.web.weather import MAX_DAYS, WEATHER_SECONDS, Day, OpenMeteo, Report, WeatherProvider
 
 MAX_LOCATION = 200
@@ -21,7 +21,7 @@ _WINDS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """What a model says."""
+    """The arguments from the model."""
 
     location: Annotated[
         str,
@@ -33,11 +33,11 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What a tool's descriptor says.
+    """The config values from a tool's descriptor.
 
     Attributes:
         units: ``metric`` or ``imperial``.
-        language: of the names of places, such as ``de``.
+        language: language of the names of places, such as ``de``.
     """
 
     units: Literal["metric", "imperial"] = "metric"
@@ -45,10 +45,10 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class GetWeather(ToolService):
-    """Tells the weather.
+    """Reports the weather.
 
     Args:
-        provider: where it comes from; Open-Meteo when left out.
+        provider: source of the weather; Open-Meteo when left out.
     """
 
     id = "get-weather"
@@ -70,14 +70,16 @@ class GetWeather(ToolService):
         self._provider = provider or OpenMeteo()
 
     async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> ToolResult:
-        """Ask for the weather and put it into words."""
-        asked, told = read_arguments(Arguments, arguments), read_config(Config, config)
-        report = await self._provider.report(asked.location, days=asked.days, imperial=told.units == "imperial", language=told.language)
+        """Get the weather and return it as data and text."""
+        wanted, options = read_arguments(Arguments, arguments), read_config(Config, config)
+        report = await self._provider.report(
+            wanted.location, days=wanted.days, imperial=options.units == "imperial", language=options.language
+        )
         return ToolResult.ok(msgspec.to_builtins(report), output=shown(report))
 
 
 def shown(report: Report) -> str:
-    """A report as text, a line for each day; what is not known is left out."""
+    """Return a report as text, one line per day, without unknown values."""
     now, units = report.current, report.units
     wind = _with(now.wind, f" {units.wind}", "wind ")
     if wind and now.wind_direction is not None:

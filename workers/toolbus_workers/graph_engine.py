@@ -1,8 +1,8 @@
-"""The program in which a graph lives: Ladybug in a process of its own, which ``graph_store.embedded`` starts.
+"""Run the program that holds a graph: Ladybug in its own process, which ``graph_store.embedded`` starts.
 
-Ladybug has no switch for files and networks. While a statement of a caller runs, the process may open no further file and
-no socket (RLIMIT_NOFILE), whatever the statement says, and the transaction is read-only; the gate before it is there to say so well.
-Imports are statements of this module, with the callers' values as parameters.
+Ladybug has no switch for files and networks. While a caller's statement runs, the process may open no further file and no
+socket (RLIMIT_NOFILE), and the transaction is read-only. The gate before that only gives better error messages. Imports are
+statements of this module, with the callers' values as parameters.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAX_NAME = 200
 MAX_MESSAGE = 500
 # The parser takes many seconds for thousands of levels, and can't be interrupted.
 MAX_NESTING = 50
-# For a CASE within another it takes ever longer: 0.5 s for 10 levels, minutes for 40.
+# Nested CASEs take ever longer to parse: 0.5 s for 10 levels, minutes for 40.
 MAX_CASE_NESTING = 10
 MAX_CASES = 200
 
-# Addresses that the database sets aside for itself, a power of two; memory is bounded by the buffer pool.
+# Address space that the database reserves, a power of two; the buffer pool limits the memory.
 _ADDRESSES = 1 << 40
 _IN_MEMORY = 1 << 34
 _MISSING_SHOWN = 5
@@ -41,14 +41,14 @@ _CHANGING = frozenset(
     {"CREATE", "MERGE", "SET", "DELETE", "DETACH", "REMOVE", "DROP", "ALTER", "COPY", "LOAD", "CALL", "ATTACH", "INSTALL"}
 )
 _ALLOWED = "allowed is one reading statement of MATCH, OPTIONAL MATCH, UNWIND, WITH, WHERE, RETURN, UNION"
-# Quoted text and names, comments, words with what stands before them, and any other character.
+# Quoted text and names, comments, words with the character before them, and any other character.
 _TOKEN = re.compile(
     r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<comment>//|/\*)|(?P<open>['"`])"""
     r"""|(?P<property>(?<=[\w`)\]])\.\w+)|(?P<word>[^\W\d]\w*)|(?P<end>;)|(?P<other>\w+|\s+|.)""",
     re.DOTALL,
 )
 _TYPES = {bool: "BOOLEAN", int: "INT64", float: "DOUBLE", str: "STRING"}
-# Values of every kind, so that Python has loaded what turns them into its own before files are out of reach.
+# Values of every kind, so that Python has loaded the modules for converting them before files are out of reach.
 _WARM_UP = (
     "RETURN 1, 1.5, 'a', true, null, date('2020-01-01'), timestamp('2020-01-01 00:00:00'), interval('1 day'), gen_random_uuid(), "
     "CAST(1.5 AS DECIMAL(5, 2)), blob('a'), [1], {a: 1}, map([1], [2]), CAST(1 AS INT128)"
@@ -59,7 +59,7 @@ class Engine:
     """One database.
 
     Attributes:
-        path: of its file; empty for one in memory.
+        path: path of its file; empty for one in memory.
     """
 
     def __init__(self, path: str, memory: int, disk: int) -> None:
@@ -73,20 +73,20 @@ class Engine:
         confine(memory, disk if path else 0)
 
     def interrupt(self) -> None:
-        """Stop what runs; from another thread."""
+        """Stop the running statement; called from another thread."""
         self._connection.interrupt()
 
     def remove(self, folder: str) -> None:
-        """Remove the folder of the database's file, also while a statement runs; from another thread."""
+        """Remove the folder of the database's file, even while a statement runs; called from another thread."""
         if folder:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
             shutil.rmtree(folder, ignore_errors=True)
 
     def opened(self) -> None:
-        """Answer that the database could be opened."""
+        """Return to show that the database could be opened."""
 
     def query(self, query: str, parameters: dict[str, Any], max_rows: int, max_bytes: int) -> dict[str, Any]:
-        """Run one statement that passes the gate, without access to files, and without changing anything."""
+        """Run one statement that passes the gate, without access to files and without changes."""
         check(query)
         with self._shut(), self._transaction("READ ONLY", "ROLLBACK"):
             found = self._connection.execute(query, parameters)
@@ -107,7 +107,7 @@ class Engine:
             return {"columns": columns, "rows": rows, "more": found.has_next(), "cut": cuts}
 
     def schema(self) -> dict[str, Any]:
-        """Every label and type, by name."""
+        """Return every label and type, by name."""
         labels = [self._label(name, edges=kind == "REL") for name, kind in sorted(self.labels().items())]
         return {"vertices": [each for each in labels if not each["source"]], "edges": [each for each in labels if each["source"]]}
 
@@ -134,13 +134,13 @@ class Engine:
                 pattern = f"MATCH (a:`{source}` {{id: r.k0}}), (b:`{target}` {{id: r.k1}}) MERGE (a)-[x:`{label}`]->(b)"
             else:
                 pattern = f"MERGE (x:`{label}` {{id: r.k0}})"
-            # What a row does not say stays as it is.
+            # Properties that a row does not have keep their values.
             changes = ", ".join(f"x.`{name}` = coalesce(r.p{at}, x.`{name}`)" for at, name in enumerate(used))
             self._run(f"UNWIND $rows AS r {pattern}" + (f" SET {changes}" if changes else ""), {"rows": _uniform(given)})
             return {"rows": len(rows), "label": self._label(label, edges=edges)}
 
     def _make_room(self, label: str, source: str, target: str) -> None:
-        """See to it that a label is there, and is of the right kind."""
+        """Create a label unless it exists, and check that it has the right kind."""
         there = self.labels()
         same = next((name for name in there if name.lower() == label.lower()), None)
         if same is None:
@@ -161,7 +161,7 @@ class Engine:
             raise Refused(f"{label!r} are {what} in this graph; choose another name, or import those", "bad_kind")
 
     def _add_property(self, label: str, name: str, rows: list[dict[str, Any]], known: dict[str, str]) -> str:
-        """The type of a property, which is added to the label when it is new; empty when no row has a value of it."""
+        """Return the type of a property, and add a new one to the label; return "" when no row has a value of it."""
         kinds = {type(row[name]) for row in rows if row.get(name) is not None}
         if not kinds:
             return ""
@@ -189,7 +189,7 @@ class Engine:
             raise Refused(f"there are no vertices labelled {label!r}; {_known(there)}", "no_label")
 
     def labels(self) -> dict[str, str]:
-        """Kinds of labels and types by name."""
+        """Return the kinds of labels and types by name."""
         return {row[0]: row[1] for row in self._rows("CALL show_tables() RETURN name, type")}
 
     def _label(self, name: str, *, edges: bool) -> dict[str, Any]:
@@ -215,14 +215,14 @@ class Engine:
             yield
             self._run(end)
         except BaseException:
-            # A statement that fails may have ended the transaction already.
+            # A failed statement may have ended the transaction already.
             with contextlib.suppress(RuntimeError):
                 self._run("ROLLBACK")
             raise
 
     @contextlib.contextmanager
     def _shut(self) -> Iterator[None]:
-        """Let the process open nothing."""
+        """Keep the process from opening any file or socket."""
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, self._files[1]))
         try:
             yield
@@ -231,10 +231,10 @@ class Engine:
 
 
 def check(query: str) -> None:
-    """The gate: one statement, which only reads.
+    """Check that a text is one statement, which only reads.
 
     Raises:
-        Refused: it is something else; says what.
+        Refused: it is something else; the message names it.
     """
     words: list[str] = []
     ended = False
@@ -253,7 +253,7 @@ def check(query: str) -> None:
         ended = ended or kind == "end"
         if kind == "word":
             words.append(text.upper())
-            # Both words are reserved: they stand nowhere else.
+            # Both words are reserved, so they have no other meaning.
             cases = max(0, cases + (words[-1] == "CASE") - (words[-1] == "END"))
             if cases > MAX_CASE_NESTING:
                 raise Refused(f"CASEs are nested more than {MAX_CASE_NESTING} levels deep; write it flatter", "too_deep")
@@ -268,7 +268,7 @@ def check(query: str) -> None:
 
 
 def _uniform(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows in such an order that the first has as many values as possible: types are read from there."""
+    """Return the rows sorted so that the first has as many values as possible, since the types are taken from it."""
     return sorted(rows, key=lambda row: sum(value is None for value in row.values()))
 
 
@@ -281,7 +281,7 @@ def _as(kind: str, value: Any) -> Any:
 
 
 def _cell(value: Any) -> tuple[Any, int, bool]:
-    """A value as JSON has it, how long it is, and whether it was cut."""
+    """Return a value as JSON, its length, and whether it was cut."""
     plain = _plain(value)
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
     return (cut(text, MAX_CELL), MAX_CELL, True) if len(text) > MAX_CELL else (plain, len(text), False)
@@ -299,7 +299,7 @@ def _plain(value: Any) -> Any:
     if "_NODES" in value and "_RELS" in value:
         return {"vertices": _plain(value["_NODES"]), "edges": _plain(value["_RELS"])}
     if "_LABEL" in value:
-        # Of a vertex or an edge what people know it by; a match of several labels gives each the properties of all.
+        # Keep what identifies a vertex or edge; a match of several labels gives each the properties of all.
         return {"label": value["_LABEL"], **{name: _plain(each) for name, each in value.items() if name[0] != "_" and each is not None}}
     return {str(name): _plain(each) for name, each in value.items()}
 
@@ -309,36 +309,36 @@ def _known(labels: dict[str, str]) -> str:
 
 
 def _failure(error: BaseException, engine: Engine) -> dict[str, str]:
-    """What a model is told; it names no file and stays short."""
+    """Return the error for a model, short and without file names."""
     if isinstance(error, Refused):
-        return error.told()
-    said = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or "bad_alloc" in said or "Buffer manager" in said:
+        return error.as_error()
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "bad_alloc" in text or "Buffer manager" in text:
         message = "the statement needs more memory than the graph has; narrow it, bound paths (*1..3), or aggregate earlier"
         return {"type": "tool_error", "code": "out_of_memory", "message": message}
-    if said.startswith("Interrupted"):
+    if text.startswith("Interrupted"):
         return {"type": "deadline_exceeded", "code": "interrupted", "message": "the statement was interrupted"}
-    if "Too many open files" in said or "read-only transaction" in said or "establish connection" in said:
+    if "Too many open files" in text or "read-only transaction" in text or "establish connection" in text:
         message = f"a statement reaches no file and no network here, and changes nothing; {_ALLOWED}"
         return {"type": "forbidden", "code": "no_access", "message": message}
     if engine.path:
-        said = said.replace(engine.path, "the graph")
-    said = cut(re.sub(r"^\w+ exception: ", "", said), MAX_MESSAGE)
-    if re.search(r"Table \S+ does not exist", said):
-        said = f"{said} {_known(engine.labels())}"
-    return {"type": "invalid_arguments", "code": "bad_query", "message": said}
+        text = text.replace(engine.path, "the graph")
+    text = cut(re.sub(r"^\w+ exception: ", "", text), MAX_MESSAGE)
+    if re.search(r"Table \S+ does not exist", text):
+        text = f"{text} {_known(engine.labels())}"
+    return {"type": "invalid_arguments", "code": "bad_query", "message": text}
 
 
 def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
     operation = request.pop("do")
     try:
         return {"ok": getattr(engine, operation)(**request)}
-    except Exception as error:  # noqa: BLE001 - whatever a statement brings about, the others go on with this process
+    except Exception as error:  # noqa: BLE001 - a failing statement must not end the process for the others
         return {"error": _failure(error, engine)}
 
 
 def main(path: str, memory: int, disk: int, folder: str) -> None:
-    """Serve requests from standard input until it ends, and remove ``folder`` then, if there is one: the worker is gone."""
+    """Serve requests from standard input until it ends; then the worker is gone, so remove ``folder`` if there is one."""
     answers = answers_stream()
     try:
         engine = Engine(path, memory, disk)

@@ -1,8 +1,8 @@
 """Jokes in several styles: one service, and one tool for each style.
 
 It shows the two-tier form: a tool is a descriptor that names a ``style``, and the
-service reads that style from its config. A joke is chosen by its topic alone, so
-that a call which runs again on another worker yields the same text.
+service reads that style from its config. The topic alone decides which joke is told,
+so that a call which runs again on another worker yields the same text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_TOPIC = "computers"
 MAX_TOPIC = 80
 MAX_USER = 80
 
-# A topic may be singular or plural ("the moon", "cats"), so no verb depends on it and no line rhymes with it.
+# A topic may be singular or plural ("the moon", "cats"), so no verb may depend on it and no line may rhyme with it.
 JOKES: Mapping[str, tuple[str, ...]] = {
     "pun": (
         "I opened a bakery that is all about {topic}.\nBusiness was slow at first, but now we are on a roll.",
@@ -80,7 +80,7 @@ _OPENINGS = {"knock-knock": "Knock, knock.\nWho's there?\n"}
 
 
 def style_of(config: Mapping[str, Any]) -> str:
-    """The style that a tool's config asks for.
+    """Return the style that a tool's config names.
 
     Raises:
         ToolError: there are no jokes in that style.
@@ -96,30 +96,30 @@ def style_of(config: Mapping[str, Any]) -> str:
 
 
 def topic_of(arguments: Mapping[str, Any]) -> str:
-    """The topic as it stands in a joke: one line, not too long.
+    """Return the topic as it stands in a joke: one line of limited length.
 
     Raises:
-        ToolError: it is not text.
+        ToolError: the topic is not text.
     """
     given = arguments.get("topic")
     if given is None:
         return DEFAULT_TOPIC
-    # The two-tier form shows types to the model and enforces none; a number is a fine topic.
+    # The two-tier form shows types to the model without enforcing them; a number is a valid topic.
     if isinstance(given, bool) or not isinstance(given, (str, int, float)):
         raise ToolError(f"the topic must be a string, not {type(given).__name__}", code="bad_topic", type="invalid_arguments")
     return _one_line(str(given), MAX_TOPIC) or DEFAULT_TOPIC
 
 
 def joke(style: str, topic: str) -> str:
-    """The joke of a known style about a topic; equal topics get equal jokes."""
+    """Return the joke about a topic in a known style; equal topics get equal jokes."""
     jokes = JOKES[style]
-    # hash() differs from process to process; a worker that takes over must find the same joke.
+    # Not hash(), which differs between processes: a worker that takes over must find the same joke.
     key = hashlib.blake2b(f"{style}\n{topic.casefold()}".encode(errors="replace"), digest_size=8).digest()
     return _OPENINGS.get(style, "") + jokes[int.from_bytes(key) % len(jokes)].replace("{topic}", topic)
 
 
 def parts(user: str, style: str, topic: str) -> Iterator[str]:
-    """The whole answer in the parts it is streamed in: the greeting, then line by line."""
+    """Yield the answer in the parts in which it is streamed: the greeting, then line by line."""
     yield f"Hey {_one_line(user, MAX_USER) or 'there'}! "
     yield f"Here's a {style} for you:\n\n"
     yield from joke(style, topic).splitlines(keepends=True)

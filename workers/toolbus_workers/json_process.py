@@ -1,6 +1,6 @@
-"""``json_process``: the small things one does to a JSON document, in one tool; ``toolbus_workers.json_query`` has each by itself.
+"""``json_process``: common operations on a JSON document in one tool; ``toolbus_workers.json_query`` has separate tools.
 
-``toolbus worker json_process`` serves it. Documents and results are bounded as they are there.
+``toolbus worker json_process`` serves it. Documents and results have the same limits as there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _keys(value: Any) -> list[str]:
 
 
 def _flat(value: Any) -> dict[str, Any]:
-    """Every value that is no container, or an empty one, by its path."""
+    """Return every value that is no container, or an empty one, by its path."""
     found: dict[str, Any] = {}
     pending: list[tuple[str, Any]] = [("", value)]
     while pending:

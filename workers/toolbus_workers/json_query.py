@@ -1,9 +1,8 @@
 """Query, format and compare JSON documents.
 
-A document is given as JSON text or as a value. Both are checked before anything is
-done with them: size, nesting, and numbers and characters that JSON can't carry.
-Queries are JMESPath, run with a meter, since a short expression can ask for
-gigabytes (``[@,@]|[@,@]|…`` doubles its input at each step).
+A document is given as JSON text or as a value. Both are checked first: size, nesting, and
+numbers and characters that JSON can't carry. Queries are JMESPath, run with a meter, since
+a short expression can ask for gigabytes (``[@,@]|[@,@]|…`` doubles its input at each step).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class Difference(NamedTuple):
-    """One place where two documents differ; ``kind`` is ``+`` (added), ``-`` (removed) or ``~`` (changed)."""
+    """One difference between two documents; ``kind`` is ``+`` (added), ``-`` (removed) or ``~`` (changed)."""
 
     kind: str
     path: str
@@ -49,10 +48,10 @@ class Difference(NamedTuple):
 
 
 def load(document: object, name: str = "document") -> Any:
-    """The value of a document given as JSON text or as a value.
+    """Return the value of a document given as JSON text or as a value.
 
     Raises:
-        ToolError: it is malformed (with line and column), too large or too deep, or JSON can't carry it.
+        ToolError: the document is malformed (with line and column), too large or too deep, or JSON can't carry it.
     """
     value = _parse(document, name) if isinstance(document, str) else document
     Meter(name).weigh(value)
@@ -60,13 +59,13 @@ def load(document: object, name: str = "document") -> Any:
 
 
 def query(value: Any, expression: str) -> Any:
-    """The result of a JMESPath expression on a checked value.
+    """Return the result of a JMESPath expression on a checked value.
 
     Raises:
-        ToolError: the expression is wrong, fails on this value, or asks for too much.
+        ToolError: the expression is wrong, fails on this value, or costs too much.
     """
     try:
-        import jmespath  # noqa: PLC0415 - an extra; the other tools of this module do without it
+        import jmespath  # noqa: PLC0415 - from an extra that the module's other tools don't need
         from jmespath import exceptions, functions, visitor  # noqa: PLC0415 - as above
     except ModuleNotFoundError:
         message = "json_query needs the package jmespath: pip install 'toolbus[workers]'"
@@ -78,19 +77,19 @@ def query(value: Any, expression: str) -> Any:
     try:
         parsed = jmespath.compile(expression).parsed
         interpreter = visitor.TreeInterpreter(visitor.Options(custom_functions=_Functions(functions.Functions().call_function)))
-        # The interpreter visits every node of the expression, also inside functions, through this one method.
+        # This method visits every node of the expression, also within functions.
         interpreter.visit = _metered(interpreter.visit, meter)
         result = interpreter.visit(parsed, value)
     except exceptions.JMESPathTypeError as error:
         expected = " or ".join(map(str, error.expected_types))
         raise _fail(f"{error.function_name}() takes {expected}, not {error.actual_type}", "bad_expression") from None
     except exceptions.JMESPathError as error:
-        # The first line says it all; the others draw an arrow below the expression.
-        said = str(error).partition("\n")[0].removesuffix(", for expression:").rstrip(":")
-        raise _fail(f"bad expression: {_cut(said, 200)}", "bad_expression") from None
+        # The first line is enough; the others draw an arrow below the expression.
+        reason = str(error).partition("\n")[0].removesuffix(", for expression:").rstrip(":")
+        raise _fail(f"bad expression: {_cut(reason, 200)}", "bad_expression") from None
     except RecursionError:
         raise _fail("the expression is nested too deeply", "too_deep") from None
-    # What jmespath lets through: comparing text with numbers, a slice with step 0, a sum beyond floats.
+    # Errors that jmespath does not catch: comparing text with numbers, a slice with step 0, a sum beyond floats.
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise _fail(f"the expression fails on this document: {_cut(str(error), 200)}", "bad_expression") from None
     meter.weigh(result)
@@ -98,10 +97,10 @@ def query(value: Any, expression: str) -> Any:
 
 
 def formatted(value: Any, indent: int, *, sort_keys: bool = False) -> Iterator[str]:
-    """A checked value as JSON text, in parts; indent 0 means on one line.
+    """Yield a checked value as JSON text, in parts; indent 0 means one line.
 
     Raises:
-        ToolError: the text grows too long; what came before is kept.
+        ToolError: the text is too long; earlier parts have been yielded.
     """
     separators = (",", ": ") if indent else (",", ":")
     encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent or None, separators=separators, sort_keys=sort_keys)
@@ -122,7 +121,7 @@ def formatted(value: Any, indent: int, *, sort_keys: bool = False) -> Iterator[s
 
 
 def differences(left: Any, right: Any) -> Iterator[Difference]:
-    """Where two checked values differ, in the order of the left one; lists are compared position by position."""
+    """Yield the differences of two checked values in the order of the left one; lists are compared by position."""
     pending: list[tuple[_Path, Any, Any]] = [(None, left, right)]
     while pending:
         path, old, new = pending.pop()
@@ -193,27 +192,27 @@ def json_diff(
 
 
 class Meter:
-    """Weighs values as the trees they would be written out as, and adds up the work of a query.
+    """Weighs values by their size as JSON, and adds up the work of a query.
 
-    A value that is held in many places is weighed once and counted at each of them.
+    A value that is held in many places is weighed once but counted at each of them.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._work = 0
-        # The value is kept with its weight: were it freed, a new one could take its id.
+        # Keep the value with its weight: after it is freed, a new value could get its id.
         self._known: dict[int, tuple[object, int, int]] = {}
 
     def weigh(self, value: object) -> int:
-        """About how many characters the value has as JSON.
+        """Return about how many characters the value has as JSON.
 
         Raises:
-            ToolError: it is too large or too deep, or JSON can't carry it.
+            ToolError: the value is too large or too deep, or JSON can't carry it.
         """
         return self._weigh(value, 1)[0]
 
     def spend(self, value: object) -> None:
-        """Charge for a step of a query that produced ``value``.
+        """Charge the query for a step that produced ``value``.
 
         Raises:
             ToolError: the query has done too much, or the value is too large.
@@ -223,7 +222,7 @@ class Meter:
             raise _fail("the expression does too much work on this document; narrow it", "too_expensive")
 
     def _weigh(self, value: object, level: int) -> tuple[int, int]:
-        """The weight and the height of a value at a level of nesting, from 1."""
+        """Return the weight and the height of a value at a level of nesting, from 1."""
         if isinstance(value, (dict, list)):
             return self._weigh_container(value, level)
         if isinstance(value, str):
@@ -270,7 +269,7 @@ class Meter:
 
 
 class _Functions:
-    """JMESPath's functions, with the one that can multiply its arguments' size checked first."""
+    """JMESPath's functions, with a check before the one that can multiply the size of its arguments."""
 
     def __init__(self, call: Callable[[str, list[Any]], Any]) -> None:
         self._call = call
@@ -285,7 +284,7 @@ class _Functions:
 def _metered(visit: Callable[..., Any], meter: Meter) -> Callable[..., Any]:
     def metered(node: dict[str, Any], *values: Any) -> Any:
         result = visit(node, *values)
-        # `&name`, an expression handed to a function, is not a value.
+        # `&name` passes an expression to a function, and is not a value.
         if node["type"] != "expref":
             meter.spend(result)
         return result
@@ -308,7 +307,7 @@ def _parse(text: str, name: str) -> Any:
         raise _fail(message, "bad_json", {"line": error.lineno, "column": error.colno}) from None
     except RecursionError:
         raise _fail(f"the {name} is nested more than {MAX_DEPTH} levels deep", "too_deep") from None
-    # Python reads no integer of more than some thousand digits.
+    # Python can't read integers of more than some thousand digits.
     except ValueError as error:
         raise _fail(f"the {name} can't be read: {_cut(str(error), 200)}", "bad_json") from None
 
@@ -317,12 +316,12 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-# A path is linked to its parent's, and rendered only where documents differ: long keys are then not copied for each value.
+# A path links to its parent's and is rendered only where documents differ, so that long keys are not copied for each value.
 _Path = tuple[Any, str | int] | None
 
 
 class _Absent:
-    """Stands for a value that one of two documents does not have; None is a value."""
+    """Stands for a value that only one of two documents has, since None is a value."""
 
 
 _ABSENT = _Absent()
@@ -340,7 +339,7 @@ def _render(path: _Path) -> str:
 
 
 def _same(old: object, new: object) -> bool:
-    # 1 and 1.0 are one number in JSON, but true is not 1.
+    # In JSON 1 and 1.0 are the same number, but true is not 1.
     return old == new and isinstance(old, bool) == isinstance(new, bool) and isinstance(old, (dict, list)) == isinstance(new, (dict, list))
 
 

@@ -1,4 +1,4 @@
-"""A full-text index of the documents in a folder, in memory, kept current as files come, change and go."""
+"""A full-text index of the documents in a folder, in memory, updated as files are added, changed and removed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ CREATE VIRTUAL TABLE words USING fts5 (text, title, tokenize = 'porter unicode61
 """
 _PHRASE = re.compile(r'"([^"]*)"|([^"\s]+)')
 _WORD = re.compile(r"[^\W_]+")
-# Scripts without spaces between words: each of their characters counts as a word.
+# In scripts without spaces between words, each character counts as a word.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 
 class Info(NamedTuple):
-    """A document as the index knows it; ``error`` says why its text could not be read."""
+    """A document in the index; ``error`` is the reason when its text could not be read."""
 
     id: str
     path: str
@@ -52,7 +52,7 @@ class Info(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """A piece of a document's text; ``line`` is where it begins in the text."""
+    """A piece of a document's text; ``line`` is the line where it begins."""
 
     document: str
     number: int
@@ -61,12 +61,12 @@ class Passage(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The passage's id: its document's, and its number from 1."""
+        """The passage's id: its document's id, and its number from 1."""
         return f"{self.document}:{self.number}"
 
 
 class Statistics(NamedTuple):
-    """How many documents the index holds, readable or not, and how many it left out for its bounds."""
+    """The numbers of documents in the index, readable or not, and of those left out because of its limits."""
 
     documents: int
     left_out: int
@@ -75,7 +75,7 @@ class Statistics(NamedTuple):
 class Index:
     """The documents below one root.
 
-    Every method may be called from any thread; one at a time uses the database.
+    Every method may be called from any thread; they use the database one at a time.
     """
 
     def __init__(self, root: Root, *, most_documents: int, most_document: int, most_text: int, rescan: float) -> None:
@@ -92,17 +92,17 @@ class Index:
         self._database.executescript(_SCHEMA)
 
     def close(self) -> None:
-        """Free the index."""
+        """Close the index."""
         with self._lock:
             self._database.close()
 
     def refresh(self, check: Callable[[], None], seconds: float) -> Statistics:
-        """Take in what changed in the folder since the last time.
+        """Update the index with the changes in the folder since the last time.
 
-        ``check`` is called between files and may raise to stop; what was done until then stays.
+        ``check`` is called between files and may raise to stop the update; finished files stay in the index.
 
         Raises:
-            ToolError: another call is still at it, or the root can't be read.
+            ToolError: another call is still updating, or the root can't be read.
         """
         if not self._lock.acquire(timeout=max(0.0, seconds)):
             message = "the documents are still being indexed; try again in a few seconds"
@@ -117,10 +117,10 @@ class Index:
             self._lock.release()
 
     def search(self, query: str, collection: str, most: int) -> list[tuple[int, float]]:
-        """The passages that fit a query best: their places in the index, and scores of which more is better.
+        """Return the best passages for a query: their places in the index, and scores (higher is better).
 
         Raises:
-            ToolError: the query holds no word.
+            ToolError: the query contains no word.
         """
         expression = _expression(query)
         sql = (
@@ -133,27 +133,27 @@ class Index:
         return [(place, round(-score, 6)) for place, score in found]
 
     def passage(self, place: int) -> tuple[Passage, Info] | None:
-        """A passage and its document, unless the file changed meanwhile."""
+        """Return a passage and its document, or None when the file has changed."""
         with self._lock:
             row = self._database.execute("SELECT document, number, line, text FROM passages WHERE id = ?", (place,)).fetchone()
             info = row and self._database.execute("SELECT * FROM documents WHERE id = ?", (row[0],)).fetchone()
         return None if info is None else (Passage(*row), Info(*info))
 
     def document(self, id: str, collection: str) -> Info | None:
-        """A document of a collection."""
+        """Return a document of a collection, or None."""
         with self._lock:
             row = self._database.execute("SELECT * FROM documents WHERE id = ?", (id,)).fetchone()
         info = None if row is None else Info(*row)
         return info if info is not None and info.path.startswith(collection) else None
 
     def passages(self, document: str, first: int, most: int) -> list[Passage]:
-        """Passages of a document, from a number on."""
+        """Return passages of a document, starting at a number."""
         sql = "SELECT document, number, line, text FROM passages WHERE document = ? AND number >= ? ORDER BY number LIMIT ?"
         with self._lock:
             return [Passage(*row) for row in self._database.execute(sql, (document, first, most)).fetchall()]
 
     def skipped(self, collection: str, most: int) -> tuple[int, list[Info]]:
-        """How many documents of a collection could not be read, and the first of them by path."""
+        """Return the number of unreadable documents in a collection, and the first of them by path."""
         where = "FROM documents WHERE error != '' AND substr(path, 1, ?) = ?"
         with self._lock:
             (count,) = self._database.execute(f"SELECT count(*) {where}", (len(collection), collection)).fetchone()
@@ -176,7 +176,7 @@ class Index:
             self._known[path] = entry.identity
 
     def _forget(self, path: str) -> int:
-        """Drop a document; returns how many characters it had."""
+        """Drop a document and return its number of characters."""
         document = document_id(path)
         self._known.pop(path, None)
         row = self._database.execute("SELECT characters FROM documents WHERE id = ?", (document,)).fetchone()
@@ -188,7 +188,7 @@ class Index:
         return int(row[0])
 
     def _take_in(self, entry: Entry, room: int) -> int:
-        """Add a document, readable or not; returns how many characters it has."""
+        """Add a document, readable or not, and return its number of characters."""
         try:
             title, text = self._read(entry, room)
             pieces = list(_pieces(text))
@@ -197,7 +197,7 @@ class Index:
             error = str(reason)
         except ToolError as reason:
             error = reason.error.message
-        except Exception as reason:  # noqa: BLE001 - whatever is in a file, the others stay searchable
+        except Exception as reason:  # noqa: BLE001 - no file may make the others unsearchable
             error = f"it can't be read ({type(reason).__name__})"
         else:
             return len(text)
@@ -223,22 +223,22 @@ class Index:
             raise Unreadable(f"it has {entry.size:,} bytes; at most {self._most_document:,} are read")
         with self._root.open(entry.path) as (file, _):
             content = file.read(self._most_document + 1)
-        # What is packed may hold much more than its size.
+        # A packed file may hold much more text than its size.
         most = min(self._most_document, len(content) * (20 if format_of(entry.path) in ZIPPED else 1))
         found = read(content, entry.path, most)
         if len(found.text) > room:
             raise Unreadable("the index is full; an operator may raise its limit of text")
-        # Lone surrogates, which UTF-16 and its like may hold, have no place in a database.
+        # The database can't store lone surrogates, which UTF-16 text may contain.
         return found.title.encode("utf-8", "replace").decode(), found.text.encode("utf-8", "replace").decode()
 
 
 def document_id(path: str) -> str:
-    """The id of the document at a path: the same in every worker, and after every restart."""
+    """Return the id of the document at a path: the same in every worker, and after every restart."""
     return f"d{hashlib.blake2b(path.encode(), digest_size=8).hexdigest()}"
 
 
 def _pieces(text: str) -> list[tuple[int, str]]:
-    """The passages of a text with the lines they begin in."""
+    """Return the passages of a text with the lines where they begin."""
     found: list[tuple[int, str]] = []
     line = 1
     for piece in parts(text, PASSAGE):
@@ -254,14 +254,14 @@ def _spaced(text: str) -> str:
 
 
 def _expression(query: str) -> str:
-    """A query as the index's language has it: every word and every phrase in quotes, so that nothing in it is syntax.
+    """Return a query in the index's language: every word and phrase in quotes, so that nothing in it is syntax.
 
     Raises:
-        ToolError: there is no word in it.
+        ToolError: the query contains no word.
     """
     terms: dict[str, None] = {}
     for phrase, word in _PHRASE.findall(query):
-        # What hyphens and the like join belongs together.
+        # Words that are joined by hyphens and the like become a phrase.
         words = _WORD.findall(_spaced(phrase or word))[:MAX_TERMS]
         if words:
             terms['"' + " ".join(each[:MAX_TERM] for each in words) + '"'] = None

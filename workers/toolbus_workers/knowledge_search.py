@@ -1,8 +1,8 @@
-"""Full-text search over a folder of documents: text, Markdown, HTML, docx, odt and epub.
+"""Search a folder of documents by full text: text, Markdown, HTML, docx, odt and epub.
 
 ``TOOLBUS_KNOWLEDGE_FOLDER=/path toolbus worker knowledge_search`` serves ``knowledge_search``, which streams
-the passages that fit best, and ``get_document_info``, which tells about the document of one. The index is in memory
-and follows the folder; ids are made of paths, so that every worker over a folder knows the same ones.
+the best passages, and ``get_document_info``, which describes a document. The index is in memory and follows the
+folder. Ids are made from paths, so all workers over a folder use the same ones.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class KnowledgeConfig(Config, frozen=True, kw_only=True):
-    """What a tool's descriptor may say.
+    """The config values that a tool's descriptor may set.
 
     Attributes:
-        collection: the folder below the root whose documents the tool knows; all of them when empty.
+        collection: folder below the root with the tool's documents; all documents when empty.
         max_passages: most passages of one search.
     """
 
@@ -47,13 +47,13 @@ class KnowledgeConfig(Config, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder and what is read of it; each is read from ``TOOLBUS_KNOWLEDGE_<NAME>``.
+    """The folder, and limits on what is read of it; each is read from ``TOOLBUS_KNOWLEDGE_<NAME>``.
 
     Attributes:
-        folder: the root of the documents.
-        documents: most documents; by path, the first are taken.
-        document: most bytes of one document, and ``text`` most characters of all of them.
-        rescan: seconds for which the folder is not looked at again.
+        folder: root of the documents.
+        documents: most documents; the first by path are taken.
+        document, text: most bytes of one document, and most characters of all documents.
+        rescan: least seconds between two scans of the folder.
     """
 
     folder: str = ""
@@ -64,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnowledgeSearch(OperationService, config=KnowledgeConfig):
-    """Full-text search over a folder of documents."""
+    """Searches a folder of documents by full text."""
 
     id = "knowledge_search"
 
@@ -73,7 +73,7 @@ class KnowledgeSearch(OperationService, config=KnowledgeConfig):
         self._index: Index | None = None
 
     async def startup(self) -> None:
-        """Make an empty index, which the first call fills."""
+        """Create an empty index, which the first call fills."""
         if self._limits.folder:
             self._index = Index(
                 Root(self._limits.folder),
@@ -84,7 +84,7 @@ class KnowledgeSearch(OperationService, config=KnowledgeConfig):
             )
 
     async def cleanup(self) -> None:
-        """Free the index."""
+        """Close the index."""
         if self._index is not None:
             self._index.close()
 
@@ -120,8 +120,8 @@ class KnowledgeSearch(OperationService, config=KnowledgeConfig):
         notes = [f"{unreadable} documents could not be read"] if unreadable else []
         notes += [f"{known.left_out} documents are over the index's limit and not searched"] if known.left_out else []
         yield from (f"({note})\n" for note in notes)
-        told = [{"document_id": each.id, "path": each.path, "error": each.error} for each in skipped]
-        yield ToolResult.ok({"passages": passages, "documents": known.documents, "notes": notes, "skipped": told})
+        unreadable_documents = [{"document_id": each.id, "path": each.path, "error": each.error} for each in skipped]
+        yield ToolResult.ok({"passages": passages, "documents": known.documents, "notes": notes, "skipped": unreadable_documents})
 
     @operation(group="knowledge", timeout=60.0)
     def get_document_info(

@@ -1,8 +1,8 @@
 """Services whose tools are methods that also get the config of the called tool.
 
 An operator adds a tool to such a service with a descriptor that names the ``operation``
-and limits it (``{"operation": "data_analysis", "max_rows": 20, …}``); arguments are checked
-by the method's annotations, whichever descriptor the call came through.
+and limits it (``{"operation": "data_analysis", "max_rows": 20, …}``). Arguments are checked
+by the method's annotations, for every descriptor.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MARK = "__toolbus_operation__"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tool's descriptor may say; services add fields, each of which is a config param."""
+    """The config values that a tool's descriptor may set; services add fields, and each becomes a config param."""
 
     operation: str = ""
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A method of a service as it is run: the descriptor of its own tool, and the binder of its arguments."""
+    """A method of a service as an operation: the descriptor of its own tool, and the binder of its arguments."""
 
     function: Callable[..., Any]
     bind: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -38,7 +38,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def operation(*, effect: Effect = "read", timeout: float = 60.0, category: str = "data", group: str = "") -> Callable[[F], F]:
-    """Make a method ``(self, config, …)`` an operation and a tool of its own name."""
+    """Make a method ``(self, config, …)`` an operation, and a tool with the method's name."""
 
     def mark(function: F) -> F:
         setattr(function, _MARK, {"effect": effect, "timeout": timeout, "category": category, "groups": [group] if group else []})
@@ -81,10 +81,10 @@ class OperationService(ToolService):
 
 
 def load_limits(limits: type[L], prefix: str, environ: Mapping[str, str] | None = None) -> L:
-    """A service's own limits from ``<prefix><FIELD>`` variables, or their defaults.
+    """Return a service's own limits from ``<prefix><FIELD>`` variables, or their defaults.
 
     Raises:
-        ConfigurationError: naming the variable that is wrong.
+        ConfigurationError: a variable is wrong; the message names it.
     """
     variables = os.environ if environ is None else environ
     values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Bar, line and pie charts as SVG, without any library: the same numbers give the same picture."""
+"""Draw bar, line and pie charts as SVG without any library; the same numbers give the same picture."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 50, 100
 _COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#64748b")
 _MOST_LABELS, _MOST_DOTS = 24, 60
 _LABEL, _LEGEND, _TITLE = 14, 18, 80
-# What XML can't hold, not even escaped.
+# Characters that XML can't hold, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Chart(NamedTuple):
-    """What is drawn: for each series its name, and a value or None for each label."""
+    """The content of a chart: each series has a name, and a value or None for each label."""
 
     kind: Literal["bar", "line", "pie"]
     title: str
@@ -26,7 +26,7 @@ class Chart(NamedTuple):
 
 
 def plot(chart: Chart) -> str:
-    """The chart as an SVG document, whose text stays text."""
+    """Return the chart as an SVG document, whose text stays text."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
@@ -40,7 +40,7 @@ def plot(chart: Chart) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers that span a range, zero among them if it lies within."""
+    """Return round numbers that span a range, including zero if it lies within."""
     if not high > low:
         high = low + (abs(low) or 1.0)
     rough = (high - low) / (most - 1)
@@ -51,10 +51,10 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def _axes(chart: Chart) -> list[str]:
-    """The frame of bars and lines, and what is in it."""
+    """Return the frame of bars and lines, with its content."""
     given = [value for _, values in chart.series for value in values if value is not None] or [0.0]
     low, high = min(given), max(given)
-    # Lengths of bars are compared, so they begin at zero.
+    # The lengths of bars are compared, so bars must begin at zero.
     marks = ticks(min(low, 0.0), max(high, 0.0)) if chart.kind == "bar" else ticks(low, high)
     bottom, top = marks[0], marks[-1]
 
@@ -94,7 +94,7 @@ def _bars(points: list[tuple[float, float] | None], base: float, at: int, wide: 
 
 
 def _line(points: list[tuple[float, float] | None], at: int) -> list[str]:
-    """Lines between neighbours; dots at the values when they are few, and where gaps on both sides would hide one."""
+    """Return lines between neighbours, with dots when there are few values, or where gaps on both sides would hide one."""
     path = "".join(
         f"{'L' if before is not None else 'M'}{point[0]:.1f} {point[1]:.1f}"
         for before, point in zip([None, *points], points, strict=False)
@@ -111,7 +111,7 @@ def _line(points: list[tuple[float, float] | None], at: int) -> list[str]:
 
 def _pie(chart: Chart) -> list[str]:
     values = [value or 0.0 for value in chart.series[0][1]]
-    # The greatest first: values near the limit of numbers must not add up to infinity.
+    # Divide by the greatest value first, so that values near the limit of numbers don't add up to infinity.
     scale = max(values)
     shares = [value / scale for value in values]
     total = sum(shares)

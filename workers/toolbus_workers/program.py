@@ -1,7 +1,7 @@
-"""Programs in processes of their own, which are asked one thing at a time and can be interrupted or killed.
+"""Run programs in their own processes, which get one request at a time and can be interrupted or killed.
 
-What a program does is beyond its worker's memory, its files and its loop: a library that crashes, hangs or eats memory
-takes only this process with it. The other end is ``toolbus_workers.confined``.
+A program can't reach its worker's memory, files and event loop: a library that crashes, hangs or eats memory ends only this
+process. The other end is ``toolbus_workers.confined``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, cast
 
 from toolbus import ToolError
 
-# An interrupted request that has not ended by then is ended with its process.
+# Seconds after which an interrupted request is ended together with its process, and interruptions until then.
 _GRACE, _INTERRUPTIONS = 0.5, 10
 _MAX_ANSWER = 16 << 20
 _PACKAGES = str(Path(__file__).parents[1])
 
 
 class Program:
-    """One process; its owner sees to it that requests take turns.
+    """One process; its owner makes sure that requests take turns.
 
     Args:
-        lost: what a model is told when the process ends in the middle of a request.
+        lost: the message for a model when the process ends during a request.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, lost: str) -> None:
@@ -59,11 +59,11 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can still be asked."""
+        """Whether the process can still answer."""
         return self._process.returncode is None
 
     async def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer, or None when time was up; however this ends, nothing of it runs afterwards.
+        """Return the answer, or None after ``seconds``; in every case no part of the request runs afterwards.
 
         Raises:
             ToolError: the process ended.
@@ -84,7 +84,7 @@ class Program:
         await self._process.wait()
 
     def _kill(self) -> None:
-        # Only once: a second time would take the exit status away from who waits for it.
+        # Kill only once, since a second call would take the exit status away from the waiting task.
         if self.alive and not self._killed:
             self._killed = True
             with contextlib.suppress(ProcessLookupError):
@@ -92,7 +92,7 @@ class Program:
 
     async def _stop(self, reading: asyncio.Future[dict[str, Any]]) -> None:
         try:
-            # An interruption that comes before the request has really begun goes unheard.
+            # An interruption before the request has really begun has no effect, so it is repeated.
             for _ in range(_INTERRUPTIONS):
                 self._send({"do": "interrupt"})
                 if (await asyncio.wait([reading], timeout=_GRACE / _INTERRUPTIONS))[0]:

@@ -1,4 +1,4 @@
-"""Reports as Markdown and HTML. What is given is text in them, whatever it says, and charts are images, which run nothing."""
+"""Write reports as Markdown and HTML. All input becomes plain text in them, and charts are images, which can't run scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_COLUMNS = 50
 MAX_TEXT = 50_000
 MAX_CHART = 200_000
 
-# What Markdown would take for a tag, a link or an emphasis in a cell or heading; paragraphs keep their emphasis.
+# Characters that are markup in a cell or heading of Markdown; paragraphs keep their emphasis.
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#])")
 _TAGS = re.compile(r"[<\[\]]")
 _STYLE = (
@@ -26,7 +26,7 @@ _STYLE = (
 
 
 class Problem(Exception):
-    """A section that can't be written, with the error's code."""
+    """A section can't be written; ``code`` is the error's code."""
 
     def __init__(self, message: str, code: str) -> None:
         self.code = code
@@ -37,10 +37,10 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a report.
 
     Attributes:
-        heading: above it.
-        text: paragraphs, with an empty line between them.
-        table: ``columns`` (names, or objects with a name) and ``rows`` (lists), as data_analysis and graph_query give them.
-        chart: SVG, as draw_chart gives it.
+        heading: heading of the section.
+        text: paragraphs, separated by empty lines.
+        table: ``columns`` (names, or objects with a name) and ``rows`` (lists), as data_analysis and graph_query return them.
+        chart: SVG, as draw_chart returns it.
     """
 
     heading: str
@@ -50,7 +50,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A section's table as it is written; ``left_out`` rows are not in it."""
+    """A section's table as it is written; ``left_out`` is the number of missing rows."""
 
     columns: list[str]
     rows: list[list[str]]
@@ -58,10 +58,10 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def markdown_report(title: str, sections: list[Section]) -> str:
-    """The report as Markdown; charts are images within it.
+    """Return the report as Markdown; charts are embedded images.
 
     Raises:
-        Problem: a table or chart is not what it must be, or something is too long.
+        Problem: a table or chart is invalid, or something is too long.
     """
     lines = [f"# {_plain(title)}", ""]
     for at, section in enumerate(sections):
@@ -77,7 +77,7 @@ def markdown_report(title: str, sections: list[Section]) -> str:
 
 
 def html_report(title: str, sections: list[Section]) -> str:
-    """The report as one HTML page that needs nothing else and runs nothing.
+    """Return the report as one HTML page that needs no other file and runs no script.
 
     Raises:
         Problem: see ``markdown_report``.
@@ -119,7 +119,7 @@ def _table(at: int, section: Section) -> Table | None:
 
 
 def _image(at: int, section: Section) -> str:
-    """A chart as the address of an image, in which browsers run no script and load nothing."""
+    """Return a chart as the address of an image, in which browsers run no script and load nothing."""
     if "<svg" not in section.chart[:1_000] or len(section.chart) > MAX_CHART:
         what = f'SVG of at most {MAX_CHART:,} characters, as {{"$from": "draw_chart", "path": "svg"}} gives it'
         raise Problem(f"sections[{at}].chart must be {what}", "bad_chart")
@@ -135,5 +135,5 @@ def _line(cells: list[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text on one line of Markdown, in which nothing is markup."""
+    """Return a text on one line of Markdown, in which nothing is markup."""
     return _MARKUP.sub(r"\\\1", " ".join(text.split()))

@@ -1,7 +1,7 @@
-"""Files under one root folder, and no others.
+"""Read files under one root folder, and no others.
 
-A path is opened component by component, each relative to the opened folder before it and never through a link:
-no ``..``, link or change behind our back leads out of the root.
+A path is opened component by component, each relative to the opened folder before it and never through a link, so that
+no ``..``, no link and no concurrent change leads out of the root.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_DEPTH = 40
 MAX_ENTRIES = 20_000
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a pipe waits for somebody to write to it.
+# Without O_NONBLOCK, opening a pipe would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 _KINDS = {
@@ -36,7 +36,7 @@ _KINDS = {
 
 
 class Entry(NamedTuple):
-    """What stands in a folder; ``kind`` is ``file``, ``folder``, or what it is instead, which can't be opened."""
+    """An entry of a folder; ``kind`` is ``file``, ``folder``, or the name of another kind, which can't be opened."""
 
     path: str
     kind: str
@@ -49,23 +49,23 @@ class Root:
     """A folder whose files may be read."""
 
     def __init__(self, path: str) -> None:
-        self._path = os.path.abspath(path)  # noqa: PTH100 - a string is all that the system wants
+        self._path = os.path.abspath(path)  # noqa: PTH100 - os functions only need a string
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-        """A regular file, opened, and what the system says about it.
+        """Open a regular file; provide it with its status.
 
         Raises:
-            ToolError: the path is wrong, leads out of the root, or is no file that can be read.
+            ToolError: the path is invalid, leads out of the root, or is no readable file.
         """
         *folders, name = split(path) or [""]
         if not name:
             raise ToolError("the path names the root folder, not a file; list it instead", type="invalid_arguments", code="is_folder")
-        with self._folder(folders, path) as folder, _told(path):
+        with self._folder(folders, path) as folder, _translated_errors(path):
             kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
             if kind != stat.S_IFREG:
                 raise _not_a_file(path, kind)
-            # It may have become something else meanwhile: what counts is what was opened.
+            # The file may have been replaced in between, so the opened one is checked again.
             file = os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb")
             with file:
                 status = os.fstat(file.fileno())
@@ -74,19 +74,19 @@ class Root:
                 yield file, status
 
     def entries(self, path: str, most: int) -> tuple[list[Entry], int]:
-        """The first entries of a folder by name, folders first, and how many it has in all; of a huge one, only some are looked at.
+        """Return the first entries of a folder by name, folders first, and their total number; large folders are read in part.
 
         Raises:
-            ToolError: the path is wrong, leads out of the root, or is no folder that can be read.
+            ToolError: the path is invalid, leads out of the root, or is no readable folder.
         """
         parts = split(path)
-        with self._folder(parts, path) as folder, _told(path):
+        with self._folder(parts, path) as folder, _translated_errors(path):
             found = list(islice(_scan(folder, "/".join(parts)), MAX_ENTRIES))
         found.sort(key=lambda entry: (entry.kind != "folder", entry.path))
         return found[:most], len(found)
 
     def walk(self, most: int) -> Iterator[Entry]:
-        """The files of the root and the folders in it, in the order of their paths, without those that begin with a dot."""
+        """Yield the files below the root in the order of their paths, without names that begin with a dot."""
         left = most
         pending = [""]
         while pending:
@@ -110,7 +110,7 @@ class Root:
 
     @contextlib.contextmanager
     def _folder(self, parts: list[str], path: str) -> Iterator[int]:
-        with _told(path):
+        with _translated_errors(path):
             try:
                 folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
@@ -130,10 +130,10 @@ class Root:
 
 
 def split(path: str) -> list[str]:
-    """The components of a relative path.
+    """Return the components of a relative path.
 
     Raises:
-        ToolError: it is absolute, goes up, is too long, or can't be a path.
+        ToolError: the path is absolute, goes up, is too long, or is invalid.
     """
     if len(path) > MAX_PATH or path.count("/") > MAX_DEPTH:
         raise _wrong(f"the path is too long; at most {MAX_PATH} characters and {MAX_DEPTH} folders are allowed", "bad_path")
@@ -153,7 +153,7 @@ def split(path: str) -> list[str]:
 
 
 def date(seconds: float) -> str:
-    """A time of the system's as a date; empty for one beyond the calendar, which a file may have."""
+    """Return a time (seconds since 1970) as an ISO date; empty when it is beyond the calendar."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
@@ -167,7 +167,7 @@ def _scan(folder: int, prefix: str) -> Iterator[Entry]:
                 status = each.stat(follow_symlinks=False)
                 each.name.encode()
             except (OSError, UnicodeEncodeError):
-                # Gone meanwhile, or with a name that no caller could write.
+                # The entry is gone, or has a name that no caller could write.
                 continue
             mode = stat.S_IFMT(status.st_mode)
             kind = "file" if mode == stat.S_IFREG else "folder" if mode == stat.S_IFDIR else _KINDS.get(mode, "something else")
@@ -176,8 +176,8 @@ def _scan(folder: int, prefix: str) -> Iterator[Entry]:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Turns the system's errors into those of a tool."""
+def _translated_errors(path: str) -> Iterator[None]:
+    """Turn the system's errors into errors of a tool."""
     shown = path if len(path) <= 200 else f"{path[:199]}…"
     try:
         yield
@@ -198,8 +198,8 @@ def _not_a_file(path: str, kind: int) -> ToolError:
     shown = path if len(path) <= 200 else f"{path[:199]}…"
     if kind == stat.S_IFDIR:
         return _wrong(f"{shown!r} is a folder; list it, or name a file in it", "is_folder")
-    said = _KINDS.get(kind, "no regular file")
-    hint = "on the way to it is a symbolic link, or it is one; links are not followed" if kind == stat.S_IFLNK else f"it is {said}"
+    kind_name = _KINDS.get(kind, "no regular file")
+    hint = "on the way to it is a symbolic link, or it is one; links are not followed" if kind == stat.S_IFLNK else f"it is {kind_name}"
     return ToolError(f"{shown!r} can't be opened: {hint}; choose another file", type="forbidden", code="not_a_file")
 
 

@@ -1,6 +1,6 @@
-"""Tools over a text or Markdown document, each streaming its answer as it finds it.
+"""Tools for a text or Markdown document; each streams its answer.
 
-Every answer depends on the arguments alone, so that a call which runs again on
+Every answer depends only on the arguments, so that a call which runs again on
 another worker yields the same text. Every pass is linear in the text's length.
 """
 
@@ -25,7 +25,7 @@ MAX_STREAM_SECONDS = 60
 WORDS_PER_MINUTE = 238
 LINE_SHOWN = 200
 
-# Progress at every part would double the frames of a long stream.
+# Reporting progress after every part would double the frames of a long stream.
 _PROGRESS_STEPS = 100
 
 _WORD = re.compile(r"[^\W_]++(?:['’-][^\W_]++)*+")
@@ -50,7 +50,7 @@ _STOP_WORDS = frozenset(_COMMON.split())
 
 
 class Heading(NamedTuple):
-    """A Markdown heading and the line it stands on, from 1."""
+    """A Markdown heading with its line number, from 1."""
 
     level: int
     title: str
@@ -58,10 +58,10 @@ class Heading(NamedTuple):
 
 
 def check_text(text: str) -> str:
-    """The text unchanged.
+    """Return the text unchanged after checking its length.
 
     Raises:
-        ToolError: it is too long.
+        ToolError: the text is too long.
     """
     if len(text) > MAX_TEXT:
         raise _fail(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} are allowed", "too_long")
@@ -69,7 +69,7 @@ def check_text(text: str) -> str:
 
 
 def headings(text: str) -> Iterator[Heading]:
-    """The headings of a Markdown text, in both of its styles; code blocks have none."""
+    """Yield the headings of a Markdown text, in both of its styles; code blocks have none."""
     previous = ""
     for number, line in _outside_fences(text):
         found = _HEADING.match(line)
@@ -83,7 +83,7 @@ def headings(text: str) -> Iterator[Heading]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """The text cut behind its blank lines; joined, the pieces are the text again."""
+    """Yield the text cut after its blank lines; the joined pieces are the text again."""
     held: list[str] = []
     blank = False
     for line in text.splitlines(keepends=True):
@@ -97,9 +97,9 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def parts(text: str, size: int) -> Iterator[str]:
-    """The text in parts of at most ``size`` characters: whole paragraphs, and long ones cut at a space.
+    """Yield the text in parts of at most ``size`` characters: whole paragraphs, and long ones cut at a space.
 
-    Joined, the parts are the text again.
+    The joined parts are the text again.
     """
     held: list[str] = []
     length = 0
@@ -121,17 +121,17 @@ def parts(text: str, size: int) -> Iterator[str]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in order."""
+    """Return the words of a text, in order."""
     return _WORD.findall(text)
 
 
 def frequencies(text: str) -> Counter[str]:
-    """How often each word occurs, in lower case, without the words that every text has."""
+    """Return how often each word occurs, in lower case, without common words."""
     return Counter(word for word in (word.lower().replace("’", "'") for word in words(text)) if len(word) > 1 and word not in _STOP_WORDS)
 
 
 def prose(text: str) -> Iterator[str]:
-    """The paragraphs of a Markdown text as plain one-line prose, without headings, code, tables and markup."""
+    """Yield the paragraphs of a Markdown text as plain one-line prose, without headings, code, tables and markup."""
     held: list[str] = []
     last = 0
     for number, line in _outside_fences(text):
@@ -150,7 +150,7 @@ def prose(text: str) -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a text or Markdown document."""
+    """Yield the sentences of a text or Markdown document."""
     for paragraph in prose(text):
         start = 0
         for stop in _STOP.finditer(paragraph):
@@ -162,9 +162,9 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def summary(text: str, count: int) -> tuple[list[str], int]:
-    """The ``count`` sentences that say most, in the text's order, and how many it has in all.
+    """Return the ``count`` most informative sentences in the text's order, and the total number of sentences.
 
-    A sentence weighs what its words weigh: the more often a word occurs in the text, the more.
+    A sentence's weight is that of its words, and a word's weight is how often it occurs in the text.
     """
     everything = list(sentences(text))
     weights = frequencies(" ".join(everything))
@@ -172,7 +172,7 @@ def summary(text: str, count: int) -> tuple[list[str], int]:
     for index, sentence in enumerate(everything):
         found = frequencies(sentence)
         length = len(words(sentence))
-        # Fragments and run-on sentences make a poor summary, even when their words are frequent.
+        # Fragments and run-on sentences make a poor summary, even with frequent words.
         if 4 <= length <= 60 and found:
             scored.append((-sum(weights[word] for word in found) / (8 + length), index))
     if not scored:
@@ -223,8 +223,8 @@ def text_search(
     pattern = re.compile(re.escape(query), re.IGNORECASE)
     matches: list[dict[str, object]] = []
     total = 0
-    printed = 0  # so many lines, counted from the top, need no more thought
-    shown_to = 0  # and so many belong to the last match and its context
+    printed = 0  # number of lines from the top that are printed or skipped
+    shown_to = 0  # number of lines up to the end of the last match's context
     for index, line in enumerate(lines):
         match = pattern.search(line)
         total += match is not None
@@ -269,7 +269,7 @@ def text_stats(text: str, top: Annotated[int, Meta(ge=0, le=100)] = 10) -> Itera
     stats["reading_seconds"] = seconds
     yield f"sentences: {stats['sentences']}\n"
     yield f"reading time: {seconds // 60} min {seconds % 60} s at {WORDS_PER_MINUTE} words a minute\n"
-    # Counter.most_common keeps the order of first sight among equals; the alphabet is easier to rely on.
+    # most_common keeps the order of first occurrence among equal counts; alphabetical order is more predictable.
     ranked = sorted(frequencies(text).items(), key=lambda item: (-item[1], item[0]))[:top]
     if ranked:
         yield "most frequent words: " + ", ".join(f"{_excerpt(word)} ({count})" for word, count in ranked) + "\n"
@@ -328,7 +328,7 @@ def _fail(message: str, code: str) -> ToolError:
 
 
 def _excerpt(line: str, at: int = 0) -> str:
-    """A line, or the part of a long one around position ``at``."""
+    """Return a line, or the part of a long one around position ``at``."""
     if len(line) <= LINE_SHOWN:
         return line
     start = min(max(at - LINE_SHOWN // 2, 0), len(line) - LINE_SHOWN)
@@ -337,7 +337,7 @@ def _excerpt(line: str, at: int = 0) -> str:
 
 
 def _outside_fences(text: str) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a Markdown text that stand in neither front matter nor a fenced code block."""
+    """Yield the numbered lines of a Markdown text outside of front matter and fenced code blocks."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     fence = ""
     start = 0

@@ -1,4 +1,4 @@
-"""``text_process``: the small things one does to a text, in one tool; ``toolbus_workers.text`` has those that stream.
+"""``text_process``: common operations on a text in one tool; ``toolbus_workers.text`` has tools that stream.
 
 ``toolbus worker text_process`` serves it. Every operation is linear in the text's length.
 """
@@ -23,7 +23,7 @@ Operation = Literal[
     "replace", "count", "words", "summary", "emails", "urls", "numbers",
 ]  # fmt: skip
 
-# Each repetition is bounded or possessive, so that no text makes them slow.
+# Each repetition is bounded or possessive, so that no text makes these patterns slow.
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}")
 _URL = re.compile(r"https?://[^\s<>\"'\])}]{1,2000}+")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d{1,40}+(?:,\d{3})*+(?:\.\d{1,40}+)?+(?:[eE][-+]?\d{1,4}+)?+(?!\w)")
@@ -95,7 +95,7 @@ def _frequent(text: str) -> dict[str, int]:
 
 
 def _found(pattern: re.Pattern[str], text: str) -> list[str]:
-    """What matches, each once, in order."""
+    """Return the matches without duplicates, in order."""
     found: dict[str, None] = {}
     for match in pattern.finditer(text):
         found[match[0].rstrip(".,;:!?")] = None

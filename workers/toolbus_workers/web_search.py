@@ -1,7 +1,7 @@
-"""``web_search``: pages of the Web that have to do with a question.
+"""``web_search``: find pages of the Web for a question.
 
-``toolbus worker web_search`` (needs ``toolbus[web]``). It asks several search engines that need no key. To ask another
-one, give ``WebSearch`` a ``SearchService`` with a backend of your own: two methods, see ``SearchBackend``.
+``toolbus worker web_search`` (needs ``toolbus[web]``). It asks several search engines that need no key. For another one,
+give ``WebSearch`` a ``SearchService`` with your own backend of two methods, see ``SearchBackend``.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import msgspec
 from msgspec import Meta
 
 from toolbus import ToolResult, ToolService
-from toolbus_workers.forms import parameters, read_arguments, read_config
+from toolbus_workers.typed_arguments import parameters, read_arguments, read_config
 from toolbus_workers.web.search import MAX_QUERY, MAX_RESULTS, SEARCH_SECONDS, SafeSearch, Search, SearchService
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """What a model says."""
+    """The arguments from the model."""
 
     query: Annotated[str, Meta(min_length=1, max_length=MAX_QUERY, description="what to search for, as in a search engine")]
     max_results: Annotated[int, Meta(ge=1, le=MAX_RESULTS, description="how many pages to return")] = 5
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What a tool's descriptor says.
+    """The config values from a tool's descriptor.
 
     Attributes:
         region: country and language, such as ``de-de``.
         safesearch: ``on``, ``moderate`` or ``off``.
         engines: search engines by name, such as ``["duckduckgo", "wikipedia"]``.
-        site: only pages of this host.
+        site: the only host whose pages are found.
     """
 
     region: Annotated[str, Meta(pattern=r"^[a-z]{2}-[a-z]{2}$")] = "us-en"
@@ -43,7 +43,7 @@ class WebSearch(ToolService):
     """Searches the Web.
 
     Args:
-        searching: where results come from; search engines without keys when left out.
+        searching: source of the results; search engines without keys when left out.
     """
 
     id = "web-search"
@@ -65,15 +65,17 @@ class WebSearch(ToolService):
         self._searching = searching or SearchService()
 
     async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> ToolResult:
-        """Search and list what was found."""
-        asked, told = read_arguments(Arguments, arguments), read_config(Config, config)
-        query = f"{asked.query} site:{told.site}" if told.site else asked.query
+        """Search and list the results."""
+        wanted, options = read_arguments(Arguments, arguments), read_config(Config, config)
+        query = f"{wanted.query} site:{options.site}" if options.site else wanted.query
         hits = await self._searching.search(
-            Search(query=query, max_results=asked.max_results, region=told.region, safesearch=told.safesearch, engines=told.engines)
+            Search(
+                query=query, max_results=wanted.max_results, region=options.region, safesearch=options.safesearch, engines=options.engines
+            )
         )
         text = "\n".join(f"{number}. {hit.title}\n   {hit.url}\n   {hit.snippet}" for number, hit in enumerate(hits, 1))
         return ToolResult.ok({"results": msgspec.to_builtins(hits)}, output=text or "Nothing was found; try other words.")
 
     async def cleanup(self) -> None:
-        """Release the backend."""
+        """Close the backend."""
         await self._searching.aclose()

@@ -1,6 +1,6 @@
-"""Chat2Graph's toolkit: its names and conventions, over ``toolbus.toolkit`` (``toolbus[toolkit]``).
+"""Chat2Graph's toolkit: its names and conventions over ``toolbus.toolkit`` (``toolbus[toolkit]``).
 
-Modules are where that project has them: ``app.core.toolkit.tool`` is ``toolbus.compat.chat2graph.core.toolkit.tool``.
+Modules have the paths of Chat2Graph: ``app.core.toolkit.tool`` is ``toolbus.compat.chat2graph.core.toolkit.tool``.
 """
 
 from toolbus.compat.chat2graph.core.common.singleton import AbcSingleton, Singleton

@@ -1,4 +1,4 @@
-"""nanoClaw's function tools: its names and conventions, over toolbus.
+"""nanoClaw's function tools: its names and conventions over toolbus.
 
 A module that registers tools with these names is served by ``toolbus worker`` like any other.
 """

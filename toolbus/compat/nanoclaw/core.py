@@ -1,4 +1,4 @@
-"""Definitions, results, the registry and the executor, as that project has them: synchronous, and nothing raises."""
+"""Definitions, results, the registry and the executor with nanoClaw's interface: synchronous, and nothing raises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_MODEL = "glm-5"
 
 @dataclass
 class ToolDefinition:
-    """A tool: what the model reads, and the handler, which takes all arguments in one dict."""
+    """A tool: the definition for the model, and the handler, which takes all arguments in one dict."""
 
     name: str
     description: str
@@ -25,7 +25,7 @@ class ToolDefinition:
     category: str = "general"
 
     def to_openai_format(self) -> dict[str, Any]:
-        """The definition as chat completions take it."""
+        """Return the definition in the form of chat completions."""
         return {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
@@ -34,7 +34,7 @@ class ToolDefinition:
 
 @dataclass
 class ToolResult:
-    """What a tool answers."""
+    """The result of a tool."""
 
     success: bool
     data: Any = None
@@ -42,62 +42,62 @@ class ToolResult:
 
     @classmethod
     def ok(cls, data: Any = None) -> Self:
-        """A success."""
+        """Return a success."""
         return cls(True, data)
 
     @classmethod
     def fail(cls, error: str) -> Self:
-        """A failure."""
+        """Return a failure."""
         return cls(False, None, error)
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly ``{"success", "data", "error"}``."""
+        """Return exactly ``{"success", "data", "error"}``."""
         return {"success": self.success, "data": self.data, "error": self.error}
 
 
 class Registry(Protocol):
-    """Where an executor finds its tools."""
+    """The source of an executor's tools."""
 
     def list_all(self) -> list[dict[str, Any]]:
-        """Every tool in the OpenAI form, sorted by name."""
+        """Return every tool in the OpenAI form, sorted by name."""
 
     def execute(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Run a tool; a failure is part of the answer."""
+        """Run a tool; a failure becomes part of the answer."""
 
 
 class ToolRegistry:
-    """The tools of this process. There is one, which ``ToolRegistry()`` always is."""
+    """The tools of this process; ``ToolRegistry()`` always returns the same registry."""
 
     _instance: ToolRegistry | None = None
     _tools: dict[str, ToolDefinition]
 
-    def __new__(cls) -> ToolRegistry:  # noqa: PYI034 - there is one, whoever asks
-        """The one registry."""
+    def __new__(cls) -> ToolRegistry:  # noqa: PYI034 - subclasses get the same instance, too
+        """Return the one registry."""
         if cls._instance is None:
             cls._instance = super().__new__(cls)
             cls._instance._tools = {}
         return cls._instance
 
     def register(self, tool: ToolDefinition) -> None:
-        """Add a tool, in place of one of the same name."""
+        """Add a tool; replace one of the same name."""
         self._tools[tool.name] = tool
 
     def get(self, name: str) -> ToolDefinition | None:
-        """A tool, or None."""
+        """Return a tool, or None."""
         return self._tools.get(name)
 
     def list_all(self) -> list[dict[str, Any]]:
-        """Every tool in the OpenAI form, sorted by name."""
+        """Return every tool in the OpenAI form, sorted by name."""
         return [found.to_openai_format() for _, found in sorted(self._tools.items())]
 
     def execute(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Run a tool here; whatever it raises is the answer's error."""
+        """Run a tool in this process; an exception becomes the answer's error."""
         tool = self.get(name)
         if tool is None:
             return ToolResult.fail(f"Tool not found: {name}").to_dict()
         try:
             result = finished(tool.handler(arguments))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler must not take its agent along
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler must not end its agent
             return ToolResult.fail(str(error) or type(error).__name__).to_dict()
         return result.to_dict() if isinstance(result, ToolResult) else ToolResult.ok(result).to_dict()
 
@@ -107,11 +107,11 @@ registry = ToolRegistry()
 
 
 class BusRegistry:
-    """The live tools of a bus under the same names, so that an executor calls them wherever they run.
+    """The available tools of a bus with the same interface, so that an executor calls them wherever they run.
 
     Args:
-        bus: an open ``toolbus.sync.ToolBus``, or a view of it that ``bind`` returned, with the user and what else calls shall carry.
-        tools: the bus, when ``bus`` is such a view.
+        bus: an open ``toolbus.sync.ToolBus``, or the view that ``bind`` returned, which holds the user and other options of calls.
+        tools: the bus itself when ``bus`` is a view.
     """
 
     def __init__(self, bus: sync.ToolBus | sync.BoundBus, tools: sync.ToolBus | None = None) -> None:
@@ -119,41 +119,41 @@ class BusRegistry:
         self._tools = bus if isinstance(bus, sync.ToolBus) else tools
 
     def get(self, name: str) -> ToolDefinition | None:
-        """A tool that can be called now, or None."""
+        """Return a tool that can be called now, or None."""
         found = None if self._tools is None else self._tools.tools.get(name)
         if found is None or not found.available:
             return None
         return ToolDefinition(name, found.description, found.parameters, lambda arguments: self._call(name, arguments), found.category)
 
     def list_all(self) -> list[dict[str, Any]]:
-        """Every tool that can be called now in the OpenAI form, sorted by name."""
+        """Return every tool that can be called now in the OpenAI form, sorted by name."""
         definitions = (self.get(name) for name in ([] if self._tools is None else self._tools.tools))
         return [found.to_openai_format() for found in definitions if found is not None]
 
     def execute(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool; its failure is the answer's error."""
+        """Call a tool; a failure becomes the answer's error."""
         try:
             return self._call(name, arguments).to_dict()
         except Exception as error:  # noqa: BLE001 - as the local registry does
             return ToolResult.fail(str(error) or type(error).__name__).to_dict()
 
     def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        # As a model's call, which waits for a person where the tool wants that.
+        # Executed like a model's call, which waits for a confirmation where the tool needs one.
         return answer_of(name, self._bus.execute(name, arguments))
 
 
 class ToolExecutor:
-    """Runs a turn's tool calls, one after the other, and builds requests."""
+    """Runs the tool calls of a turn one after the other, and builds requests."""
 
     def __init__(self, registry: Registry | None = None) -> None:
         self.registry: Registry = ToolRegistry() if registry is None else registry
 
     def process_tool_calls(self, tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """One ``tool`` message for each call, in their order; its content is the JSON of ``{"success", "data", "error"}``."""
+        """Return one ``tool`` message for each call, in order; its content is the JSON of ``{"success", "data", "error"}``."""
         return [self._message(call) for call in tool_calls]
 
     def build_request(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
-        """A chat completion request with every tool; ``model`` may be given."""
+        """Return a chat completion request with every tool; ``model`` may be given."""
         return {
             "model": kwargs.get("model", DEFAULT_MODEL),
             "messages": messages,
@@ -174,7 +174,7 @@ class ToolExecutor:
 
 
 def answer_of(name: str, result: BusResult) -> ToolResult:
-    """A call's result in that project's form."""
+    """Return a call's result in nanoClaw's form."""
     data = result.output if result.data is None else result.data
     if result.error is None:
         return ToolResult.ok(data)
@@ -192,7 +192,7 @@ def _arguments(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise ValueError(f"it is a {type(given).__name__}")  # noqa: TRY004 - told to the model like any other malformed text
+        raise ValueError(f"it is a {type(given).__name__}")  # noqa: TRY004 - reported to the model like other malformed text
     return given
 
 
@@ -200,4 +200,4 @@ def _json(result: dict[str, Any]) -> str:
     try:
         return json.dumps(result, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        return json.dumps(ToolResult.fail(f"The tool's answer can't be told in JSON: {error}").to_dict(), ensure_ascii=False)
+        return json.dumps(ToolResult.fail(f"The tool's answer can't be written as JSON: {error}").to_dict(), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""How tools are made: the decorator, ``register``, and the ready-made sets."""
+"""Make nanoClaw tools: the decorator, ``register``, and the built-in sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WEATHER = ("get_weather",)
 
 
 def tool(name: str, description: str, parameters: Mapping[str, Any], category: str = "general") -> Callable[[F], F]:
-    """Register a function that takes all arguments in one dict; the function is returned unchanged.
+    """Register a function that takes all arguments in one dict, and return the function unchanged.
 
     A worker of its module serves it, and the registry of this process runs it here.
     """
@@ -43,33 +43,33 @@ def tool(name: str, description: str, parameters: Mapping[str, Any], category: s
 def register(
     name: str, handler: Callable[[dict[str, Any]], Any], description: str, parameters: Mapping[str, Any], category: str = "general"
 ) -> None:
-    """Register a handler; one of the same name is replaced."""
+    """Register a handler, in place of one of the same name."""
     registry.register(ToolDefinition(name, description, dict(parameters), handler, category))
     functions.tool(name, description, parameters, category, replace=True)(_served(name, handler))
 
 
 def create_crawler_tools() -> list[ToolDefinition]:
-    """web_search, fetch_page and crawl_batch."""
-    return _ready_made(_CRAWLER)
+    """Return web_search, fetch_page and crawl_batch."""
+    return _built_in(_CRAWLER)
 
 
 def create_data_tools() -> list[ToolDefinition]:
-    """calculator, text_process and json_process."""
-    return _ready_made(_DATA)
+    """Return calculator, text_process and json_process."""
+    return _built_in(_DATA)
 
 
 def create_weather_tools() -> list[ToolDefinition]:
-    """get_weather."""
-    return _ready_made(_WEATHER)
+    """Return get_weather."""
+    return _built_in(_WEATHER)
 
 
 def create_file_tools(root: str = ".") -> list[ToolDefinition]:
-    """file_read, file_write, file_delete, file_list, file_exists and file_mkdir, all within one folder."""
+    """Return file_read, file_write, file_delete, file_list, file_exists and file_mkdir for one folder."""
     return [ToolDefinition(name, *about, category="file") for name, about in file_tools(root).items()]
 
 
 def init_tools() -> None:
-    """Register the ready-made tools that are installed, in this process; a tool that the application registered stays."""
+    """Register the installed built-in tools in this process; tools that the application registered stay."""
     for made in (create_crawler_tools, create_data_tools, create_weather_tools):
         try:
             found = made()
@@ -82,30 +82,30 @@ def init_tools() -> None:
 
 
 def _served(name: str, handler: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """The handler as a worker runs it: its one parameter is no property of any schema, and its results are toolbus's."""
+    """Return the handler as a worker runs it: with one parameter that is no property of any schema, and toolbus's results."""
     if inspect.iscoroutinefunction(handler):
 
         async def coroutine(_given: dict[str, Any]) -> Any:
-            return _told(await handler(_given))
+            return _bus_result(await handler(_given))
 
         return _named(coroutine, name, handler)
 
     def plain(_given: dict[str, Any]) -> Any:
-        return _told(handler(_given))
+        return _bus_result(handler(_given))
 
     return _named(plain, name, handler)
 
 
 def _named(function: Callable[..., Any], name: str, handler: object) -> Callable[..., Any]:
-    # Its module is the service; a name without dots is a plain function's, wherever the handler was defined.
+    # The handler's module becomes the service. A name without dots marks a plain function, wherever the handler was defined.
     function.__module__ = getattr(handler, "__module__", None) or type(handler).__module__
     function.__name__ = function.__qualname__ = name.replace(".", "_")
     return function
 
 
-def _told(result: Any) -> Any:
+def _bus_result(result: Any) -> Any:
     if not isinstance(result, ToolResult):
-        # Text stays text; what else there is, None among it, is data.
+        # Text stays text; everything else, also None, is data.
         return result if isinstance(result, str) else BusResult.ok(result)
     if result.success:
         return BusResult.ok(result.data)
@@ -113,10 +113,10 @@ def _told(result: Any) -> Any:
     return failed if result.data is None else BusResult(success=False, data=result.data, error=failed.error)
 
 
-# -- ready-made tools ---------------------------------------------------------------------------------
+# -- built-in tools -----------------------------------------------------------------------------------
 
 
-def _ready_made(names: tuple[str, ...]) -> list[ToolDefinition]:
+def _built_in(names: tuple[str, ...]) -> list[ToolDefinition]:
     found: list[ToolDefinition] = []
     missing: list[str] = []
     for name in names:
@@ -132,7 +132,7 @@ def _ready_made(names: tuple[str, ...]) -> list[ToolDefinition]:
 
 
 def _definition(name: str) -> ToolDefinition:
-    """A ready-made tool, from the module that has its name."""
+    """Return a built-in tool, from the module that has its name."""
     module = importlib.import_module(f"toolbus_workers.{name}")
     published = (tool for served in collect(module, Settings()) for tool in served.publication.tools)
     found = next((tool for tool in published if tool.name == name), None)
@@ -146,6 +146,6 @@ def _definition(name: str) -> ToolDefinition:
 
 
 async def _run(module: ModuleType, name: str, arguments: dict[str, Any]) -> Any:
-    """Run a tool here as a worker would: with its service's preparation, its checks and its limits."""
+    """Run a tool in this process as a worker would: with its service's start-up, its checks and its limits."""
     async with Worker(module, url="memory://"), ToolBus("memory://") as bus:
         return answer_of(name, await bus.call(name, arguments))

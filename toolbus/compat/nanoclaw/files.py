@@ -1,4 +1,4 @@
-"""File tools within one folder: nothing outside of it is read, named or changed."""
+"""File tools for one folder: nothing outside of it is read, named or changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_ENTRIES = 1_000
 
 
 class About(NamedTuple):
-    """A file tool but for its name."""
+    """A file tool without its name."""
 
     description: str
     parameters: dict[str, Any]
@@ -25,14 +25,14 @@ class Folder:
         self._root = Path(root).resolve()
 
     def read(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A file's text."""
+        """Return the text of a file."""
         path = self._path(arguments)
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError(f"{arguments['path']} is larger than {_MOST_BYTES} bytes")
         return {"content": path.read_text("utf-8")}
 
     def write(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Replace a file's text, or make the file."""
+        """Replace the text of a file, or create the file."""
         content = str(arguments["content"]).encode()
         if len(content) > _MOST_BYTES:
             raise ValueError(f"the content is larger than {_MOST_BYTES} bytes")
@@ -51,17 +51,17 @@ class Folder:
         return {"deleted": True}
 
     def list(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What is in a folder, by name."""
+        """Return the content of a folder, by name."""
         entries = sorted(self._path({"path": ".", **arguments}).iterdir())
         shown = [{"name": entry.name, "type": "folder" if entry.is_dir() else "file"} for entry in entries[:_MOST_ENTRIES]]
         return {"entries": shown, "total": len(entries)}
 
     def exists(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Whether there is something."""
+        """Return whether a path exists."""
         return {"exists": self._path(arguments).exists()}
 
     def mkdir(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Make a folder, and those above it."""
+        """Create a folder and its parents."""
         self._path(arguments).mkdir(parents=True, exist_ok=True)
         return {"created": True}
 
@@ -73,7 +73,7 @@ class Folder:
 
 
 def file_tools(root: str) -> dict[str, About]:
-    """The file tools of a folder, by name."""
+    """Return the file tools of a folder, by name."""
     folder = Folder(root)
     path = {"path": {"type": "string", "description": "path relative to the folder"}}
     content = {"content": {"type": "string", "description": "the whole text"}}

@@ -1,6 +1,6 @@
-"""TrustGraph's tool services: its names and conventions, over toolbus.
+"""TrustGraph's tool services: its names and conventions over toolbus.
 
-A subclass of ``DynamicToolService`` that was written for that project runs here after changing its import.
+A subclass of ``DynamicToolService`` that was written for TrustGraph runs here after its import is changed.
 """
 
 from toolbus.compat.trustgraph.client import ToolServiceClient, ToolServiceImpl, ToolServiceTimeout

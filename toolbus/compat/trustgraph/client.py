@@ -1,4 +1,4 @@
-"""The caller's side under that project's names: a client of one service's queues, and the tool that an agent holds."""
+"""The caller's side with TrustGraph's names: a client of one service's queues, and the tool that an agent holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolbus.events import Finished, Reset, Text
 from toolbus.results import ErrorInfo
 from toolbus.settings import Settings
 
-# Seconds that a call waits for a service that is not there yet.
+# Seconds that a call waits for a service to appear.
 _WAIT = 10.0
 
 
@@ -22,12 +22,12 @@ class ToolServiceTimeout(RuntimeError, TimeoutError):
 
 
 class ToolServiceClient:
-    """Calls the service that takes from a request queue. Concurrent first use is safe.
+    """Calls the service of a request queue. Concurrent first use is safe.
 
     Args:
         request_topic: the request queue, as the tool-service descriptor names it.
-        response_topic: kept for that project's sake; answers come to this process's own stream.
-        bus: an open bus to use; without one the client opens its own at the first call, with ``settings``.
+        response_topic: kept for compatibility; answers come to this process's own stream.
+        bus: an open bus; without one the client opens its own at the first call, with ``settings``.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ToolServiceClient:
         self._bus = ToolBus(settings=settings) if bus is None else bus
 
     async def start(self) -> None:
-        """Connect; connecting again does nothing."""
+        """Connect; do nothing when connected."""
         if self._own:
             await self._bus.open()
 
@@ -49,10 +49,10 @@ class ToolServiceClient:
             await self._bus.aclose()
 
     async def call(self, user: str, config: Mapping[str, Any] | None, arguments: Mapping[str, Any] | None, timeout: float = 600) -> str:
-        """Call the service and wait for its whole observation.
+        """Call the service and return its whole observation.
 
         Raises:
-            RuntimeError: with the service's message, when it failed; a ``TimeoutError`` as well, when it did not answer in time.
+            RuntimeError: the service failed; it carries the service's message, and is also a ``TimeoutError`` after a timeout.
         """
         await self.start()
         service = self._bus.service(self.request_topic)
@@ -69,10 +69,10 @@ class ToolServiceClient:
         callback: Callable[[str], Awaitable[None]],
         timeout: float = 600,
     ) -> str:
-        """The same, and hand each piece to ``callback`` as it arrives.
+        """Call the service, and pass each piece to ``callback`` as it arrives.
 
         Raises:
-            RuntimeError: as ``call`` does, and when another attempt said something else than what was handed on.
+            RuntimeError: as for ``call``, and when another attempt produced different text than was passed on.
         """
 
         async def recipient(response: ToolServiceResponse) -> bool:
@@ -94,7 +94,7 @@ class ToolServiceClient:
         timeout: float = 600,
         recipient: Callable[[ToolServiceResponse], Awaitable[bool]] | None = None,
     ) -> ToolServiceResponse:
-        """Send a request; every response goes to ``recipient`` until it returns true, the last one is returned.
+        """Send a request; pass every response to ``recipient`` until it returns true, and return the last one.
 
         Without a recipient the one response carries everything.
         """
@@ -109,9 +109,9 @@ class ToolServiceClient:
                 if isinstance(event, Text):
                     response = ToolServiceResponse(response=event.text)
                 elif isinstance(event, Reset):
-                    response = ToolServiceResponse(Error("stream-reset", "another attempt said something else"), end_of_stream=True)
+                    response = ToolServiceResponse(Error("stream-reset", "another attempt produced different text"), end_of_stream=True)
                 elif isinstance(event, Finished):
-                    # Its text has been heard piece by piece.
+                    # Its text was already passed on piece by piece.
                     response = ToolServiceResponse(_error(event.result.error), end_of_stream=True)
                 else:
                     continue
@@ -124,11 +124,11 @@ class ToolServiceImpl:
     """A configured tool of a tool service, as an agent holds it.
 
     Args:
-        context: its ``_user`` is the user on whose behalf calls are made; ``trustgraph`` without one.
-        request_queue, response_queue: of the tool-service descriptor.
-        config_values: the tool descriptor's own values.
-        arguments: the arguments as shown to the model.
-        processor: whoever runs the agent; clients are shared through its ``tool_service_clients``, and its ``bus`` is used, if it has them.
+        context: its ``_user`` is the user that calls are made for; ``trustgraph`` without one.
+        request_queue, response_queue: queues of the tool-service descriptor.
+        config_values: values of the tool descriptor.
+        arguments: arguments as shown to the model.
+        processor: the agent's processor; its ``tool_service_clients`` and ``bus`` are shared, if it has them.
     """
 
     def __init__(
@@ -150,21 +150,21 @@ class ToolServiceImpl:
         self._lock = asyncio.Lock()
 
     def get_arguments(self) -> list[Any]:
-        """The arguments as shown to the model."""
+        """Return the arguments as shown to the model."""
         return self.arguments
 
     async def invoke(self, **arguments: Any) -> str:
         """Call the service.
 
         Raises:
-            RuntimeError: with the service's message, when it failed.
+            RuntimeError: the service failed; it carries the service's message.
         """
         client = await self._get_or_create_client()
         user = getattr(self.context, "_user", None) or DEFAULT_USER
         return text_of(await client.call(user, self.config_values, arguments))
 
     async def aclose(self) -> None:
-        """Disconnect the client, if this tool made it and does not share it."""
+        """Disconnect the client, if this tool created it and does not share it."""
         if self._client is not None and self.request_queue not in self._shared():
             await self._client.stop()
         self._client = None
@@ -174,7 +174,7 @@ class ToolServiceImpl:
             if self._client is None:
                 bus = getattr(self.processor, "bus", None)
                 client = ToolServiceClient(self.request_queue, self.response_queue, bus=bus if isinstance(bus, ToolBus) else None)
-                # Another tool may have been first; what was not started has nothing to close.
+                # Another tool may have been first; a client that was not started needs no closing.
                 client = self._shared().setdefault(self.request_queue, client)
                 await client.start()
                 self._client = client

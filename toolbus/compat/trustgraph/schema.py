@@ -1,4 +1,4 @@
-"""What travels between a tool service and its clients, under that project's names and with its defaults."""
+"""Messages between a tool service and its clients, with TrustGraph's names and defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_USER = "trustgraph"
 
 @dataclass
 class Error:
-    """Why a request failed."""
+    """The reason why a request failed."""
 
     type: str = ""
     message: str = ""
@@ -32,7 +32,7 @@ class ToolServiceRequest:
 
 @dataclass
 class ToolServiceResponse:
-    """One piece of an answer, or all of it."""
+    """One piece of an answer, or the whole answer."""
 
     error: Error | None = None
     response: str = ""
@@ -40,25 +40,25 @@ class ToolServiceResponse:
 
 
 class TooManyRequests(Exception):
-    """Raised by ``invoke`` when its own supplier limits it: the call is tried again later."""
+    """Raised by ``invoke`` when an upstream service limits it; the call is tried again later."""
 
 
 class Message:
-    """A request or response on its way, with its properties; ``id`` among them correlates the two."""
+    """A request or response with its properties; the property ``id`` links the two."""
 
     def __init__(self, value: Any, properties: Mapping[str, str]) -> None:
         self._value = value
         self._properties = dict(properties)
 
     def value(self) -> Any:
-        """What is said."""
+        """Return the request or response."""
         return self._value
 
     def properties(self) -> dict[str, str]:
-        """What is said about it."""
+        """Return the properties."""
         return self._properties
 
 
 def text_of(response: object) -> str:
-    """An observation: a string as it is, anything else as JSON."""
+    """Return an observation: a string unchanged, anything else as JSON."""
     return response if isinstance(response, str) else json.dumps(response)

@@ -1,4 +1,4 @@
-"""``DynamicToolService``: that project's base class of tool services, served by a ``Worker``."""
+"""``DynamicToolService``: TrustGraph's base class of tool services, served by a ``Worker``."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ default_topic = "tool"
 default_concurrency = 1
 
 FAILED = "tool-service-error"
-"""The type of that project's error responses."""
+"""The type of TrustGraph's error responses."""
 
 _RECONNECT = 4.0
 _CALM = Retry(attempts=5, delay=1.0, most=10.0)
 
 
 class Producer:
-    """Where a service sends its responses; each goes to the call whose id is among its properties."""
+    """Passes a service's responses on to the call whose id is among their properties."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Queue[ToolServiceResponse | None]] = {}
 
     async def send(self, response: ToolServiceResponse, properties: Mapping[str, str] | None = None) -> None:
-        """Answer a call, in one piece or several; an answer that nobody waits for is dropped."""
+        """Answer a call, in one piece or several; drop an answer that no call waits for."""
         waiting = self._waiting.get((properties or {}).get("id", ""))
         if waiting is not None:
             await waiting.put(response)
 
     @contextlib.contextmanager
     def expecting(self, call: str) -> Any:
-        """The queue of one call's responses."""
-        # A few at a time: who says more waits until it has been passed on.
+        """Provide the queue of one call's responses within a ``with``."""
+        # A short queue: a service that produces faster waits until its responses have been passed on.
         queue: asyncio.Queue[ToolServiceResponse | None] = asyncio.Queue(16)
         self._waiting[call] = queue
         try:
@@ -71,13 +71,13 @@ class Producer:
 
 
 class DynamicToolService:
-    """Subclass it, override ``invoke``, and ``launch`` it.
+    """A tool service: subclass it, override ``invoke``, and ``launch`` it.
 
-    Its topic names its queues: ``non-persistent://tg/request/<topic>`` and ``…/response/<topic>``. Whatever
-    tool-service descriptor names that request queue is served.
+    The topic names its queues: ``non-persistent://tg/request/<topic>`` and ``…/response/<topic>``. It serves every
+    tool-service descriptor that names its request queue.
 
     Attributes:
-        effect: what a second execution would do, see ``ToolService``; undeclared means that a crash may repeat work.
+        effect: the effect of a second execution, see ``ToolService``; when undeclared, a crash may repeat work.
     """
 
     effect: ClassVar[Effect] = ""
@@ -96,14 +96,14 @@ class DynamicToolService:
     # -- for subclasses ---------------------------------------------------------------------------
 
     def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
-        """Run one call: a coroutine, or an async generator of text. ``invoke(self, config, arguments)`` is accepted."""
+        """Run one call, as a coroutine or an async generator of text. ``invoke(self, config, arguments)`` is accepted, too."""
         raise NotImplementedError("Subclasses must implement invoke()")
 
     async def start(self) -> None:
-        """Prepare; runs once, before requests are taken."""
+        """Prepare the service; runs once, before requests are taken."""
 
     def stop(self) -> None:
-        """Release; runs once, after the last request."""
+        """Release resources; runs once, after the last request."""
         self.running = False
 
     async def on_request(self, msg: Message, consumer: object, flow: object) -> None:
@@ -125,7 +125,7 @@ class DynamicToolService:
             await self.producer.send(ToolServiceResponse(response=text, end_of_stream=True), properties=properties)
         except TooManyRequests:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is becomes the answer
+        except Exception as error:  # noqa: BLE001 - every exception becomes the answer
             telemetry.log.exception("trustgraph.invoke_failed", id=call, topic=self.topic)
             failed = ToolServiceResponse(error=Error(FAILED, said(error)), end_of_stream=True)
             await self.producer.send(failed, properties=properties)
@@ -138,14 +138,14 @@ class DynamicToolService:
     # -- running ----------------------------------------------------------------------------------
 
     def as_service(self) -> ToolService:
-        """This service for a ``Worker`` of one's own."""
-        # Owned by whoever wrote the subclass, not by this module.
+        """Return this service for a ``Worker`` that you run yourself."""
+        # Its owner is derived from the subclass's module, not from this one.
         cls = type(self)
         kind: type[_Served] = type(cls.__name__, (_Served,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
         return kind(self)
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, and finish what runs."""
+        """Serve until SIGTERM or SIGINT, then finish the running calls."""
         given = {name: self.params.get(name) for name in ("url", "namespace", "log_level")}
         concurrency = int(self.params.get("concurrency") or default_concurrency)
         settings = Settings.load(concurrency=concurrency, **{name: value for name, value in given.items() if value is not None})
@@ -153,7 +153,7 @@ class DynamicToolService:
 
     @classmethod
     async def launch_async(cls, args: Mapping[str, Any]) -> None:
-        """Make one, start it, and serve until a signal comes; tasks it started in its task group end with it."""
+        """Create a service, start it, and serve until a signal comes; tasks in its task group end with it."""
         try:
             async with asyncio.TaskGroup() as group:
                 service = cls(**{**args, "taskgroup": group})
@@ -168,9 +168,9 @@ class DynamicToolService:
 
     @classmethod
     def launch(cls, ident: str, doc: str | None) -> None:
-        """Serve as this process: read the command line, serve until SIGTERM or Ctrl-C, and return.
+        """Run the service as this process: read the command line, serve until SIGTERM or Ctrl-C, and return.
 
-        While the server can't be reached it is tried again; what can't be mended by waiting ends the process with 1.
+        While the server can't be reached, connecting is tried again; an error that waiting can't fix ends the process with 1.
         """
         parser = argparse.ArgumentParser(prog=ident, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--id", default=ident, help=f"Identity of this process (default: {ident})")
@@ -186,7 +186,7 @@ class DynamicToolService:
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add this class's options; subclasses add theirs to it."""
+        """Add this class's options; subclasses add theirs."""
         parser.add_argument("-t", "--topic", default=default_topic, help=f"Topic name for request/response (default: {default_topic})")
         parser.add_argument("--url", help="Server, e.g. redis://localhost:6379 (default: TOOLBUS_URL)")
         parser.add_argument("--namespace", help="Namespace to serve in (default: TOOLBUS_NAMESPACE)")
@@ -197,12 +197,12 @@ class DynamicToolService:
 
 
 class _Served(ToolService):
-    """The service as toolbus sees it: it takes from the topic's queue, under a name that no operator's descriptor has."""
+    """The service as toolbus sees it: it takes requests from the topic's queue, under an id that no operator's descriptor has."""
 
     retry = _CALM
 
     def __init__(self, service: DynamicToolService) -> None:
-        # Instance attributes stand before the class's own.
+        # Instance attributes hide those of the class.
         self.id = _service_id(service.topic)  # type: ignore[misc]
         self.effect = service.effect  # type: ignore[misc]
         self.request_queue = service.request_queue  # type: ignore[misc]
@@ -240,7 +240,7 @@ class _Served(ToolService):
 
 
 class _Ended(Exception):
-    """The service has been told to end, and has."""
+    """The service was told to end, and has ended."""
 
 
 def _end() -> NoReturn:
@@ -249,7 +249,7 @@ def _end() -> NoReturn:
 
 async def _handled(service: DynamicToolService, message: Message, responses: asyncio.Queue[ToolServiceResponse | None]) -> None:
     try:
-        # This is a task of its own.
+        # Runs in a separate task.
         await without_exits(service.on_request(message, None, None))
     except Exception:
         await responses.put(None)
@@ -260,41 +260,41 @@ async def _handled(service: DynamicToolService, message: Message, responses: asy
 async def _until_served(cls: type[DynamicToolService], args: Mapping[str, Any]) -> None:
     stopping = asyncio.Event()
     while True:
-        _hear(stopping)
+        _set_on_signals(stopping)
         try:
             await _unless(stopping, cls.launch_async(args))
         except Exception as error:
-            ours = _ours(error)
-            if ours is None:
+            known = _toolbus_error(error)
+            if known is None:
                 raise
-            if not isinstance(ours, BrokerUnavailable):
-                raise ours from None
-            _hear(stopping)
-            telemetry.log.warning("trustgraph.unavailable", error=str(ours), retry_in=_RECONNECT)
+            if not isinstance(known, BrokerUnavailable):
+                raise known from None
+            _set_on_signals(stopping)
+            telemetry.log.warning("trustgraph.unavailable", error=str(known), retry_in=_RECONNECT)
         else:
             return
         await _unless(stopping, asyncio.sleep(_RECONNECT))
 
 
-def _hear(stopping: asyncio.Event) -> None:
-    """Set the event on SIGTERM and SIGINT; to be said anew after a worker, which takes the signals for itself and gives none back."""
+def _set_on_signals(stopping: asyncio.Event) -> None:
+    """Set the event on SIGTERM and SIGINT; call it again after each worker, which replaces the handlers and does not restore them."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Work until it is done, or until it must stop."""
-    working, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
-    await asyncio.wait((working, told), return_when=asyncio.FIRST_COMPLETED)
-    for task in (working, told):
+    """Run ``work`` until it is done or ``stopping`` is set."""
+    working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, stopped):
         task.cancel()
-    await asyncio.wait((working, told))
+    await asyncio.wait((working, stopped))
     if not working.cancelled():
         working.result()
 
 
-def _ours(error: Exception) -> ToolbusError | None:
-    """The error of toolbus's own in what a task group raised, unless there are others."""
+def _toolbus_error(error: Exception) -> ToolbusError | None:
+    """Return the ToolbusError in an exception of a task group, unless the group has other exceptions."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error if isinstance(error, ToolbusError) else None
@@ -310,6 +310,6 @@ def _takes_two(invoke: Any) -> bool:
 def _service_id(topic: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9_.-]", "-", topic)[:96]
     if plain != topic:
-        # Two topics must not become one.
+        # Two topics must not get the same id.
         plain = f"{plain}-{hashlib.blake2b(topic.encode(), digest_size=6).hexdigest()}"
     return f"trustgraph.{plain}"

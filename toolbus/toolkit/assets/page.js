@@ -187,7 +187,7 @@
   // -- filters --------------------------------------------------------------------------------
   const filter = () => {
     const score = Number(least.value), words = find.value.trim().toLowerCase();
-    byId("least-said").textContent = score.toFixed(2);
+    byId("least-value").textContent = score.toFixed(2);
     for (const edge of edges) edge.node.classList.toggle("away", edge.score < score);
     let shown = 0;
     for (const vertex of vertices.values()) {

@@ -1,7 +1,7 @@
-"""Scores that are learned from what calls came to: record, estimate, compare, keep, take back.
+"""Learn edge scores from the outcomes of calls: record, estimate, compare, keep, roll back.
 
-``Recorder`` writes executions to a store, ``learn`` makes scores of them, ``Revisions`` keeps these, and ``evaluate`` says
-whether it helps.
+``Recorder`` writes executions to a store, ``learn`` computes scores from them, ``Revisions`` keeps these, and ``evaluate``
+measures whether they are better.
 """
 
 from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate

@@ -1,4 +1,4 @@
-"""The beta distribution's cumulative function, with the standard library alone."""
+"""Compute the beta distribution's cumulative function with the standard library alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TINY = 1e-300
 
 
 def beta_cdf(x: float, a: float, b: float) -> float:
-    """The probability that a Beta(a, b) variable is at most ``x``; exact to about 1e-10.
+    """Return the probability that a Beta(a, b) variable is at most ``x``; accurate to about 1e-10.
 
     Raises:
         ValueError: ``a`` or ``b`` is not above 0.
@@ -20,7 +20,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
         return 0.0
     if x >= 1:
         return 1.0
-    # The fraction converges quickly on this side of the mean only.
+    # The continued fraction converges quickly only on this side of the mean.
     if x > (a + 1) / (a + b + 2):
         return 1.0 - beta_cdf(1 - x, b, a)
     scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
@@ -28,7 +28,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of the incomplete beta function, by Lentz's method (DLMF 8.17.22)."""
+    """Return the continued fraction of the incomplete beta function, by Lentz's method (DLMF 8.17.22)."""
     upper, lower = 1.0, 1.0 - (a + b) * x / (a + 1)
     lower = 1.0 / (lower or _TINY)
     value = lower

@@ -1,4 +1,4 @@
-"""Scores from evidence: a posterior for each edge, and when it replaces the static score. Pure functions of their arguments."""
+"""Estimate scores from evidence: a posterior for each edge, and whether it replaces the static score. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from toolbus.toolkit.learning.scores import KINDS, Edge, EdgeKind, Row, Scores
 
 
 class Estimate(NamedTuple):
-    """What is known of one edge.
+    """The estimate for one edge.
 
     Attributes:
         edge: the edge and its static score.
-        score: what the log makes of it; the static score when it does not move.
+        score: the estimated score; the static score when it does not move.
         tally: the evidence.
-        strength: what the estimate rests on, in calls or transitions, the prior's among them.
-        sure: how probable it is that the static score is wrong in the direction of the estimate.
-        moved: whether the evidence is enough and credible.
+        strength: how many calls or transitions the estimate rests on, including those of the prior.
+        sure: probability that the static score is wrong in the direction of the estimate.
+        moved: whether the evidence is sufficient and credible.
     """
 
     edge: Edge
@@ -33,7 +33,7 @@ class Estimate(NamedTuple):
 
 
 def estimates(static: Scores, tallies: Tallies, parameters: Parameters) -> dict[EdgeKind, dict[str, list[Estimate]]]:
-    """An estimate for every edge of the static scores; the log adds no edges."""
+    """Return an estimate for every edge of the static scores; the log adds no edges."""
     made: dict[EdgeKind, dict[str, list[Estimate]]] = {"call": {}, "next": {}}
     for kind in KINDS:
         of_row = _calls if kind == "call" else _nexts
@@ -43,7 +43,7 @@ def estimates(static: Scores, tallies: Tallies, parameters: Parameters) -> dict[
 
 
 def _calls(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Parameters) -> list[Estimate]:
-    """Each tool by itself: Beta(k s, k (1 - s)) before, with static score s worth k calls, and the weighted outcomes added."""
+    """Estimate each tool by itself: a Beta(k s, k (1 - s)) prior (static score s, worth k calls) plus the weighted outcomes."""
     made = []
     for target, static in sorted(row.items()):
         tally = tallies.get(target) or Tally()
@@ -57,10 +57,10 @@ def _calls(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Para
 
 
 def _nexts(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Parameters) -> list[Estimate]:
-    """All successors together: a Dirichlet whose mean before is the static scores' shares of their sum.
+    """Estimate all successors together: a Dirichlet whose prior mean is each static score's share of their sum.
 
-    The most probable successor gets the greatest static score, and the others theirs in proportion; so without evidence
-    the scores are the static ones. They move together, once there is enough evidence and one share is credibly another.
+    The most probable successor gets the greatest static score, and the others scores in proportion, so that without evidence
+    the scores are the static ones. They move together, once there is enough evidence and one share has credibly changed.
     """
     top = max(row.values(), default=0.0)
     total = sum(row.values())
@@ -103,20 +103,20 @@ def _together(tallies: Mapping[str, Tally]) -> Tally:
 
 
 def _sure(before: float, mean: float, strength: float) -> float:
-    """The posterior probability that the truth lies beyond ``before``, on the side of ``mean``."""
+    """Return the posterior probability that the truth lies beyond ``before``, on the side of ``mean``."""
     a, b = mean * strength, (1 - mean) * strength
-    if a <= 0 or b <= 0:  # a static score of 0 or 1 that nothing contradicts
+    if a <= 0 or b <= 0:  # a static score of 0 or 1 without evidence against it
         return 0.0
     below = beta_cdf(before, a, b)
     return max(below, 1 - below)
 
 
 def kept_in_order(row: list[Estimate]) -> list[float]:
-    """The scores that fit the estimates best without any two edges changing places: isotonic regression, weighted by strength.
+    """Return the scores closest to the estimates that keep the order of edges: isotonic regression, weighted by strength.
 
-    Edges that do not move stay exactly where they are. Edges that would change places become equal.
+    Edges that do not move keep their scores. Edges that would change places get equal scores.
     """
-    # A sort by the estimate among equal static scores lets these differ: there is no place to change.
+    # Sorting by estimate among equal static scores lets these differ, since they have no order to keep.
     order = sorted(range(len(row)), key=lambda index: (row[index].edge.score, row[index].score))
     blocks: list[_Block] = []
     for index in order:
@@ -133,14 +133,14 @@ def kept_in_order(row: list[Estimate]) -> list[float]:
 
 
 class _Block(NamedTuple):
-    """Edges that share a score; an infinite weight holds it where it is."""
+    """Edges that share a score; an infinite weight fixes the score."""
 
     score: float
     weight: float
     members: list[int]
 
     def merged(self, other: _Block) -> _Block:
-        """Both as one."""
+        """Return both blocks as one."""
         members = self.members + other.members
         for fixed in (self, other):
             if math.isinf(fixed.weight):

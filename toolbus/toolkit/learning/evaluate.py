@@ -1,4 +1,4 @@
-"""Evaluation: held-out episodes replayed, and each policy judged by where it puts the tools that succeeded."""
+"""Evaluate policies: replay held-out episodes and measure how high each policy ranks the tools that succeeded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MEASURES = ("hit@1", "hit@3", "hit@5", "mrr", "reach", "tools shown", "brier")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How an evaluation is made.
+    """Options of an evaluation.
 
     Attributes:
-        held_out: the share of episodes, the last ones, that are only replayed.
-        threshold: score from which a tool is shown.
-        resamples: bootstrap samples of the held-out episodes.
+        held_out: share of episodes, taken from the end, that are only replayed.
+        threshold: lowest score of a tool that is shown.
+        resamples: number of bootstrap samples of the held-out episodes.
         level: probability that an interval covers.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
 
     held_out: Annotated[float, Meta(gt=0, lt=1)] = 0.3
@@ -40,7 +40,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A measured value, and the bootstrap interval around it; None where there was nothing to measure."""
+    """A measured value with its bootstrap interval; None where there was nothing to measure."""
 
     value: float | None
     low: float | None
@@ -53,14 +53,14 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How one policy did.
+    """The results of one policy.
 
     Attributes:
         policy: its name.
-        figures: by measure. ``hit@k``: the tool that succeeded is among the first k. ``mrr``: mean reciprocal rank. ``reach``: the tool is
-            among those shown. These are weighted by the inverse of the propensity. ``tools shown``: mean number per visit of an action.
-            ``brier``: mean squared difference of score and outcome.
-        ece: expected calibration error in ten bins; None for policies that give no probabilities.
+        figures: values by measure. ``hit@k``: the tool that succeeded is among the first k. ``mrr``: mean reciprocal rank. ``reach``: the
+            tool is among those shown. These are weighted by the inverse of the propensity. ``tools shown``: mean number per visit of an
+            action. ``brier``: mean squared difference between score and outcome.
+        ece: expected calibration error in ten bins; None for policies without probabilities.
     """
 
     policy: str
@@ -69,7 +69,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy against another on the same episodes: the difference of a measure, and its share of the other's value."""
+    """A comparison of two policies on the same episodes: the difference of a measure, and its share of the other's value."""
 
     better: str
     than: str
@@ -79,14 +79,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, on how much.
+    """The results of an evaluation, with the amount of data behind them.
 
     Attributes:
-        learned_from, held_out: episodes.
-        calls, transitions: held-out calls that succeeded, and changes of action.
-        tools: the standings of orders of tools; ``actions``: of orders of following actions.
-        comparisons: learned against static scores.
-        learned: what was learned from the first part of the log.
+        learned_from, held_out: numbers of episodes.
+        calls, transitions: numbers of held-out calls that succeeded, and of changes of action.
+        tools, actions: results for the order of tools, and for the order of following actions.
+        comparisons: learned scores against static ones.
+        learned: the scores learned from the first part of the log.
     """
 
     learned_from: int
@@ -101,7 +101,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sums:
-    """Sums over one episode: for each measure, a numerator and a denominator."""
+    """Sums over one episode: a numerator and a denominator for each measure."""
 
     __slots__ = ("over", "values")
 
@@ -118,10 +118,10 @@ class Sums:
 def evaluate(
     static: Scores, texts: Mapping[str, str], logged: Sequence[Episode], parameters: Parameters, options: Options | None = None
 ) -> Evaluation:
-    """Learn from the first episodes, and replay the last.
+    """Learn from the first episodes and replay the last.
 
     Raises:
-        ConfigurationError: there are too few episodes to hold some out, or no call edges.
+        ConfigurationError: there are too few episodes to split, or there are no call edges.
     """
     options = options or Options()
     cut = round(len(logged) * (1 - options.held_out))
@@ -198,13 +198,13 @@ def _followed(scores: Scores, static: Scores, episode: Episode, clip: float) -> 
 
 
 def _samples(count: int, options: Options) -> list[list[int]]:
-    """Bootstrap samples: numbers of episodes, drawn with replacement; the same for every policy, so that differences are paired."""
+    """Return bootstrap samples of episode numbers; the same for every policy, so that differences are paired."""
     draw = random.Random(options.seed)  # noqa: S311 - statistics
     return [draw.choices(range(count), k=count) for _ in range(options.resamples)]
 
 
 def _ratios(sums: Sequence[Sums], measure: str, samples: Sequence[Sequence[int]]) -> list[float | None]:
-    """A measure on each sample; the whole is the first."""
+    """Return a measure on all episodes, then on each sample."""
     values, over = [each.values[measure] for each in sums], [each.over[measure] for each in sums]
     found = []
     for sample in [range(len(sums)), *samples]:
@@ -245,7 +245,7 @@ def _compared(
 
 
 def _ece(policy: Policy, held_out: Sequence[Episode]) -> float | None:
-    """The mean distance of score and success rate, over ten bins of scores, by the number of calls in each."""
+    """Return the mean distance between score and success rate over ten bins of scores, weighted by the calls in each."""
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
     for episode in held_out:
         for choice in episode.calls():

@@ -1,4 +1,4 @@
-"""What a log says about each edge: episodes, choices, and their weights."""
+"""Gather the evidence for each edge from a log: episodes, choices, and their weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Choice(NamedTuple):
 
     Attributes:
         kind, source, target: the edge.
-        success: whether the tool succeeded; a transition always does.
-        propensity: how probable it was that the target was shown; 1.0 when that was not logged.
+        success: whether the tool succeeded; always true for a transition.
+        propensity: probability that the target was shown; 1.0 when it was not logged.
         at: seconds since 1970.
     """
 
@@ -40,11 +40,11 @@ class Episode(NamedTuple):
 
     @property
     def ended(self) -> float:
-        """When its last execution ended."""
+        """The time at which its last execution ended, in seconds since 1970."""
         return max(each.at for each in self.executions)
 
     def calls(self) -> list[Choice]:
-        """The calls whose outcome says something about the tool."""
+        """Return the calls whose outcome says something about the tool."""
         return [
             Choice("call", each.action, each.tool, each.outcome == "success", each.shown.get(each.tool, 1.0), each.at)
             for each in self.executions
@@ -52,7 +52,7 @@ class Episode(NamedTuple):
         ]
 
     def transitions(self) -> list[Choice]:
-        """The changes from one action to the next; calls in a row in one action are one visit to it."""
+        """Return the changes from one action to the next; consecutive calls in one action are one visit."""
         return [
             Choice("next", before.action, after.action, True, before.next_shown.get(after.action, 1.0), after.at)
             for before, after in pairwise(self.executions)
@@ -60,12 +60,12 @@ class Episode(NamedTuple):
         ]
 
     def choices(self) -> list[Choice]:
-        """Both."""
+        """Return calls and transitions."""
         return self.calls() + self.transitions()
 
 
 def episodes(executions: Iterable[Execution]) -> list[Episode]:
-    """A log's episodes, in the order in which they ended; executions are ordered by position, then time."""
+    """Return a log's episodes in the order in which they ended; executions are ordered by position, then time."""
     found: defaultdict[str, list[Execution]] = defaultdict(list)
     for execution in executions:
         found[execution.episode].append(execution)
@@ -76,12 +76,12 @@ def episodes(executions: Iterable[Execution]) -> list[Episode]:
 class Tally:
     """The weighted uses of one edge, or of all edges of an action.
 
-    An execution weighs ``decay * weight``: 0.5 to the power of its age in half-lives, and the inverse of its propensity, clipped.
+    An execution weighs ``decay * weight``: decay halves with each half-life of age, and weight is the inverse propensity, clipped.
 
     Attributes:
-        count, successes: how many there were, unweighted.
-        mass, square: the sums of decay * weight and decay * weight².
-        hits: the part of ``mass`` that succeeded.
+        count, successes: number of uses and of successes, unweighted.
+        mass, square: sums of decay * weight and of decay * weight².
+        hits: part of ``mass`` that succeeded.
     """
 
     __slots__ = ("count", "hits", "mass", "square", "successes")
@@ -94,7 +94,7 @@ class Tally:
         self.hits = 0.0
 
     def add(self, weight: float, decay: float, *, success: bool) -> None:
-        """Count one use."""
+        """Add one use."""
         self.count += 1
         self.mass += decay * weight
         self.square += decay * weight * weight
@@ -104,21 +104,21 @@ class Tally:
 
     @property
     def effective(self) -> float:
-        """How many equally weighted, fresh uses say as much: Kish's effective sample size, with old uses counting for less."""
+        """The number of fresh, equally weighted uses with the same information: Kish's effective sample size with decay."""
         return self.mass * self.mass / self.square if self.square > 0 else 0.0
 
     @property
     def rate(self) -> float:
-        """The self-normalised (Hájek) estimate of the chance of success."""
+        """The self-normalised (Hájek) estimate of the probability of success."""
         return self.hits / self.mass if self.mass > 0 else 0.0
 
 
 Tallies = dict[tuple[EdgeKind, str], dict[str, Tally]]
-"""By kind and source, then by target."""
+"""Tallies by kind and source, then by target."""
 
 
 def tallied(logged: Sequence[Episode], parameters: Parameters, now: float) -> Tallies:
-    """The tallies of every edge that the episodes use; ``now`` is the time (seconds) at which an execution counts fully."""
+    """Return the tallies of every edge that the episodes use; an execution at ``now`` (seconds since 1970) has full weight."""
     found: Tallies = {}
     for episode in logged:
         for choice in episode.choices():
@@ -132,5 +132,5 @@ def tallied(logged: Sequence[Episode], parameters: Parameters, now: float) -> Ta
 
 
 def weight_of(choice: Choice, clip: float) -> float:
-    """The inverse of a choice's propensity, at most ``clip``."""
+    """Return the inverse of a choice's propensity, at most ``clip``."""
     return min(clip, 1.0 / choice.propensity)

@@ -1,4 +1,4 @@
-"""Locks between processes, and files that are replaced as a whole or not at all."""
+"""Lock files between processes, and replace files atomically."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from toolbus.results import ConfigurationError
 
 try:
     import fcntl
-except ImportError:  # a system without these locks: one process at a time is then the user's to see to
+except ImportError:  # systems without flock: there the user must run one process at a time
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def locked(path: Path, *, reading: bool = False) -> Iterator[None]:
-    """Hold the lock of a file or folder, which is a file beside it, against other threads and processes.
+    """Hold a lock on a file or folder, through a lock file beside it, against other threads and processes.
 
-    Who is ``reading`` goes on without it where nothing can be written: nobody writes there.
+    With ``reading``, go on without the lock where the folder is read-only, since no process can write there.
 
     Raises:
-        ConfigurationError: the folder is not there or can't be written.
+        ConfigurationError: the folder does not exist or can't be written.
     """
     name = path.with_name(f".{path.name}.lock")
     try:
@@ -43,10 +43,10 @@ def locked(path: Path, *, reading: bool = False) -> Iterator[None]:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers, and a crash, find the old content or the new and nothing between.
+    """Replace a file so that readers, even after a crash, find either the old or the new content.
 
     Raises:
-        ConfigurationError: it can't be written.
+        ConfigurationError: the file can't be written.
     """
     try:
         written = path.with_name(f".{path.name}.{secrets.token_hex(6)}")

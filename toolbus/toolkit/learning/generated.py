@@ -1,12 +1,12 @@
-"""Logs with a known truth: what the estimates are checked against.
+"""Generate logs whose true success rates are known, to check estimates against.
 
-The world: actions, each with tools to call and actions that may follow. A tool succeeds in an action with a probability of its own,
-which is lower when the sentence of the episode is about another topic than the tool's. Static scores are what a person may have
-guessed: close to the truth for some edges, and anything for the rest. A policy shows tools and following actions at random, more often
-those with a high score and, for tools, those of the sentence's topic; how probable each was is logged. The agent picks among what it is
-shown, favours the topic, tries again after some failures, and follows the true transitions as far as they are shown.
+The world has actions, each with tools to call and actions that may follow. A tool succeeds in an action with its own
+probability, which is lower when the episode's sentence is about another topic than the tool's. Static scores imitate a person's
+guesses: close to the truth for some edges, arbitrary for the rest. A policy shows tools and following actions at random, more
+often those with a high score and tools of the sentence's topic; each probability is logged. The agent picks among what it is
+shown, prefers the topic, retries after some failures, and follows the true transitions as far as they are shown.
 
-In ``noise``, nothing depends on anything: calls succeed with probability 1/2, and agents pick at random. The static scores are the same.
+With ``noise`` nothing depends on anything: calls succeed with probability 1/2, and agents pick at random; static scores stay.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Count = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a generated log is, and how wrong its static scores are.
+    """The size of a generated log, and how wrong its static scores are.
 
     Attributes:
         seed: the same seed gives the same log.
-        episodes, actions, tools: how many there are.
-        calls, successors: edges of each action.
-        wrong: share of the edges whose static score has nothing to do with the truth.
-        noise: whether outcomes depend on nothing.
-        days: time that the log spans.
+        episodes, actions, tools: how many there are of each.
+        calls, successors: number of edges of each action.
+        wrong: share of edges whose static score is unrelated to the truth.
+        noise: make outcomes depend on nothing.
+        days: days that the log spans.
     """
 
     seed: int = 0
@@ -52,13 +52,13 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generated(NamedTuple):
-    """A log, the static scores it was made with, and the truth.
+    """A generated log, its static scores, and the truth.
 
     Attributes:
         executions: the log.
-        static: the scores a person guessed.
-        texts: what the tools are for, by name.
-        truth: the true chance of success of each call edge over all sentences, and of each transition if all were shown.
+        static: the guessed scores.
+        texts: descriptions of the tools, by name.
+        truth: the true success probability of each call edge over all sentences, and of each transition if all were shown.
     """
 
     executions: list[Execution]
@@ -68,14 +68,14 @@ class Generated(NamedTuple):
 
 
 def generate(world: World) -> Generated:
-    """A log of the world."""
+    """Generate the log of a world."""
     return _Generator(world).run()
 
 
 class _Generator:
     def __init__(self, world: World) -> None:
         self.world = world
-        # What the world is, and what happens in it: noise happens in the same world.
+        # The world and the events in it have separate generators, so that noise happens in the same world.
         self.random = random.Random(f"world {world.seed}")  # noqa: S311 - a simulation
         self.actions = [f"action-{number:02}" for number in range(world.actions)]
         self.tools = [f"tool-{number:02}" for number in range(world.tools)]

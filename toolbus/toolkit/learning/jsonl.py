@@ -1,4 +1,4 @@
-"""Executions as lines of JSON: readable by anything, safe against crashes and other writers, and bounded."""
+"""Store executions as JSON lines: readable by any tool, safe against crashes and concurrent writers, and bounded."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ FILES = 8
 
 
 class JsonlStore:
-    """Appends to ``path``; when that is full it becomes ``path.1``, that one ``path.2``, and the oldest is deleted.
+    """Appends to ``path``; a full file becomes ``path.1``, ``path.1`` becomes ``path.2``, and the oldest is deleted.
 
-    Several processes may append to one path: a lock beside it is held for each batch. A line that a crash cut off is removed by the
-    next writer and left out by readers, with a warning. An id that stands in the log twice is read once.
+    Several processes may append to one path, because each batch holds a lock beside it. A line that a crash cut off is removed by
+    the next writer, and skipped by readers with a warning. An id that stands in the log twice is read once.
 
     Args:
-        max_bytes: size at which a file is full.
-        files: how many files there are at most.
+        max_bytes: size in bytes at which a file is full.
+        files: most files that are kept.
 
     Raises:
-        ConfigurationError: a bound is too small.
+        ConfigurationError: a limit is too small.
     """
 
     def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES, files: int = FILES) -> None:
@@ -46,13 +46,13 @@ class JsonlStore:
         self.close()
 
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Do nothing: no file stays open between calls."""
 
     def append(self, executions: Iterable[Execution]) -> int:
-        """Add executions in one write; those whose id is in the log count, and are read once.
+        """Add executions in one write and return their number; ids that are already in the log count, but are read once.
 
         Raises:
-            RecordError: one of them has a field out of bounds; nothing is written.
+            RecordError: an execution has a field out of bounds; nothing is written.
             ConfigurationError: the file can't be written.
         """
         lines = [encode(execution) + b"\n" for execution in executions]
@@ -71,14 +71,14 @@ class JsonlStore:
         return len(lines)
 
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
-        """Every execution, the oldest first.
+        """Yield every execution, oldest first.
 
         Raises:
-            RecordError: a line can't be read, and there is no ``on_bad`` to tell.
+            RecordError: a line can't be read and there is no ``on_bad``.
             ConfigurationError: a file can't be read.
         """
         seen: set[str] = set()
-        # A file may be renamed between the listing and its opening; the lock keeps writers away only until all are open.
+        # A file may be renamed between listing and opening, so keep writers away until all files are open.
         with locked(self.path, reading=True):
             names = [path for path in self._names() if path.exists()]
             try:
@@ -100,7 +100,7 @@ class JsonlStore:
                 file.close()
 
     def _names(self) -> list[Path]:
-        """The files, the oldest first."""
+        """Return the files, oldest first."""
         return [*(Path(f"{self.path}.{number}") for number in range(self._files - 1, 0, -1)), self.path]
 
     def _rotate(self) -> None:
@@ -114,7 +114,7 @@ class JsonlStore:
             self.path.unlink()
 
     def _write(self, file: int, text: bytes) -> None:
-        """Append ``text`` after the last whole line; what can't be written whole is taken back."""
+        """Append ``text`` after the last complete line; undo a write that fails halfway."""
         end = os.lseek(file, 0, os.SEEK_END)
         whole = _whole(file, end)
         if whole < end:
@@ -131,7 +131,7 @@ class JsonlStore:
 
 
 def _whole(file: int, end: int) -> int:
-    """Where the last whole line ends."""
+    """Return the offset at which the last complete line ends."""
     position = end
     while position > 0:
         start = max(0, position - 65_536)
@@ -144,7 +144,7 @@ def _whole(file: int, end: int) -> int:
 
 
 def _records(name: Path, file: BinaryIO) -> Iterator[Execution | RecordError]:
-    """What each line holds, or why it can't be read; a last line that was cut off holds nothing."""
+    """Yield the record of each line, or the error why it can't be read; a last line that was cut off yields nothing."""
     number = 0
     while line := file.readline(MAX_RECORD + 2):
         number += 1
@@ -152,7 +152,7 @@ def _records(name: Path, file: BinaryIO) -> Iterator[Execution | RecordError]:
             yield _decoded(line[:-1], f"{name}:{number}")
         elif len(line) < MAX_RECORD + 2:
             telemetry.log.warning("executions.torn_line", file=str(name), line=number)
-            return  # a writer may be adding the rest of it
+            return  # another process may still be writing it
         else:
             while line and not line.endswith(b"\n"):  # the rest of a line that is too long
                 line = file.readline(MAX_RECORD)

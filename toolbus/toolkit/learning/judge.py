@@ -1,4 +1,4 @@
-"""Whether estimates are worth taking: cross-validation, so that a log that says nothing changes nothing."""
+"""Judge estimates by cross-validation, so that a log without information changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolbus.toolkit.learning.parameters import Parameters
 from toolbus.toolkit.learning.ranking import ranked, reciprocal_rank, wanted
 from toolbus.toolkit.learning.scores import EdgeKind, Scores
 
-# Fewer episodes than this say nothing about the spread between episodes.
+# With fewer episodes the spread between episodes is unknown.
 LEAST_EPISODES = 20
 
 Weighted = tuple[float, float]
@@ -23,7 +23,7 @@ Weighted = tuple[float, float]
 
 
 class Gain(msgspec.Struct, frozen=True):
-    """A mean gain with its standard error, over episodes; ``credible`` with the probability that is asked for."""
+    """A mean gain over episodes with its standard error; ``credible`` when it exceeds 0 with the required probability."""
 
     mean: float
     error: float
@@ -35,14 +35,14 @@ class Gain(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the estimates of one kind is taken, after they were judged on episodes that they were not learned from.
+    """Which estimates of one kind are accepted, judged on episodes that they were not learned from.
 
     Attributes:
-        kind: the edges.
-        taken: ``all``; or ``levels``, as far as no two edges of an action change places; or ``nothing``.
-        order: the gain of the new order over the static one, in mean reciprocal rank.
-        signal: the gain of telling tools apart over one rate of success for all, in Brier score; None for transitions.
-        why: the same in words.
+        kind: kind of edges.
+        taken: ``all``; ``levels``: only as far as no two edges of an action change places; or ``nothing``.
+        order: gain of the new order over the static one, in mean reciprocal rank.
+        signal: gain of separate success rates over one common rate, in Brier score; None for transitions.
+        why: the reason in words.
     """
 
     kind: EdgeKind
@@ -53,11 +53,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged(kind: EdgeKind, static: Scores, logged: Sequence[Episode], parameters: Parameters, now: float) -> Verdict:
-    """Each part of the log judges what was learned from the other parts.
+    """Judge the estimates of one kind: each part of the log judges what was learned from the other parts.
 
-    The order is judged by the mean reciprocal rank of the choices that turned out well, weighted by the inverse of their propensity. If it
-    is not credibly better, the estimates may still be right about how often tools succeed, if tools differ at all: whether they do is
-    judged by predicting outcomes from each tool's own rate, against one rate for all.
+    The order is judged by the mean reciprocal rank of the successful choices, weighted by inverse propensity. When it is not
+    credibly better, the estimates may still be right about how often tools succeed, provided that tools differ at all. This is
+    judged by predicting outcomes from each tool's own rate, against one common rate.
     """
     order = _cross_validated(logged, parameters, lambda rest: _order_gains(kind, static, rest, parameters, now))
     if order.credible:
@@ -79,7 +79,7 @@ def judged(kind: EdgeKind, static: Scores, logged: Sequence[Episode], parameters
 def _cross_validated(
     logged: Sequence[Episode], parameters: Parameters, learned: Callable[[list[Episode]], Callable[[Episode], Weighted]]
 ) -> Gain:
-    """The gain over all parts of the log; its error is that of a ratio of sums over episodes, which are independent of each other."""
+    """Return the gain over all parts of the log; its error is that of a ratio of sums over independent episodes."""
     sums: list[Weighted] = []
     for fold in range(parameters.folds):
         gain = learned([episode for number, episode in enumerate(logged) if number % parameters.folds != fold])

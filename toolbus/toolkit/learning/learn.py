@@ -1,4 +1,4 @@
-"""Learning: from static scores and a log to new scores, each change with its reason."""
+"""Learn new scores from static scores and a log, with a reason for each change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolbus.toolkit.learning.judge import Verdict, judged
 from toolbus.toolkit.learning.parameters import Parameters
 from toolbus.toolkit.learning.scores import KINDS, Edge, EdgeKind, Scores
 
-# Scores are rounded, so that a last bit of floating point is no change.
+# Scores are rounded, so that a last bit of floating point does not count as a change.
 DIGITS = 6
 
 
@@ -21,12 +21,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind, source, target: the edge.
-        static: the score that a person gave it.
-        old: the score of the revision before; ``new``: the score now.
-        count, successes: the uses in the log, and those that succeeded.
-        effective: what they are worth after decay and weighting.
-        rate: the weighted share of successes; for transitions, of those that leave the action.
-        why: in words.
+        static: score that a person gave the edge.
+        old, new: score in the previous revision, and the score now.
+        count, successes: number of uses in the log, and of those that succeeded.
+        effective: their value in equally weighted uses, after decay and weighting.
+        rate: weighted share of successes; for transitions, their share of those that leave the action.
+        why: the reason in words.
     """
 
     kind: EdgeKind
@@ -43,7 +43,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log makes of static scores."""
+    """Learned scores, with the changes and the verdicts behind them."""
 
     scores: Scores
     changes: list[Change]
@@ -51,9 +51,9 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def learn(static: Scores, logged: Sequence[Episode], parameters: Parameters, *, now: float | None = None) -> Learned:
-    """The scores that the episodes support; the same arguments give the same scores.
+    """Return the scores that the episodes support; the same arguments give the same scores.
 
-    ``now`` (seconds) is the time from which ages are counted; by default when the last episode ended.
+    Ages are counted from ``now`` (seconds since 1970), by default the end of the last episode.
 
     Raises:
         ConfigurationError: a parameter is out of bounds.
@@ -112,10 +112,10 @@ def _why(estimate: Estimate, new: float, rate: float, *, free: bool) -> str:
     side = "high" if new < edge.score else "low"
     worth = f"worth {tally.effective:.1f}"
     if edge.kind == "call":
-        said = f"{tally.successes} of {tally.count} calls succeeded ({worth}, {rate:.0%} weighted)"
+        evidence = f"{tally.successes} of {tally.count} calls succeeded ({worth}, {rate:.0%} weighted)"
     else:
-        said = f"taken {tally.count} times ({worth}), {rate:.0%} of what follows"
+        evidence = f"taken {tally.count} times ({worth}), {rate:.0%} of what follows"
     sure = f"the static score is too {side} with {estimate.sure:.1%} probability"
     if edge.kind == "next" and estimate.sure < 0.9:
         sure = "its share is measured against the most frequent successor's"
-    return f"{said}; {sure}" + ("" if free or abs(new - estimate.score) < 1e-6 else "; held back so that no two change places")
+    return f"{evidence}; {sure}" + ("" if free or abs(new - estimate.score) < 1e-6 else "; held back so that no two change places")

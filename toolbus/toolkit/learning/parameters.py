@@ -1,4 +1,4 @@
-"""What the estimates depend on, beside the log and the static scores."""
+"""Parameters of learning."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Positive = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The defaults suit logs of hundreds to a million calls.
+    """The parameters of learning; the defaults suit logs of hundreds to a million calls.
 
     Attributes:
-        prior_strength: how many calls the static score of a tool is worth.
-        next_strength: how many transitions the static scores of an action's successors are worth together.
+        prior_strength: number of calls that a tool's static score is worth.
+        next_strength: number of transitions that the static scores of an action's successors are worth together.
         half_life: days after which an execution counts half.
-        clip: greatest weight of an execution; those with a propensity below 1 / ``clip`` weigh this much.
-        min_evidence: effective executions before a score moves.
-        credibility: how probable it must be that the static score is too low, or too high, before it moves.
-        guard: how probable it must be that the new order of tools is better, before tools of an action change places.
-        folds: parts of the log that take turns in judging what was learned from the others.
+        clip: greatest weight of an execution; those with a propensity below 1 / ``clip`` get this weight.
+        min_evidence: effective number of executions before a score moves.
+        credibility: required probability that the static score is too low, or too high, before it moves.
+        guard: required probability that the new order is better, before tools of an action change places.
+        folds: number of parts of the log that take turns in judging what was learned from the others.
     """
 
     prior_strength: Positive = 4.0
@@ -36,10 +36,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     folds: Annotated[int, Meta(ge=2, le=50)] = 5
 
     def checked(self) -> Parameters:
-        """The same, when every one is within its bounds.
+        """Return the same parameters after checking their bounds.
 
         Raises:
-            ConfigurationError: one is not; the message names it.
+            ConfigurationError: a parameter is out of bounds; the message names it.
         """
         try:
             return msgspec.convert(msgspec.structs.asdict(self), Parameters)

@@ -1,4 +1,4 @@
-"""What is compared: ways to order the tools of a step, and to decide which of them a model is shown."""
+"""Policies to compare: ways to order the tools of a step, and to choose which of them a model is shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolbus.toolkit.lexical import Index
 
 
 class Step(NamedTuple):
-    """Where a tool is chosen: in which action, and for which sentence."""
+    """A situation in which a tool is chosen: the current action and the user's sentence."""
 
     action: str
     query: str
@@ -23,17 +23,17 @@ class Policy(Protocol):
     name: str
 
     def order(self, step: Step) -> Sequence[str]:
-        """Tools for a step, the best first; what is not in it is not offered."""
+        """Return the tools for a step, best first; tools that are missing are not offered."""
 
     def shown(self, step: Step) -> Collection[str]:
-        """The tools that a model would be shown."""
+        """Return the tools that a model would be shown."""
 
     def chance(self, action: str, tool: str) -> float | None:
-        """The probability of success that it gives a call; None when it gives none."""
+        """Return the predicted probability that a call succeeds; None without a prediction."""
 
 
 class Flat:
-    """Every tool there is, by name, as without a graph."""
+    """Offers every tool, by name, as without a graph."""
 
     name = "flat list"
 
@@ -41,20 +41,20 @@ class Flat:
         self._tools = sorted(tools)
 
     def order(self, step: Step) -> Sequence[str]:
-        """All tools."""
+        """Return all tools."""
         return self._tools
 
     def shown(self, step: Step) -> Collection[str]:
-        """All tools."""
+        """Return all tools."""
         return self._tools
 
     def chance(self, action: str, tool: str) -> float | None:
-        """None."""
+        """Return None."""
         return None
 
 
 class Graph:
-    """An action's tools by score; shown are those from the threshold."""
+    """Offers an action's tools by score, and shows those from the threshold on."""
 
     def __init__(self, name: str, scores: Scores, static: Scores, threshold: float) -> None:
         self.name = name
@@ -63,20 +63,20 @@ class Graph:
         self._orders = {action: ranked(row, static.row("call", action)) for action, row in scores.rows["call"].items()}
 
     def order(self, step: Step) -> Sequence[str]:
-        """The action's tools."""
+        """Return the action's tools."""
         return self._orders.get(step.action, ())
 
     def shown(self, step: Step) -> Collection[str]:
-        """The action's tools with the threshold's score or a better one."""
+        """Return the action's tools whose score reaches the threshold."""
         return [tool for tool, score in self._scores.row("call", step.action).items() if score >= self._threshold]
 
     def chance(self, action: str, tool: str) -> float | None:
-        """The score."""
+        """Return the score."""
         return self._scores.score("call", action, tool)
 
 
 class Lexical:
-    """All tools whose words the sentence has, by BM25; shown are the best ten."""
+    """Offers all tools that share words with the sentence, by BM25, and shows the best ten."""
 
     name = "BM25"
 
@@ -85,23 +85,23 @@ class Lexical:
         self._orders: dict[str, list[str]] = {}
 
     def order(self, step: Step) -> Sequence[str]:
-        """The tools that match."""
+        """Return the tools that match."""
         found = self._orders.get(step.query)
         if found is None:
             found = self._orders[step.query] = [match.name for match in self._index.search(step.query, len(self._index))]
         return found
 
     def shown(self, step: Step) -> Collection[str]:
-        """The ten that match best."""
+        """Return the ten best matches."""
         return self.order(step)[:10]
 
     def chance(self, action: str, tool: str) -> float | None:
-        """None."""
+        """Return None."""
         return None
 
 
 class Combined:
-    """The action's tools by reciprocal rank in the order of the scores and in that of the words; shown are those that the scores show."""
+    """Offers the action's tools by reciprocal rank in the orders of scores and of words, and shows what the scores show."""
 
     def __init__(self, name: str, graph: Graph, lexical: Lexical) -> None:
         self.name = name
@@ -110,7 +110,7 @@ class Combined:
         self._orders: dict[Step, list[str]] = {}
 
     def order(self, step: Step) -> Sequence[str]:
-        """The action's tools."""
+        """Return the action's tools."""
         found = self._orders.get(step)
         if found is None:
             own = self._graph.order(step)
@@ -120,9 +120,9 @@ class Combined:
         return found
 
     def shown(self, step: Step) -> Collection[str]:
-        """What the scores show."""
+        """Return the tools that the scores show."""
         return self._graph.shown(step)
 
     def chance(self, action: str, tool: str) -> float | None:
-        """None: a rank is no probability."""
+        """Return None, since a rank is no probability."""
         return None

@@ -1,4 +1,4 @@
-"""``Recorder``: writes the calls that an agent's executors make, with the episode and action they were made in, to a store."""
+"""``Recorder``: write the calls of an agent's executors to a store, each with its episode and action."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BATCH = 500
 
 
 class _Place:
-    """Where calls are made now."""
+    """The episode and action in which calls are made at the moment."""
 
     __slots__ = ("action", "episode", "next_shown", "revision", "shown")
 
@@ -35,15 +35,15 @@ class _Place:
         self.revision = revision
 
 
-# Tasks begin with a copy of their parent's context, so the calls of a turn know their action however many turns run at once.
+# Tasks start with a copy of their parent's context, so each call knows its action even when many turns run at once.
 _place: ContextVar[_Place | None] = ContextVar("toolbus_toolkit_place", default=None)
 
 
 class Episode:
-    """One user's request; ``Recorder.episode()`` makes it.
+    """One request of a user; ``Recorder.episode()`` makes it.
 
     Attributes:
-        id: the episode's name in the log.
+        id: name of the episode in the log.
         query: the user's sentence.
     """
 
@@ -56,15 +56,15 @@ class Episode:
     def action(
         self, name: str, *, shown: Mapping[str, float] | None = None, next_shown: Mapping[str, float] | None = None, revision: str = ""
     ) -> Iterator[None]:
-        """Calls that begin within this ``with`` are made in the action ``name``.
+        """Record calls that start within this ``with`` as made in the action ``name``.
 
         Args:
-            shown: the tools that the model may have been shown, and the probability of each that it was; 1.0 for those that always are.
+            shown: the tools that the model may have been shown, with the probability of each; 1.0 for those that always are.
             next_shown: the same for the actions that may follow.
-            revision: the revision of the scores that decided it.
+            revision: revision of the scores that decided it.
 
         Raises:
-            RecordError: one of these can't be recorded, such as a probability of 0.
+            RecordError: one of these values can't be recorded, such as a probability of 0.
         """
         place = _Place(self, name, shown or {}, next_shown or {}, revision)
         encode(_record(place, "tool", 0, ToolResult(), 0.0))
@@ -75,19 +75,19 @@ class Episode:
             _place.reset(token)
 
     def next_position(self) -> int:
-        """The place of the next call that ends."""
+        """Return the position of the next call that ends."""
         self._calls += 1
         return self._calls - 1
 
 
 class Recorder:
-    """Records what executors do; ``with Recorder(store, bus.events) as recorder:``, then episodes and their actions.
+    """Records what executors do: use ``with Recorder(store, bus.events) as recorder:``, then episodes and their actions.
 
-    Calls are written by a thread of its own, so that a slow disk costs no call anything. Calls outside of an action are not recorded.
-    Leaving the ``with`` writes what waits; the store stays open.
+    A separate thread writes, so that a slow disk delays no call. Calls outside of an action are not recorded. Leaving the ``with``
+    writes the waiting calls; the store stays open.
 
     Attributes:
-        dropped: calls that were not recorded, because 10,000 waited or the store refused them.
+        dropped: number of calls that were not recorded, because 10,000 were waiting or the store refused them.
     """
 
     def __init__(self, store: ExecutionStore, *events: EventBus) -> None:
@@ -99,10 +99,10 @@ class Recorder:
         self.dropped = 0
 
     def __enter__(self) -> Self:
-        """Start it.
+        """Start recording.
 
         Raises:
-            ConfigurationError: it runs already.
+            ConfigurationError: it is already running.
         """
         if self._thread is not None:
             raise ConfigurationError("this recorder is in use; make another")
@@ -120,17 +120,17 @@ class Recorder:
             self._thread = None
 
     def episode(self, query: str = "", *, id: str = "") -> Episode:
-        """A new episode, or the one called ``id``; ``query`` is the user's sentence, of which 4,096 characters are kept."""
+        """Return a new episode, or the one called ``id``; the first 4,096 characters of the user's sentence ``query`` are kept."""
         return Episode(id or new_id(), query[:4096])
 
     def observe(self, event: ToolEvent) -> None:
-        """An observer for event buses; ``with`` subscribes it to those of the recorder."""
+        """Record an event of an event bus; ``with`` subscribes this observer to the recorder's buses."""
         place = _place.get()
         if place is None or type(event.event) is not Finished or self._thread is None:
             return
         result = event.event.result
         if result.error is not None and result.error.type == "not_found":
-            return  # a tool that is not there has no edge
+            return  # an unknown tool has no edge
         record = _record(place, event.tool, place.episode.next_position(), result, time.time())
         try:
             self._waiting.put_nowait(record)

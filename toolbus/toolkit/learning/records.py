@@ -1,4 +1,4 @@
-"""What is recorded of each call: an ``Execution``, versioned, and checked whenever it is read or written."""
+"""``Execution``: the record of one call, versioned and checked whenever it is read or written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Propensity = Annotated[float, Meta(gt=0, le=1)]
 Shown = Annotated[dict[Name, Propensity], Meta(max_length=1000)]
 
-# What an error says about the tool itself. The rest says that the pool was busy, down or lost track: no reason to trust the tool less.
+# Errors that say something about the tool. Others only say that the pool was busy, down or lost track of the call.
 _FAILURES = frozenset({"tool_error", "invalid_arguments", "deadline_exceeded"})
 _OUTCOMES: Mapping[str, Outcome] = {"cancelled": "cancelled", "forbidden": "refused"}
 
@@ -29,19 +29,19 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call of a tool within an episode: one user's request, from the first action to the last.
 
     Attributes:
-        episode: which episode; its executions are ordered by ``position``, from 0.
-        action: the action in which the tool was called.
+        episode: id of the episode; its executions are ordered by ``position``, from 0.
+        action: action in which the tool was called.
         tool: the tool's own name.
-        outcome: ``success`` and ``failure`` say something about the tool; ``cancelled``, ``refused`` (by a person) and
-            ``unavailable`` do not.
-        ms: milliseconds of the call, as its caller saw it.
-        at: when it ended, seconds since 1970.
-        shown: the tools that might have been shown to the model in this action, and how probable it was that each was
-            (its propensity, above 0); empty when unknown.
+        outcome: ``success`` and ``failure`` say something about the tool; ``cancelled``, ``refused`` (by a person) and ``unavailable``
+            do not.
+        ms: milliseconds that the call took for its caller.
+        at: end of the call, in seconds since 1970.
+        shown: the tools that might have been shown to the model in this action, each with its probability (propensity, above 0); empty
+            when unknown.
         next_shown: the same for the actions that may follow this one.
-        revision: the revision of the scores that chose what was shown; empty for static scores.
+        revision: revision of the scores that chose what was shown; empty for static scores.
         query: the user's sentence that began the episode.
-        id: names the record; a store keeps one record of an id.
+        id: id of the record; a store keeps one record for an id.
     """
 
     episode: Name
@@ -65,7 +65,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RecordError(ConfigurationError):
-    """A record can't be read or written; ``place`` says where it stands (``log.jsonl:17``)."""
+    """A record can't be read or written; ``place`` names its location (``log.jsonl:17``)."""
 
     def __init__(self, place: str, problem: str) -> None:
         self.place = place
@@ -81,7 +81,7 @@ OnBad = Callable[[RecordError], object]
 
 
 class _Versioned(msgspec.Struct):
-    """As much of a record as any version has."""
+    """The field that a record of any version has."""
 
     v: int
 
@@ -91,12 +91,12 @@ _versions = msgspec.json.Decoder(_Versioned)
 
 
 def encode(execution: Execution) -> bytes:
-    """A record as one line of JSON, without the line's end.
+    """Return a record as one line of JSON, without a line break.
 
     Raises:
         RecordError: a field is out of bounds.
     """
-    # Fields that have their default are left out, but the version never is.
+    # Fields with their default value are left out, except for the version.
     fields = msgspec.to_builtins(execution)
     document = msgspec.json.encode({"v": execution.version, "id": execution.id, **fields})
     decode(document, f"execution {execution.id[:64]!r}")
@@ -104,10 +104,10 @@ def encode(execution: Execution) -> bytes:
 
 
 def decode(document: bytes, place: str) -> Execution:
-    """A record from its JSON; ``place`` is named when it can't be read.
+    """Return a record from its JSON; errors name ``place``.
 
     Raises:
-        RecordError: it is no JSON, too large, of a newer version, or a field is missing or out of bounds.
+        RecordError: it is not JSON, too large, of another version, or a field is missing or out of bounds.
     """
     if len(document) > MAX_RECORD:
         raise RecordError(place, f"the record has {len(document)} bytes; at most {MAX_RECORD} are allowed")
@@ -121,7 +121,7 @@ def decode(document: bytes, place: str) -> Execution:
 
 
 def outcome_of(result: ToolResult) -> Outcome:
-    """What a call's result says about its tool."""
+    """Return what the result of a call says about its tool."""
     if result.error is None:
         return "success"
     if result.error.type in _FAILURES:

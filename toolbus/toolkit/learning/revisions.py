@@ -1,4 +1,4 @@
-"""Revisions of a graph's scores: what was learned from which log, kept in a folder, to be compared and taken back."""
+"""Keep revisions of a graph's scores in a folder, with their origin, to compare them and roll back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ID = re.compile(r"\d{4,9}-[0-9a-f]{8}")
 
 
 class LogDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which log it was: how much, from when to when (seconds since 1970), and the SHA-256 of its records in order."""
+    """The log that was learned from: its size, its time span (seconds since 1970), and the SHA-256 of its records in order."""
 
     episodes: int
     executions: int
@@ -35,15 +35,15 @@ class LogDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of a graph, and where they come from.
+    """The scores of a graph, and their origin.
 
     Attributes:
-        id: a number that counts up, and the start of a digest of the content.
-        parent: the revision that was current before; empty for the first.
+        id: a running number, and the start of a digest of the content.
+        parent: id of the revision that was current before; empty for the first.
         created_at: seconds since 1970.
-        note: where it comes from, in words.
-        parameters, log, verdicts: what it was learned with and from, and whether new orders were taken; None and empty for static scores.
-        changes: every score that is another one than the parent's, and why.
+        note: the origin in words.
+        parameters, log, verdicts: parameters and log of the learning, and its verdicts; None and empty for static scores.
+        changes: every score that differs from the parent's, with the reason.
         edges: every score.
     """
 
@@ -64,12 +64,12 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def created(self) -> str:
-        """When it was made, in UTC, to the second."""
+        """The time of its creation, in UTC, to the second."""
         return datetime.datetime.fromtimestamp(self.created_at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """An edge whose score two revisions disagree on; None where one of them has no such edge."""
+    """An edge with different scores in two revisions; None where a revision has no such edge."""
 
     kind: EdgeKind
     source: str
@@ -79,14 +79,14 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def difference(old: Scores, new: Scores) -> list[Difference]:
-    """Where two sets of scores disagree, sorted by edge."""
+    """Return the edges on which two sets of scores differ, sorted."""
     before = {(each.kind, each.source, each.target): each.score for each in old}
     after = {(each.kind, each.source, each.target): each.score for each in new}
     return [Difference(*edge, before.get(edge), after.get(edge)) for edge in sorted(before | after) if before.get(edge) != after.get(edge)]
 
 
 def digest(logged: Sequence[Episode]) -> LogDigest:
-    """The digest of a log; the same records give the same digest, however they are stored."""
+    """Return the digest of a log; the same records give the same digest, however they are stored."""
     whole = hashlib.sha256()
     times: list[float] = []
     for episode in logged:
@@ -99,13 +99,13 @@ def digest(logged: Sequence[Episode]) -> LogDigest:
 
 
 class Revisions:
-    """A folder of revisions, one JSON file each, and a file ``current`` that names one of them.
+    """A folder of revisions, one JSON file each, with a file ``current`` that names one of them.
 
-    Files are written as a whole or not at all, and one process writes at a time. Of more than 200 the oldest are deleted, but never the
+    Files are replaced atomically, and one process writes at a time. Beyond 200 files the oldest are deleted, but never the
     current one.
 
     Raises:
-        ConfigurationError: the folder can't be made.
+        ConfigurationError: the folder can't be created.
     """
 
     def __init__(self, folder: str | Path, *, keep: int = KEPT) -> None:
@@ -113,12 +113,12 @@ class Revisions:
         self._keep = max(2, keep)
 
     def ids(self) -> list[str]:
-        """The revisions, the oldest first."""
+        """Return the ids of the revisions, oldest first."""
         found = [path.stem for path in self.folder.glob("*.json") if _ID.fullmatch(path.stem)]
         return sorted(found, key=_number)
 
     def get(self, id: str) -> Revision:
-        """A revision, by its id or the number in it.
+        """Return a revision by its id, or by the number in the id.
 
         Raises:
             ConfigurationError: there is no such revision, or its file can't be read.
@@ -132,7 +132,7 @@ class Revisions:
         return revision
 
     def current(self) -> Revision | None:
-        """The revision that holds; None when there is none yet.
+        """Return the current revision, or None when there is none yet.
 
         Raises:
             ConfigurationError: the folder's files can't be read.
@@ -146,9 +146,9 @@ class Revisions:
         return self.get(named)
 
     def add(self, static: Scores, learned: Learned, log: LogDigest, parameters: Parameters) -> Revision | None:
-        """Make what was learned the current revision; None when it changes no score.
+        """Make the learned scores the current revision and return it; return None when they change no score.
 
-        In an empty folder the static scores become the first revision, so that they can be gone back to.
+        In an empty folder the static scores become the first revision, so that they can be restored.
 
         Raises:
             ConfigurationError: the folder can't be written.
@@ -163,13 +163,13 @@ class Revisions:
             return self._add(parent.id, learned.scores, note, parameters=parameters, log=log, verdicts=learned.verdicts, changes=changes)
 
     def roll_back(self, id: str = "") -> tuple[Revision | None, Revision]:
-        """Make an earlier revision current again, by default the parent of the current one; returns both, the one left first.
+        """Make an earlier revision current again, by default the parent of the current one; return the one left and the new one.
 
-        Nothing is deleted: going back to the newer one is the same command. A current revision that can't be read is no obstacle when
-        the other one is named; it is None.
+        Nothing is deleted, so the same command goes forward again. When ``id`` is given, a current revision that can't be read is
+        returned as None instead of raising.
 
         Raises:
-            ConfigurationError: there is none to go back to, or no such revision.
+            ConfigurationError: there is no revision to go back to, or no such revision.
         """
         self._make()
         with locked(self.folder):
@@ -230,12 +230,12 @@ class Revisions:
 
 
 def changed(parent: Scores, static: Scores, learned: Learned) -> list[Change]:
-    """The changes from the parent's scores to the learned ones, with reasons; scores that go back to the static ones among them."""
+    """Return the changes from the parent's scores to the learned ones with reasons, including those back to static scores."""
     moved = {(each.kind, each.source, each.target): each for each in learned.changes}
     made: list[Change] = []
     for each in difference(parent, learned.scores):
         if each.new is None:
-            continue  # the graph has no such edge any more
+            continue  # the graph no longer has this edge
         change = moved.get((each.kind, each.source, each.target))
         given = static.score(each.kind, each.source, each.target)
         if change is None:

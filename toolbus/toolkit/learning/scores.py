@@ -1,4 +1,4 @@
-"""The edges that are learned, without the graph around them: who may follow or be called, and its score."""
+"""Scores of edges, independent of the graph around them: source, target, kind and score."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = Mapping[str, float]
 
 
 class Scores:
-    """The scores of a graph's edges: ``scores.rows["call"]["count orders"]["run_sql"]``. It never changes.
+    """The scores of a graph's edges, immutable: ``scores.rows["call"]["count orders"]["run_sql"]``.
 
     Raises:
         ConfigurationError: an edge is given twice.
@@ -49,7 +49,7 @@ class Scores:
         self.rows: Mapping[EdgeKind, Mapping[str, Row]] = rows
 
     def __iter__(self) -> Iterator[Edge]:
-        """Every edge, sorted."""
+        """Yield every edge, sorted."""
         for kind in KINDS:
             for source, row in sorted(self.rows[kind].items()):
                 for target, score in sorted(row.items()):
@@ -64,11 +64,11 @@ class Scores:
     __hash__ = None  # type: ignore[assignment]
 
     def row(self, kind: EdgeKind, source: str) -> Row:
-        """An action's edges of one kind; empty when it has none."""
+        """Return an action's edges of one kind; empty when it has none."""
         return self.rows[kind].get(source, {})
 
     def score(self, kind: EdgeKind, source: str, target: str) -> float | None:
-        """The score of one edge; None when there is no such edge."""
+        """Return the score of one edge; None when there is no such edge."""
         return self.row(kind, source).get(target)
 
     @property
@@ -82,7 +82,7 @@ class ScoreFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         edges: the graph's edges.
-        texts: what tools and actions are for, by name; for lexical ranking.
+        texts: descriptions of tools and actions by name, for lexical ranking.
     """
 
     edges: list[Edge]
@@ -90,10 +90,10 @@ class ScoreFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_scores(path: str | Path) -> tuple[Scores, dict[str, str]]:
-    """The scores and texts of a file: ``{"edges": [{"kind", "source", "target", "score"}, …], "texts": {…}}``.
+    """Return the scores and texts of a file: ``{"edges": [{"kind", "source", "target", "score"}, …], "texts": {…}}``.
 
     Raises:
-        ConfigurationError: it can't be read, or says something else; the message has the place in it.
+        ConfigurationError: the file can't be read or is invalid; the message names the place.
     """
     file = load_json(path, ScoreFile, "file of scores")
     try:
@@ -103,10 +103,10 @@ def load_scores(path: str | Path) -> tuple[Scores, dict[str, str]]:
 
 
 def load_json(path: str | Path, kind: type[T], what: str) -> T:
-    """A JSON document of a known shape.
+    """Return a JSON document of a known type.
 
     Raises:
-        ConfigurationError: it can't be read, or has another shape; the message names the file and the place in it.
+        ConfigurationError: the file can't be read or has another type; the message names the file and the place in it.
     """
     try:
         if Path(path).stat().st_size > MAX_FILE:

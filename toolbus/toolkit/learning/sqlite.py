@@ -1,4 +1,4 @@
-"""Executions in SQLite: for logs that are looked into with SQL, and for many records."""
+"""Store executions in SQLite, for analysis with SQL and for many records."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _INSERT = """
 INSERT OR IGNORE INTO executions (id, episode, position, action, tool, outcome, ms, at, document) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _BATCH = 1000
-# Seconds to wait for other processes that write.
+# Seconds to wait for other writing processes.
 _PATIENCE = 10.0
 
 
 class SqliteStore:
-    """A database with a write-ahead log, so that readers and one writer do not wait for each other.
+    """A store in SQLite with a write-ahead log, so that readers and one writer do not wait for each other.
 
-    The columns are for SQL; ``document`` is the record, and what is read.
+    The columns are for SQL queries; ``document`` holds the record and is the only column that is read back.
 
     Args:
-        max_records: the oldest beyond this number are deleted.
+        max_records: most records that are kept; the oldest beyond are deleted.
 
     Raises:
-        ConfigurationError: the file is no such database, or of a newer release.
+        ConfigurationError: the file is no such database, or from a newer release.
     """
 
     def __init__(self, path: str | Path, *, max_records: int = MAX_RECORDS) -> None:
@@ -71,7 +71,7 @@ class SqliteStore:
             raise
 
     def _prepare_patiently(self) -> None:
-        """Prepare the database; changing to a write-ahead log fails at once where everything else waits for other processes."""
+        """Prepare the database and retry while it is busy, since switching to a write-ahead log does not wait for other processes."""
         limit = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -105,10 +105,10 @@ class SqliteStore:
             self._database.close()
 
     def append(self, executions: Iterable[Execution]) -> int:
-        """Add executions in one transaction; an id that is there already is left as it is and does not count.
+        """Add executions in one transaction and return how many were new; existing ids stay as they are.
 
         Raises:
-            RecordError: one of them has a field out of bounds; nothing is written.
+            RecordError: an execution has a field out of bounds; nothing is written.
             ConfigurationError: the database can't be written.
         """
         rows = [
@@ -130,10 +130,10 @@ class SqliteStore:
         return added
 
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
-        """Every execution, in the order in which they were added.
+        """Yield every execution, in the order in which they were added.
 
         Raises:
-            RecordError: a row can't be read, and there is no ``on_bad`` to tell.
+            RecordError: a row can't be read and there is no ``on_bad``.
             ConfigurationError: the database can't be read.
         """
         last = 0

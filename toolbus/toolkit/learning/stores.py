@@ -1,4 +1,4 @@
-"""Where executions are kept: one protocol, two formats, and copies from one to the other."""
+"""Open stores of executions: one protocol, two formats, and copies from one to the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolbus.toolkit.learning.sqlite import SqliteStore
 
 
 class ExecutionStore(Protocol):
-    """A log of executions, in the order in which they were added. Methods may be called from any thread, one at a time."""
+    """A log of executions, in the order in which they were added. Any thread may call its methods, one at a time."""
 
     path: Path
 
@@ -22,19 +22,19 @@ class ExecutionStore(Protocol):
         """Add executions, all or none of them, and return how many were new.
 
         Raises:
-            RecordError: one of them has a field out of bounds.
+            RecordError: an execution has a field out of bounds.
             ConfigurationError: the store can't be written.
         """
 
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
-        """Every execution, the oldest first.
+        """Yield every execution, oldest first.
 
         Raises:
-            RecordError: a record can't be read, and there is no ``on_bad`` to tell.
+            RecordError: a record can't be read and there is no ``on_bad``.
         """
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     def __enter__(self) -> Self: ...
 
@@ -42,10 +42,10 @@ class ExecutionStore(Protocol):
 
 
 def open_store(path: str | Path, *, must_exist: bool = False) -> ExecutionStore:
-    """The store at a path: ``.jsonl`` is lines of JSON, ``.db``, ``.sqlite`` and ``.sqlite3`` are SQLite.
+    """Open the store at a path: ``.jsonl`` for JSON lines; ``.db``, ``.sqlite`` or ``.sqlite3`` for SQLite.
 
     Raises:
-        ConfigurationError: another suffix, or it is not there and must be.
+        ConfigurationError: the suffix is another, or the file does not exist but must.
     """
     path = Path(path)
     if must_exist and not path.is_file():
@@ -60,10 +60,10 @@ def open_store(path: str | Path, *, must_exist: bool = False) -> ExecutionStore:
 def copy(source: ExecutionStore, target: ExecutionStore, on_bad: OnBad | None = None) -> int:
     """Add all of one store to another and return how many records were new there.
 
-    Everything is read before anything is written, so that a bad record leaves the target as it was.
+    Everything is read before anything is written, so a bad record leaves the target unchanged.
 
     Raises:
-        RecordError: a record can't be read, and there is no ``on_bad`` to tell.
+        RecordError: a record can't be read and there is no ``on_bad``.
     """
     found = [*source.read(on_bad)]
     known = {execution.id for execution in target.read(lambda _: None)}

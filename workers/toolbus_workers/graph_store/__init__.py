@@ -1,7 +1,7 @@
 """Tools over a graph store: ``graph_query``, ``graph_schema`` and ``graph_import``.
 
-``toolbus worker graph_store`` serves them over an embedded graph database. ``toolbus_workers.graph_store.tools`` is the
-tools alone: they are served where somebody provides a ``GraphStore``, and left out where nobody does.
+``toolbus worker graph_store`` serves them over an embedded graph database. ``toolbus_workers.graph_store.tools`` has only
+the tools: they are served when the worker's code provides a ``GraphStore``, and left out otherwise.
 """
 
 from toolbus_workers.graph_store.store import Batch, Found, GraphStore, Label, Loaded, Schema

@@ -1,4 +1,4 @@
-"""A graph store in a process of its own: Ladybug, which speaks Cypher, in memory or in one file."""
+"""Keep a graph in its own process: Ladybug, which understands Cypher, in memory or in one file."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _Size = Annotated[int, msgspec.Meta(ge=32 << 20, le=1 << 40)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the graph is and what it may take; each is read from ``TOOLBUS_GRAPH_<NAME>``.
+    """The place and the limits of the graph; each is read from ``TOOLBUS_GRAPH_<NAME>``.
 
     Attributes:
-        path: the file it is kept in; empty for one that goes with the worker, and is in a temporary file meanwhile.
-        memory: bytes that the database may hold in memory; its process may take 256 MiB more. Also the bytes of a temporary file.
-        disk: bytes of the file.
+        path: file that keeps the graph; when empty, a temporary file that is removed with the worker.
+        memory: bytes that the database may hold in memory, and most bytes of a temporary file; its process may take 256 MiB more.
+        disk: most bytes of the file.
     """
 
     path: str = ""
@@ -40,16 +40,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddedGraph(GraphStore):
-    """One graph for all callers of a worker; requests take turns, and the process is started again when it died.
+    """One graph for all callers of a worker; requests take turns, and a process that died is started again.
 
-    A statement can end the process, for there are functions that neither an interruption nor a limit of memory stops.
-    So even a graph that is to go with the worker is in a file, which the next process opens: nobody's statement takes
-    the others' data with it.
+    A statement can end the process, because some functions are stopped neither by an interruption nor by a memory limit. So even
+    a graph that ends with the worker is kept in a file, which the next process opens: no caller's statement can destroy the
+    data of the others.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = Limits() if limits is None else limits
-        # The process works in another folder.
+        # The process has another working folder, so the path must be absolute.
         self._path = str(Path(self._limits.path).absolute()) if self._limits.path else ""
         self._disk = self._limits.disk
         self._folder = ""
@@ -67,12 +67,12 @@ class EmbeddedGraph(GraphStore):
         self._remove_folder()
 
     async def query(self, query: str, parameters: dict[str, Any], *, max_rows: int, max_bytes: int, seconds: float) -> Found:
-        """The first rows of one reading statement, which reaches no file and no network."""
+        """Return the first rows of one reading statement, which reaches no file and no network."""
         request = {"do": "query", "query": query, "parameters": parameters, "max_rows": max_rows, "max_bytes": max_bytes}
         return await self._ask(request, seconds, Found)
 
     async def schema(self, *, seconds: float) -> Schema:
-        """Labels, types, properties and counts."""
+        """Return labels, types, properties and counts."""
         return await self._ask({"do": "schema"}, seconds, Schema)
 
     async def load(self, batch: Batch, *, seconds: float) -> Loaded:
@@ -98,7 +98,7 @@ class EmbeddedGraph(GraphStore):
         return msgspec.convert(_result(answer), type_)
 
     async def _running(self) -> Program:
-        """The process, started if there is none.
+        """Return the process, started if there is none.
 
         Raises:
             ToolError: Ladybug is not installed, or the graph can't be opened.
@@ -128,7 +128,7 @@ class EmbeddedGraph(GraphStore):
         return program
 
     def _make_folder(self) -> None:
-        """Give a graph that goes with the worker its file; without a place for one it is in the process's memory."""
+        """Give a temporary graph its file; without a place for one it stays in the process's memory."""
         if not self._path:
             with contextlib.suppress(OSError):
                 self._folder = tempfile.mkdtemp(prefix="toolbus-graph-")

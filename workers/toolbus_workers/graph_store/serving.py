@@ -1,4 +1,4 @@
-"""Provides the embedded store, so that ``toolbus worker graph_store`` needs nothing else."""
+"""Provide the embedded store, so that ``toolbus worker graph_store`` needs nothing else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from toolbus_workers.operations import load_limits
 
 
 async def embedded_graph() -> AsyncIterator[GraphStore]:
-    """The store that ``TOOLBUS_GRAPH_…`` describes, for as long as the worker lives."""
+    """Yield the store that ``TOOLBUS_GRAPH_…`` describes, for as long as the worker runs."""
     async with EmbeddedGraph(load_limits(Limits, "TOOLBUS_GRAPH_")) as store:
         yield store
 
 
-provide(GraphStore, embedded_graph)  # type: ignore[type-abstract]  # it is asked for by that type
+provide(GraphStore, embedded_graph)  # type: ignore[type-abstract]  # handlers ask for the abstract type

@@ -1,4 +1,4 @@
-"""What the tools need of a graph store, whichever it is."""
+"""``GraphStore``: the interface between the tools and any graph store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Scalar = str | int | float | bool | None
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Rows of a query as JSON has them.
+    """Rows of a query as JSON values.
 
     Attributes:
         more: whether there were more rows than asked for.
-        cut: how many long values were cut short.
+        cut: number of long values that were cut.
     """
 
     columns: list[str]
@@ -28,7 +28,7 @@ class Label(msgspec.Struct, frozen=True, omit_defaults=True):
     """One label of vertices, or one type of edges, which lead from ``source`` to ``target``.
 
     Attributes:
-        count: how many there are.
+        count: number of vertices or edges.
         properties: types by name.
     """
 
@@ -40,7 +40,7 @@ class Label(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """What a graph consists of."""
+    """The labels and types of a graph."""
 
     vertices: list[Label]
     edges: list[Label]
@@ -56,26 +56,26 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What came of a batch: how many rows it had, and the label as it is now."""
+    """The result of a batch: its number of rows, and the label as it is now."""
 
     rows: int
     label: Label
 
 
 class GraphStore(ABC):
-    """A graph database; provide one, and the tools of ``toolbus_workers.graph_store.tools`` appear.
+    """A graph database; provide one to serve the tools of ``toolbus_workers.graph_store.tools``.
 
-    Every method raises ``ToolError`` for what a model can mend, and ends within so many seconds.
+    Every method raises ``ToolError`` for mistakes that a model can correct, and ends within ``seconds``.
     """
 
     @abstractmethod
     async def query(self, query: str, parameters: dict[str, Any], *, max_rows: int, max_bytes: int, seconds: float) -> Found:
-        """The first rows of one statement, which reads and changes nothing."""
+        """Return the first rows of one statement, which must only read."""
 
     @abstractmethod
     async def schema(self, *, seconds: float) -> Schema:
-        """Labels, types, properties and counts."""
+        """Return labels, types, properties and counts."""
 
     @abstractmethod
     async def load(self, batch: Batch, *, seconds: float) -> Loaded:
-        """Add or update all rows of a batch, or none; doing it again changes nothing."""
+        """Add or update all rows of a batch, or none; a repetition changes nothing."""

@@ -1,4 +1,4 @@
-"""The tools; each has a ``GraphStore``, which the worker fills in and no model sees."""
+"""The tools of the graph store; the worker gives each a ``GraphStore`` that models don't see."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_PROPERTIES = 50
 MAX_VALUE = 10_000
 SECONDS = 20.0
 
-# So much earlier than its caller gives up a statement is stopped, so that the answer still says why.
+# Seconds before the caller's deadline at which a statement is stopped, so that the answer can still give the reason.
 _MARGIN = 1.5
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
@@ -98,10 +98,10 @@ async def graph_import(
 
 
 def _batch(kind: str, label: str, rows: list[dict[str, Scalar]], source: str, target: str) -> Batch:
-    """Rows that every store can take.
+    """Return the rows as a batch that every store accepts.
 
     Raises:
-        ToolError: names, sizes or values are not what they must be; says where.
+        ToolError: a name, a size or a value is invalid; the message says where.
     """
     if not rows or len(rows) > MAX_IMPORT:
         raise _wrong(f"there are {len(rows):,} rows; give 1 to {MAX_IMPORT:,} in one import", "too_many_rows" if rows else "no_data")
@@ -147,7 +147,7 @@ def _check_name(name: str) -> None:
 
 
 def _from_csv(text: str) -> list[dict[str, Scalar]]:
-    """Rows of CSV text; a column whose values are all numbers, or all true and false, is of numbers or booleans."""
+    """Return rows of CSV text; a column whose values are all numbers, or all true and false, gets that type."""
     _check_text(text)
     reader = csv_.reader(io.StringIO(text.removeprefix("\ufeff")), strict=True)
     lines: list[list[str]] = []

@@ -1,1 +1,1 @@
-"""Fetch pages safely and read what was fetched, for the tools that use the network."""
+"""Fetch pages safely and read them, for the tools that use the network."""

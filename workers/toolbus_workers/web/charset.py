@@ -1,17 +1,17 @@
-"""From bytes to text when nobody can be trusted to say how they are encoded."""
+"""Decode bytes to text when no declaration of their encoding can be trusted."""
 
 from __future__ import annotations
 
 import codecs
 import re
 
-# A codec is only looked up when its name has this form. Python has codecs that are no charsets, some of them slow beyond bounds
-# (punycode), and it remembers every name it was ever asked for.
+# A codec is only looked up when its name has this form. Python has codecs that are no charsets, some of them extremely slow
+# (punycode), and it remembers every name that it was asked for.
 _KNOWN = re.compile(
     r"utf-?(?:8|16(?:-?[lb]e)?|32(?:-?[lb]e)?)|(?:us-)?ascii|latin-?1|iso-?8859-?(?:[1-9]|1[0134-6])|(?:windows-?|cp-?)(?:125[0-8]|874|866|932|936|949|950)"
     r"|koi8-?[ru]|gbk|gb-?2312|gb-?18030|big5(?:-?hkscs)?|shift-?jis|sjis|euc-?(?:jp|kr)|iso-2022-(?:jp|kr)|ks-c-5601-1987|tis-620|macintosh"
 )
-# Names that the Web uses and Python does not, or not in the same sense: browsers read these as the larger set, too.
+# Names that the Web uses and Python does not, or with another meaning; browsers also read these as the larger set.
 _MEANT = {
     "ascii": "cp1252", "us-ascii": "cp1252", "latin1": "cp1252", "latin-1": "cp1252", "iso-8859-1": "cp1252", "iso8859-1": "cp1252",
     "gb2312": "gb18030", "gb-2312": "gb18030", "gbk": "gb18030", "windows-936": "gb18030", "cp936": "gb18030",
@@ -19,9 +19,9 @@ _MEANT = {
     "windows-874": "cp874", "iso-8859-11": "cp874", "tis-620": "cp874", "macintosh": "mac-roman",
 }  # fmt: skip
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-# Every sequence of bytes is text in these, so that decoding proves nothing.
+# In these charsets every sequence of bytes is valid, so successful decoding proves nothing.
 _SINGLE_BYTE = ("cp12", "cp8", "iso8859", "koi8", "mac")
-# So is every even number of bytes in these; but a document has spaces or line ends, which are zero bytes there.
+# In these every even number of bytes is valid; but a document has spaces or line ends, which contain zero bytes here.
 _WIDE = ("utf-16", "utf-32")
 _DECLARED = re.compile(
     rb"""<meta[^>]{0,500}?charset\s*=\s*["']?\s*([\w.:-]{1,40})|<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w.:-]{1,40})""", re.IGNORECASE
@@ -31,10 +31,10 @@ _FEW = 1_000
 
 
 def decode(body: bytes, declared: str | None = None) -> str:
-    """The text of a document, whatever its headers, its markup and its bytes say; nothing makes it fail.
+    """Return the text of a document; never fails, whatever its headers, markup and bytes contain.
 
-    A byte order mark wins. What proves itself by decoding without an error comes next: UTF-8 before single-byte charsets, in
-    which anything is text. Of a charset that fails here and there the rest is kept, with U+FFFD for what can't be read.
+    A byte order mark decides. Otherwise the first charset that decodes without an error is used, UTF-8 before single-byte charsets,
+    in which every byte is valid. If a charset fails in a few places, those become U+FFFD.
     """
     for mark, charset in _BOMS:
         if body.startswith(mark):
@@ -58,7 +58,7 @@ def decode(body: bytes, declared: str | None = None) -> str:
 def _in_markup(body: bytes) -> str | None:
     found = _DECLARED.search(body[:_SEARCHED])
     charset = (found[1] or found[2]).decode("ascii", "ignore") if found else None
-    # Whoever could read this far was not reading UTF-16.
+    # A parser that could read the declaration was not reading UTF-16.
     return "utf-8" if charset and charset.lower().startswith(("utf-16", "utf-32")) else charset
 
 

@@ -1,9 +1,9 @@
-"""What an HTML document says: title, text, links. A program: the document on standard input, its content as JSON on standard output.
+"""Extract title, text and links of an HTML document, as a program: document on standard input, JSON on standard output.
 
-It runs as a process of its own because parsing is where hostile pages hit hardest: the parser's time grows with the square of
-unclosed tags and of attributes (100 KB of them take it over a second, some megabytes many minutes), without a pause in which
-another thread of the process could run. A process has limits of time and memory and can be killed. It imports nothing of
-ours, so that it starts quickly.
+It runs in its own process because parsing is where hostile pages do most harm: the parser's time grows with the square of
+unclosed tags and of attributes (100 KB of them take over a second, some megabytes many minutes), without a pause in which
+another thread of the process could run. A process has limits of time and memory and can be killed. It imports no module of
+toolbus, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]+")
 
 
 def main() -> None:
-    """Read ``{"base", "max_chars", "links"}`` on a line of its own and the document after it; write its content."""
+    """Read a line with the options (``base``, ``max_chars``, …) and the document after it; write the content."""
     options = json.loads(sys.stdin.buffer.readline())
     _limit(options["memory"], options["seconds"])
     tree = LexborHTMLParser(sys.stdin.buffer.read().decode())
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def title_of(tree: LexborHTMLParser) -> str:
-    """The title, or the first heading of a document without one."""
+    """Return the title, or the first heading of a document without one."""
     for query in ("head title", "h1"):
         found = tree.css_first(query)
         if found is not None and (title := _line(found.text(), MAX_TITLE)):
@@ -56,13 +56,13 @@ def title_of(tree: LexborHTMLParser) -> str:
 
 
 def text_of(tree: LexborHTMLParser, max_chars: int) -> tuple[str, bool]:
-    """What a reader sees, a line for each block, and whether there was more of it."""
+    """Return the visible text, one line per block, and whether there is more of it."""
     pieces: list[str] = []
     length = 0
     for piece in _pieces(tree):
         pieces.append(piece)
         length += len(piece)
-        # Spaces are still to go, so twice as much is surely enough.
+        # Spaces are removed later, so twice the length is enough.
         if length > 2 * max_chars + 10_000:
             break
     lines = (" ".join(line.split()) for line in _CONTROLS.sub(" ", "".join(pieces)).split("\n"))
@@ -71,7 +71,7 @@ def text_of(tree: LexborHTMLParser, max_chars: int) -> tuple[str, bool]:
 
 
 def links_of(tree: LexborHTMLParser, base: str) -> list[dict[str, str]]:
-    """The links to other pages, as absolute addresses, each once."""
+    """Return the links to other pages as absolute addresses, without duplicates."""
     root = tree.css_first("base[href]")
     if root is not None:
         base = _joined(base, root.attributes.get("href") or "") or base
@@ -81,7 +81,7 @@ def links_of(tree: LexborHTMLParser, base: str) -> list[dict[str, str]]:
         if not href or len(href) > MAX_HREF:
             continue
         text = _line(node.text() or node.attributes.get("title") or node.attributes.get("alt") or "", MAX_LINK_TEXT)
-        # A picture and a headline often lead to the same page; the one with words is worth more.
+        # A picture and a headline often link to the same page; the link with text is more useful.
         found[href] = found.get(href) or text
         if len(found) == MAX_LINKS:
             break
@@ -92,12 +92,12 @@ _EMPTY_ITEMS = frozenset(mark.strip() for mark in _MARKS.values())
 
 
 def _pieces(tree: LexborHTMLParser) -> Iterator[str]:
-    """The text in document order. Walks by hand: documents are nested deeper than Python recurses."""
+    """Yield the text in document order, without recursion, since documents may be nested deeper than Python recurses."""
     root = tree.body or tree.root
     if root is None:
         return
     node: LexborNode | None = root
-    # Nodes are compared by their ids: `==` compares them by all their markup.
+    # Compare nodes by id, because `==` compares all of their markup.
     end = root.mem_id
     while node is not None:
         tag = node.tag or ""
@@ -136,14 +136,14 @@ def _line(text: str, limit: int) -> str:
 
 def _limit(memory: int, seconds: int) -> None:
     try:
-        import resource  # noqa: PLC0415 - there is none on Windows, where the parent's clock has to do
+        import resource  # noqa: PLC0415 - missing on Windows, where only the parent's timeout applies
     except ImportError:
         return
     for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0)):
         try:
             resource.setrlimit(kind, (most, most))
         except (ValueError, OSError):
-            # Not every system limits everything.
+            # Not every system supports every limit.
             continue
 
 

@@ -1,4 +1,4 @@
-"""``ContentExtractor``: from a fetched page to its title, text and links, whatever the page does to its parser."""
+"""``ContentExtractor``: extract title, text and links of a fetched page, even from hostile HTML."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _MARKUP = frozenset({"text/html", "application/xhtml+xml"})
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link of a page: its words and the absolute address it leads to."""
+    """A link of a page: its text and its absolute address."""
 
     text: str
     href: str
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a page says.
+    """The content of a page.
 
     Attributes:
-        cut: the page has more text than ``text``.
-        links: to other pages, each once, at most 500.
+        cut: whether the page has more text than ``text``.
+        links: links to other pages, without duplicates, at most 500.
     """
 
     title: str
@@ -44,12 +44,12 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class ContentExtractor:
-    """Reads pages, each in a process of its own that is killed when it takes too long.
+    """Extracts the content of pages, each in its own process that is killed when it takes too long.
 
     Args:
-        seconds: time for one page; a page waits for its turn up to twice as long.
+        seconds: most seconds for one page; a page waits for its turn up to twice as long.
         memory: bytes of address space for one page.
-        parallel: pages read at the same time; the others wait. Half of the processors when left out.
+        parallel: pages processed at the same time; half of the processors when left out.
     """
 
     def __init__(self, *, seconds: int = PARSE_SECONDS, memory: int = PARSE_MEMORY, parallel: int = 0) -> None:
@@ -58,10 +58,10 @@ class ContentExtractor:
         self._turns = asyncio.Semaphore(parallel or max(1, (os.cpu_count() or 2) // 2))
 
     async def extract(self, page: Page, *, max_chars: int = MAX_CHARS) -> Content:
-        """A page's title, text and links; what is not HTML is text as it stands.
+        """Return a page's title, text and links; a page that is not HTML is returned as text.
 
         Raises:
-            ToolError: it can't be read within the limits.
+            ToolError: the page can't be read within the limits.
         """
         text = page.text
         if page.media_type not in _MARKUP:
@@ -90,7 +90,7 @@ class ContentExtractor:
     async def _run(self, document: bytes, url: str) -> bytes:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # the program's own folder is no place to import from
+            "-P",  # don't import from the program's own folder
             _PROGRAM,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -104,7 +104,7 @@ class ContentExtractor:
         finally:
             if process.returncode is None:
                 process.kill()
-                # Also takes in what it had written, without which its pipes stay open.
+                # This also reads what the process had written; otherwise its pipes would stay open.
                 await process.communicate()
         return answer
 

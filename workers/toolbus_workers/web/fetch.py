@@ -1,4 +1,4 @@
-"""``FetchService``: pages from the public Web, within limits, from servers that may be hostile."""
+"""``FetchService``: fetch pages from the public Web within limits, from servers that may be hostile."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ MAX_REDIRECTS = 5
 MAX_URL = 4_096
 MAX_PARALLEL = 32
 CONNECT_SECONDS = 10.0
-# Of a host's addresses so many are tried.
+# Most addresses of a host that are tried.
 MAX_TRIED = 4
 
 USER_AGENT = "Mozilla/5.0 (compatible; toolbus-fetch/1.0)"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TEXTUAL = re.compile(r"text/[\w.+-]+|application/(?:[\w.-]+\+)?(?:json|xml)|application/(?:x-)?(?:javascript|ndjson|yaml|toml)")
-# gzip members beyond these only serve to keep the reader busy.
+# Most gzip members; more would only keep the reader busy.
 _MAX_MEMBERS = 64
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What a server answered.
+    """A fetched page.
 
     Attributes:
-        url: where it was found in the end, after redirects.
-        media_type: in lower case, without parameters.
-        charset: what the headers say, which may be wrong.
-        body: decompressed.
+        url: address of the page, after redirects.
+        media_type: media type in lower case, without parameters.
+        charset: charset from the headers, which may be wrong.
+        body: decompressed body.
     """
 
     url: str
@@ -54,13 +54,13 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one fetch may cost, and where it may lead.
+    """Limits of one fetch.
 
     Attributes:
-        bytes: of the body, as sent and also decompressed.
-        seconds: in all, from the first look-up to the last byte.
-        redirects: followed at most.
-        hosts: only these and their subdomains; all public ones when empty.
+        bytes: most bytes of the body, both as sent and decompressed.
+        seconds: most seconds from the first look-up to the last byte.
+        redirects: most redirects that are followed.
+        hosts: the only hosts that are allowed, with their subdomains; all public hosts when empty.
     """
 
     bytes: int = MAX_BYTES
@@ -70,15 +70,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchService:
-    """Fetches pages. Every address it connects to was checked by its guard, again for each redirect.
+    """Fetches pages. Its guard checks every address that it connects to, again after each redirect.
 
-    It uses no proxy, no cookies and no credentials, whatever the environment says: a proxy would resolve names by itself.
+    It uses no proxy, no cookies and no credentials, and ignores the environment, because a proxy would resolve names itself.
 
     Args:
         guard: decides which addresses may be connected to.
-        limits: for every fetch; a call's own limits can only be narrower.
+        limits: limits of every fetch; a call's own limits can only be narrower.
         tls: verifies servers; the usual authorities when left out.
-        parallel: fetches at the same time; the others wait, and their time runs.
+        parallel: fetches at the same time; waiting counts towards the time limit of the others.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class FetchService:
         self._turns = asyncio.Semaphore(parallel)
 
     async def fetch(self, url: str, limits: Limits | None = None) -> Page:
-        """A page of text: HTML, XML, JSON, plain text.
+        """Return a page of text: HTML, XML, JSON, plain text.
 
         Raises:
-            ToolError: there is none within the limits; says why, and what to do next.
+            ToolError: the page can't be fetched within the limits; the message says why, and what to do next.
         """
         narrowed = self._narrowed(limits or self._limits)
         try:
@@ -104,7 +104,7 @@ class FetchService:
             raise ToolError(message, type="unavailable", code="too_slow", retryable=True) from None
 
     async def fetch_batch(self, urls: Sequence[str], limits: Limits | None = None) -> list[Page | ToolError]:
-        """Several pages at once, in the order of their addresses; a failure takes its page's place."""
+        """Return several pages in the order of their addresses; a failed page is represented by its error."""
 
         async def one(url: str) -> Page | ToolError:
             try:
@@ -138,22 +138,22 @@ class FetchService:
 
     @asynccontextmanager
     async def _answer(self, url: httpx.URL, limits: Limits) -> AsyncIterator[httpx.Response]:
-        """The headers of an answer, its body still to be read, from the first checked address that can be reached."""
+        """Provide an answer with its headers read, from the first checked address that can be reached."""
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await self._guard.addresses(url.raw_host.decode("ascii"), port)
-        # A transport, not a client: clients add cookies, credentials and redirects of their own. And one for each request: pooled
-        # connections are found by address, so that one host would answer for another.
+        # A transport instead of a client, because clients add cookies, credentials and redirects. And one for each request, because
+        # pooled connections are looked up by address, so one host could answer for another.
         async with httpx.AsyncHTTPTransport(verify=self._verify(url), trust_env=False) as transport:
-            with _told(url):
+            with _translated_errors(url):
                 response = await _first(transport, url, addresses[:MAX_TRIED], limits)
             try:
-                with _told(url):
+                with _translated_errors(url):
                     yield response
             finally:
                 await response.aclose()
 
     def _verify(self, url: httpx.URL) -> ssl.SSLContext | bool:
-        """How a server's identity is verified; there is nothing to verify without TLS, and reading the authorities takes time."""
+        """Return how to verify the server; without TLS nothing is verified, which saves the time to load the authorities."""
         if url.scheme != "https":
             return False
         if self._tls is None:
@@ -171,7 +171,7 @@ async def _first(transport: httpx.AsyncHTTPTransport, url: httpx.URL, addresses:
 
 
 def _request(url: httpx.URL, address: str, limits: Limits) -> httpx.Request:
-    """A request that is sent to ``address`` and otherwise is all about the host of ``url``: its Host header and its TLS name."""
+    """Return a request that is sent to ``address``, with the Host header and the TLS name of the host of ``url``."""
     waits = dict.fromkeys(("connect", "read", "write", "pool"), limits.seconds) | {"connect": min(CONNECT_SECONDS, limits.seconds)}
     return httpx.Request(
         "GET",
@@ -189,10 +189,10 @@ def _request(url: httpx.URL, address: str, limits: Limits) -> httpx.Request:
 
 
 def parse_url(text: str) -> httpx.URL:
-    """An address that can be fetched.
+    """Return an address that can be fetched.
 
     Raises:
-        ToolError: it can't be, whoever is behind it.
+        ToolError: it can't be fetched, whatever host it names.
     """
     if len(text) > MAX_URL:
         raise _bad_url(text, f"it has {len(text)} characters; at most {MAX_URL} are allowed")
@@ -205,7 +205,7 @@ def parse_url(text: str) -> httpx.URL:
         raise _bad_url(text, "it must begin with http:// or https:// and name a host")
     if url.userinfo:
         raise _bad_url(text, "addresses with a user name or password in them are not fetched")
-    # The other ports below 1024 belong to services that are no web servers, and that could be talked into something.
+    # Other ports below 1024 belong to services that are no web servers and might be abused through a request.
     if port is not None and (port > 65_535 or (port < 1_024 and port not in {80, 443})):
         raise _bad_url(text, f"web pages are not served on port {port}")
     return url
@@ -298,7 +298,7 @@ async def _body(url: httpx.URL, response: httpx.Response, limit: int) -> bytes:
 
 
 class _Unpacker:
-    """Decompresses gzip and zlib data, and never makes more of it than one byte over the limit."""
+    """Decompresses gzip and zlib data, and never produces more than one byte over the limit."""
 
     def __init__(self, limit: int) -> None:
         self._room = limit + 1
@@ -306,7 +306,7 @@ class _Unpacker:
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
 
     def feed(self, data: bytes) -> bytes:
-        """What comes out of the next piece.
+        """Return the decompressed next piece.
 
         Raises:
             zlib.error: the data is damaged.
@@ -326,8 +326,8 @@ class _Unpacker:
 
 
 @contextmanager
-def _told(url: httpx.URL) -> Iterator[None]:
-    """Failures of the network as failures of the tool."""
+def _translated_errors(url: httpx.URL) -> Iterator[None]:
+    """Turn errors of the network into errors of the tool."""
     try:
         yield
     except httpx.TimeoutException:

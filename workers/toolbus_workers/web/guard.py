@@ -1,4 +1,4 @@
-"""Which addresses a tool may connect to: a model must not reach what only the worker's own network can reach."""
+"""Decide which addresses a tool may connect to: a model must not reach what only the worker's network can reach."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from toolbus import ToolError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host name, as text; raises OSError (``socket.gaierror``) when there are none."""
+"""Returns the addresses of a host name as text; raises OSError (``socket.gaierror``) when there are none."""
 
-# A name with more addresses than these is suspicious, and nobody needs so many attempts.
+# A name with more addresses is suspicious, and no fetch needs so many attempts.
 MAX_ADDRESSES = 32
 
-# Stated in full, since what the standard library calls global differs between Python versions.
+# Listed in full, because the standard library's definition of "global" differs between Python versions.
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in (
@@ -29,19 +29,19 @@ _NOT_PUBLIC = tuple(
         "3fff::/20",
     )
 )  # fmt: skip
-# Everything else in IPv6 is unspecified, loopback, link-local, unique local, multicast or reserved.
+# The rest of IPv6 is unspecified, loopback, link-local, unique local, multicast or reserved.
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
-# With DNS64 every IPv4 host has an address in here.
+# With DNS64 every IPv4 host has an address in this network.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class Guard:
-    """Resolves names and lets only public addresses through.
+    """Resolves names and permits only public addresses.
 
     Args:
-        allow: networks that may be reached although they are not public, such as ``10.20.0.0/16``. Only whoever builds the
-            service can give them: no argument and no config value of a tool leads here.
-        resolve: what turns a name into addresses; the system's resolver when left out.
+        allow: networks that may be reached although they are not public, such as ``10.20.0.0/16``. Only code that builds the
+            service can set them; no argument and no config value of a tool does.
+        resolve: turns a name into addresses; the system's resolver when left out.
     """
 
     def __init__(self, *, allow: Iterable[str] = (), resolve: Resolve | None = None) -> None:
@@ -49,7 +49,7 @@ class Guard:
         self._resolve = resolve or resolve_name
 
     def permits(self, address: str) -> bool:
-        """Whether an address may be connected to."""
+        """Return whether an address may be connected to."""
         try:
             parsed: Address = ipaddress.ip_address(address)
         except ValueError:
@@ -62,7 +62,7 @@ class Guard:
         return reached.is_global and not any(reached in network for network in _NOT_PUBLIC)
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """The addresses of a host, every one of them checked. Connect to these, never to the name: it may resolve differently then.
+        """Return the checked addresses of a host. Connect to these, never to the name, which may resolve differently then.
 
         Raises:
             ToolError: the host is unknown, or one of its addresses is not public.
@@ -75,7 +75,7 @@ class Guard:
             raise _unresolved(host, None) from None
         if not found:
             raise _unresolved(host, None)
-        # One forbidden address among public ones is an attempt to slip through, or a mistake; neither is worth a connection.
+        # A forbidden address among public ones is an attack or a mistake, so none of them is used.
         if len(found) > MAX_ADDRESSES or not all(self.permits(address) for address in found):
             raise ToolError(
                 f"{host!r} is not a host on the public Internet, so it is not fetched; use the address of a public page",
@@ -86,13 +86,13 @@ class Guard:
 
 
 async def resolve_name(host: str, port: int) -> Sequence[str]:
-    """The system's answer. It also reads numbers such as ``127.1`` and ``0x7f000001``, which are checked like any other."""
+    """Return the system's addresses for a name. It also reads numbers such as ``127.1``, which are checked like any other."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(sockaddr[0]) for _, _, _, _, sockaddr in found]
 
 
 def _reached(address: Address) -> Address:
-    """The address that packets really go to."""
+    """Return the address that packets really go to."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped

@@ -1,4 +1,4 @@
-"""``Politeness``: no host gets more requests at a time, or faster, than it would take from a patient reader."""
+"""``Politeness``: limit the number and the rate of requests to each host."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 PARALLEL = 2
 PAUSE = 0.5
 
-# Beyond these, hosts that nobody uses now are forgotten.
+# Beyond this number, hosts without running requests are forgotten.
 _MOST_HOSTS = 256
 
 
 class Turn:
-    """The right to send one request to a host, once ``begin`` has returned."""
+    """The permission to send one request to a host, once ``begin`` has returned."""
 
     def __init__(self, pause: float, parallel: int) -> None:
         self.users = 0
@@ -24,7 +24,7 @@ class Turn:
         self.next = 0.0
 
     async def begin(self, pause: float = 0.0) -> None:
-        """Wait until the host's last request is long enough ago."""
+        """Wait until the pause after the host's last request is over."""
         now = time.monotonic()
         start = max(now, self.next)
         self.next = start + max(self.pause, pause)
@@ -32,11 +32,11 @@ class Turn:
 
 
 class Politeness:
-    """Turns of hosts, shared by all calls of a worker.
+    """Turns for each host, shared by all calls of a worker.
 
     Args:
-        parallel: requests to one host at a time.
-        pause: seconds between the beginnings of two requests to one host.
+        parallel: most requests to one host at a time.
+        pause: least seconds between the starts of two requests to one host.
     """
 
     def __init__(self, *, parallel: int = PARALLEL, pause: float = PAUSE) -> None:
@@ -46,7 +46,7 @@ class Politeness:
 
     @asynccontextmanager
     async def turn(self, host: str) -> AsyncIterator[Turn]:
-        """Wait for a place among the requests to a host; the request itself follows ``Turn.begin``."""
+        """Wait for a slot among the requests to a host; the request itself follows ``Turn.begin``."""
         if len(self._hosts) > _MOST_HOSTS:
             self._forget()
         turn = self._hosts.setdefault(host, Turn(self._pause, self._parallel))

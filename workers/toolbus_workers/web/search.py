@@ -1,4 +1,4 @@
-"""``SearchService``: searches the Web through a backend that can be replaced."""
+"""``SearchService``: search the Web through a replaceable backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_TITLE = 200
 MAX_URL = 2_000
 MAX_SNIPPET = 500
 
-# Seconds for one search engine, and searches at a time: a thread can't be stopped, so there are few of them.
+# Seconds for one search engine, and most searches at a time: a thread can't be stopped, so there are few of them.
 _ENGINE_SECONDS = 8
 _THREADS = 4
 
@@ -29,11 +29,11 @@ SafeSearch = Literal["on", "moderate", "off"]
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look for, and how.
+    """A query and its options.
 
     Attributes:
         region: country and language, such as ``de-de``.
-        engines: the backend's names of search engines; its own choice when empty.
+        engines: the backend's names of search engines; the backend chooses when empty.
     """
 
     query: str
@@ -52,25 +52,25 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class SearchBackend(Protocol):
-    """Where results come from."""
+    """A source of search results."""
 
     async def search(self, search: Search) -> Sequence[Hit]:
-        """The results, best first; none when nothing was found.
+        """Return the results, best first; none when nothing was found.
 
         Raises:
             ToolError: the search could not be made.
         """
 
     async def aclose(self) -> None:
-        """Release what searching needed."""
+        """Release the resources of the backend."""
 
 
 class SearchService:
-    """Searches the Web, within limits that hold whatever the backend does.
+    """Searches the Web, within limits that hold for every backend.
 
     Args:
-        backend: several search engines without keys when left out.
-        seconds: for a search.
+        backend: source of the results; several search engines without keys when left out.
+        seconds: most seconds for a search.
     """
 
     def __init__(self, backend: SearchBackend | None = None, *, seconds: float = SEARCH_SECONDS) -> None:
@@ -78,10 +78,10 @@ class SearchService:
         self._seconds = seconds
 
     async def search(self, search: Search) -> list[Hit]:
-        """At most ``max_results`` pages, each once.
+        """Return at most ``max_results`` pages, without duplicates.
 
         Raises:
-            ToolError: the search could not be made; says what to do next.
+            ToolError: the search could not be made; the message says what to do next.
         """
         try:
             async with asyncio.timeout(self._seconds):
@@ -98,15 +98,15 @@ class SearchService:
         return list(hits.values())
 
     async def aclose(self) -> None:
-        """Release the backend."""
+        """Close the backend."""
         await self._backend.aclose()
 
 
 class DdgsBackend:
-    """Search engines that need no key, through ddgs, in threads.
+    """Searches through engines that need no key, with ddgs, in threads.
 
     Args:
-        proxy: for the searches, such as ``socks5://127.0.0.1:9050``.
+        proxy: proxy for the searches, such as ``socks5://127.0.0.1:9050``.
     """
 
     def __init__(self, *, proxy: str | None = None) -> None:
@@ -131,11 +131,11 @@ class DdgsBackend:
         return [Hit(_text(row, "title"), _text(row, "href"), _text(row, "body")) for row in found]
 
     async def aclose(self) -> None:
-        """Let the threads end; what they still wait for has limits of its own."""
+        """Let the threads end; searches that still run have their own time limit."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, search: Search) -> list[dict[str, Any]]:
-        # One for each search: it keeps its engines' connections, and is not made for several threads.
+        # One object for each search, since it keeps its engines' connections and is not thread-safe.
         return DDGS(proxy=self._proxy, timeout=_ENGINE_SECONDS).text(
             search.query,
             region=search.region,

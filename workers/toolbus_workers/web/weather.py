@@ -1,4 +1,4 @@
-"""``OpenMeteo``: places and forecasts from open-meteo.com, which asks for no key."""
+"""``OpenMeteo``: get places and forecasts from open-meteo.com, which needs no key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where on Earth; ``name`` is for people."""
+    """A place on Earth; ``name`` is for people."""
 
     name: str
     latitude: float
@@ -43,7 +43,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Units(msgspec.Struct, frozen=True):
-    """What the numbers of a report are in; humidity and probability are in percent."""
+    """The units of a report's numbers; humidity and probability are in percent."""
 
     temperature: str
     precipitation: str
@@ -51,7 +51,7 @@ class Units(msgspec.Struct, frozen=True):
 
 
 class Now(msgspec.Struct, frozen=True):
-    """The weather at a time; what is not known is None."""
+    """The weather at one time; unknown values are None."""
 
     time: str
     sky: str
@@ -64,7 +64,7 @@ class Now(msgspec.Struct, frozen=True):
 
 
 class Day(msgspec.Struct, frozen=True):
-    """The forecast for a day; what is not known is None."""
+    """The forecast for one day; unknown values are None."""
 
     date: str
     sky: str
@@ -76,7 +76,7 @@ class Day(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The weather of a place, in its own time."""
+    """The weather of a place, in its local time."""
 
     place: Place
     timezone: str
@@ -86,10 +86,10 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class WeatherProvider(Protocol):
-    """Where weather comes from."""
+    """A source of weather reports."""
 
     async def report(self, location: str, *, days: int, imperial: bool, language: str) -> Report:
-        """The weather now and for some days at a place, given by name or as ``latitude, longitude``.
+        """Return the current weather and the forecast for a place, given by name or as ``latitude, longitude``.
 
         Raises:
             ToolError: there is no such place, or no report.
@@ -100,8 +100,8 @@ class OpenMeteo:
     """Open-Meteo's public service.
 
     Args:
-        fetching: how it is asked.
-        geocoding, forecast: other addresses, of an instance of one's own.
+        fetching: fetches the answers.
+        geocoding, forecast: addresses of another instance of the service.
     """
 
     def __init__(self, fetching: FetchService | None = None, *, geocoding: str = GEOCODING, forecast: str = FORECAST) -> None:
@@ -110,7 +110,7 @@ class OpenMeteo:
         self._forecast = forecast
 
     async def report(self, location: str, *, days: int, imperial: bool, language: str) -> Report:
-        """Find the place and ask for its weather."""
+        """Find the place and return its weather."""
         place = _coordinates(location) or await self._place(location, language)
         asked: dict[str, str | int | float] = {"latitude": place.latitude, "longitude": place.longitude, "timezone": "auto"}
         asked |= {"current": _CURRENT, "daily": _DAILY, "forecast_days": days, **(_IMPERIAL if imperial else {})}
@@ -118,7 +118,7 @@ class OpenMeteo:
 
     async def _place(self, location: str, language: str) -> Place:
         name, *narrower = [part.strip() for part in location.split(",")]
-        # Two letters are the least that the service looks up.
+        # The service looks up names of at least two letters.
         if len(name) < 2:
             raise _no_place(location, [])
         found = await self._ask(self._geocoding, {"name": name, "count": 20, "language": language, "format": "json"}, _Places)
@@ -250,7 +250,7 @@ def _no_place(location: str, instead: list[str]) -> ToolError:
 
 
 def _unanswered(error: ToolError) -> ToolError:
-    """What became of asking the service, in words that are about weather."""
+    """Return the error of a failed request, worded for a weather report."""
     if error.error.type == "rate_limited":
         message = "the weather service wants fewer requests; wait before asking again"
         return ToolError(message, type="rate_limited", code="rate_limited", retryable=True, retry_after=error.error.retry_after or 60)

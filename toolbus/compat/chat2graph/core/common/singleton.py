@@ -1,4 +1,4 @@
-"""Classes with one instance, which ``instance`` names."""
+"""Metaclasses for classes with one instance."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _instances: dict[type, Any] = {}
 
 
 class Singleton(type):
-    """A metaclass: calling the class makes its one instance, or returns it."""
+    """A metaclass of classes with one instance: calling the class creates or returns it."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """The one instance; what is given counts only when it is made."""
+        """Return the one instance; the arguments are used only when it is created."""
         with _lock:
             if cls not in _instances:
                 _instances[cls] = super().__call__(*args, **kwargs)
@@ -22,9 +22,9 @@ class Singleton(type):
 
     @property
     def instance(cls) -> Any:
-        """The one instance, or None before it is made."""
+        """The one instance, or None before it is created."""
         return _instances.get(cls)
 
 
 class AbcSingleton(Singleton, ABCMeta):
-    """The same for abstract classes."""
+    """The same metaclass for abstract classes."""

@@ -6,21 +6,21 @@ from enum import Enum
 
 
 class ToolType(Enum):
-    """Where a tool comes from."""
+    """The origin of a tool."""
 
     LOCAL_TOOL = "LOCAL_TOOL"
     MCP_TOOL = "MCP_TOOL"
 
 
 class ToolGroupType(Enum):
-    """What a group of tools stands for."""
+    """The kind of a group of tools."""
 
     MCP = "MCP"
     PACKAGE = "PACKAGE"
 
 
 class McpTransportType(Enum):
-    """How an MCP server is spoken to."""
+    """The transport to an MCP server."""
 
     STDIO = "STDIO"
     SSE = "SSE"
@@ -29,7 +29,7 @@ class McpTransportType(Enum):
 
 
 class ToolResourceType(Enum):
-    """What a connection to tools keeps between calls."""
+    """The state that a connection to tools keeps between calls."""
 
     STATELESS = "STATELESS"
     STATEFUL = "STATEFUL"

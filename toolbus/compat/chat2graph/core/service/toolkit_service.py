@@ -1,4 +1,4 @@
-"""``ToolkitService``: one for the process, with that project's forms of each call."""
+"""``ToolkitService``: one service for the process, with Chat2Graph's forms of each call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from toolbus.toolkit.service import ToolkitService as GraphService
 
 
 class Service(GraphService):
-    """What the one service of a process does, for any graph."""
+    """The methods of the process's one service, for any graph."""
 
     def __init__(self, toolkit: Toolkit | None = None) -> None:
         super().__init__(Toolkit() if toolkit is None else toolkit)
 
     def get_action(self, *ids: str) -> Action:
-        """``get_action(action_id)``, or ``get_action(id, action_id)``: a copy of an action.
+        """Return a copy of an action, for ``get_action(action_id)`` or ``get_action(id, action_id)``.
 
         Raises:
             ToolkitError: there is no such action (it is a ValueError).
@@ -32,17 +32,17 @@ class Service(GraphService):
         return super().get_action(_last(ids))
 
     def remove_tool(self, *ids: str) -> None:
-        """``remove_tool(tool_id)``, or ``remove_tool(id, tool_id)``."""
+        """Remove a tool, for ``remove_tool(tool_id)`` or ``remove_tool(id, tool_id)``."""
         self.get_toolkit().remove_vertex(_last(ids))
 
     def remove_action(self, *ids: str) -> None:
-        """``remove_action(action_id)``, or ``remove_action(id, action_id)``."""
+        """Remove an action, for ``remove_action(action_id)`` or ``remove_action(id, action_id)``."""
         self.get_toolkit().remove_vertex(_last(ids))
 
     def add_tool_group(self, tool_group: GraphGroup, connected_actions: Sequence[Scored] = ()) -> None:
-        """Ask a group for its tools and add them: each action calls each tool, and the group leads to them with the score 1.0.
+        """Ask a group for its tools and add them: each action gets an edge to each tool, and so does the group, with the score 1.0.
 
-        Tools that the group listed before are the same by name, and those that it does not list any more go.
+        Tools that the group listed before are recognised by name; those that it no longer lists are removed.
 
         Raises:
             ToolkitError: a score is not within 0 and 1.
@@ -57,7 +57,7 @@ class Service(GraphService):
             if isinstance(known, Tool) and known.name in listed:
                 listed[known.name] = known
             else:
-                # Not by the graph's own rule, which takes the group with its last tool.
+                # Not by remove_vertex, which would remove the group together with its last tool.
                 toolkit.get_graph().remove_node(member)
         for tool in listed.values():
             self._put(tool.id, tool)
@@ -71,7 +71,7 @@ class Service(GraphService):
 class ToolkitService(Service, metaclass=Singleton):
     """The service of this process.
 
-    ``ToolkitService()`` makes it at first and returns it from then on; ``ToolkitService.instance`` is the service, or None.
+    ``ToolkitService()`` creates it once and returns it from then on; ``ToolkitService.instance`` is the service, or None.
     """
 
 
@@ -86,7 +86,7 @@ def _mcp_tool(about: Any, group: ToolGroup) -> McpTool:
 
 
 def _last(ids: tuple[str, ...]) -> str:
-    """The id that is meant where an id of the toolkit may come before it."""
+    """Return the id, which may stand after an id of the toolkit."""
     if len(ids) not in {1, 2}:
         raise TypeError(f"give the id, or the toolkit's id and the id; these are {len(ids)} arguments")
     return ids[-1]

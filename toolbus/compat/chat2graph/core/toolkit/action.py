@@ -1,4 +1,4 @@
-"""``Action``: toolbus's own has the same fields, in the same order."""
+"""``Action``: toolbus's own class has the same fields in the same order."""
 
 from toolbus.toolkit.items import Action
 

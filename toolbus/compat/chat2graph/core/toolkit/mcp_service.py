@@ -1,4 +1,4 @@
-"""``McpService`` where earlier versions of that project have it."""
+"""``McpService`` at the path of earlier versions of Chat2Graph."""
 
 from toolbus.compat.chat2graph.core.toolkit.mcp.mcp_service import McpService
 

@@ -1,4 +1,4 @@
-"""``McpTool`` where earlier versions of that project have it."""
+"""``McpTool`` at the path of earlier versions of Chat2Graph."""
 
 from toolbus.compat.chat2graph.core.toolkit.mcp.mcp_tool import McpTool
 

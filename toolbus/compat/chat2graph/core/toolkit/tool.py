@@ -1,4 +1,4 @@
-"""``Tool``: a function of this process, with an id of its own making."""
+"""``Tool``: a function of this process, with an id that it makes itself."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from toolbus.toolkit.items import Tool as GraphTool
 class Tool(GraphTool):
     """A tool of the toolkit.
 
-    Subclasses may call ``super().__init__`` with a method of their own, set ``_id`` afterwards, and override ``copy``.
+    Subclasses may call ``super().__init__`` with one of their methods, set ``_id`` afterwards, and override ``copy``.
 
     Args:
-        name: what the model calls it.
-        description: what the model reads; the function's docstring when empty.
+        name: the name for the model.
+        description: the text for the model; the function's docstring when empty.
         function: a coroutine function or a plain one.
-        tool_type: where it comes from.
-        id: of its vertex; a new one when left out.
+        tool_type: the tool's origin.
+        id: id of its vertex; a new one when left out.
         parameters: JSON Schema of the arguments; the function's own when left out.
     """
 
@@ -39,5 +39,5 @@ class Tool(GraphTool):
 
     @property
     def tool_type(self) -> ToolType:
-        """Where it comes from."""
+        """The tool's origin."""
         return self._type

@@ -1,4 +1,4 @@
-"""What groups of tools are made from."""
+"""Configurations of groups of tools."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["McpConfig", "McpTransportConfig", "McpTransportType", "ToolGroupConf
 
 @dataclass
 class McpTransportConfig:
-    """How to reach an MCP server.
+    """The way to reach an MCP server.
 
     Attributes:
-        url, headers: of a server that is running.
-        command, args, env: of a server that is to be started.
+        url, headers: for a running server.
+        command, args, env: for a server that is to be started.
         timeout, sse_read_timeout: seconds.
     """
 
@@ -34,19 +34,19 @@ class McpTransportConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Read what ``to_dict`` made; a missing transport is STDIO, a missing resource type STATELESS, and other keys are left alone."""
+        """Read the result of ``to_dict``; a missing transport is STDIO, a missing resource type STATELESS; ignore other keys."""
         known = {name: value for name, value in config.items() if name in cls.__dataclass_fields__}
         transport = McpTransportType(known.pop("transport_type", "STDIO"))
         return cls(transport, ToolResourceType(known.pop("resource_type", "STATELESS")), **known)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the fields as values for JSON."""
         return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(self).items()}
 
 
 @dataclass
 class ToolGroupConfig:
-    """What a group is, and its name."""
+    """The kind and name of a group."""
 
     type: ToolGroupType
     name: str

@@ -1,4 +1,4 @@
-"""``ToolConnection``: how a group's tools are called."""
+"""``ToolConnection``: the connection through which a group's tools are called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ToolConnection(ABC):
         self._id = str(uuid4())
 
     def get_id(self) -> str:
-        """Tells connections apart."""
+        """Return the connection's id."""
         return self._id
 
     @abstractmethod
@@ -23,7 +23,7 @@ class ToolConnection(ABC):
 
     @abstractmethod
     async def list_tools(self) -> list[Any]:
-        """Every tool there is."""
+        """Return every available tool."""
 
     @abstractmethod
     async def close(self) -> None:

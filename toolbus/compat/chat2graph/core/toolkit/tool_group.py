@@ -17,34 +17,34 @@ from toolbus.toolkit.sets import group_of_module
 
 
 class ToolGroup(GraphGroup, ABC):
-    """A group whose tools are asked for. Subclasses may set ``_id`` after ``super().__init__``."""
+    """A group that lists its tools on request. Subclasses may set ``_id`` after ``super().__init__``."""
 
     def __init__(self, tool_group_config: ToolGroupConfig) -> None:
         super().__init__(str(uuid4()), tool_group_config.name)
         self._tool_group_config = tool_group_config
 
     def get_id(self) -> str:
-        """The id of its vertex."""
+        """Return the id of its vertex."""
         return self._id
 
     @abstractmethod
     async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
-        """Connect to what runs the tools."""
+        """Connect to the runner of the tools."""
 
     @abstractmethod
     async def list_tools(self) -> list[Any]:
-        """Every tool of the group: ``Tool``s, or objects with ``name``, ``description`` and ``inputSchema``."""
+        """Return every tool of the group: ``Tool``s, or objects with ``name``, ``description`` and ``inputSchema``."""
 
 
 class ToolPackage(ToolGroup):
-    """The public functions of a Python module, whose name is the group's, as tools of this process."""
+    """The public functions of a Python module as tools of this process; the group has the module's name."""
 
     async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
-        """A connection that calls the module's functions."""
+        """Return a connection that calls the module's functions."""
         return _ModuleConnection(await self.list_tools())
 
     async def list_tools(self) -> list[Tool]:
-        """A tool of each public function.
+        """Return a tool for each public function.
 
         Raises:
             ToolkitError: the module has none.
@@ -59,12 +59,12 @@ class _ModuleConnection(ToolConnection):
         self._tools = {tool.name: tool for tool in tools}
 
     async def call(self, tool_name: str, **kwargs: Any) -> Any:
-        """Call a function, and await it when it is a coroutine function."""
+        """Call a function, and await its result when it is awaitable."""
         result: Any = self._tools[tool_name].function(**kwargs)  # type: ignore[misc] # each is a function of the module
         return await result if inspect.isawaitable(result) else result
 
     async def list_tools(self) -> list[Any]:
-        """Every tool there is."""
+        """Return every tool of the module."""
         return list(self._tools.values())
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""``Toolkit``: toolbus's graph, with what that project's code looks at besides."""
+"""``Toolkit``: toolbus's graph, with the further attributes that Chat2Graph's code uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = TypeVar("Kind", bound=Item)
 
 
 class Toolkit(Graph):
-    """The graph. ``_actions``, ``_tools``, ``_tool_groups`` and ``_scores`` are live mappings of what is in it."""
+    """The graph; ``_actions``, ``_tools``, ``_tool_groups`` and ``_scores`` are live mappings of its content."""
 
     def __init__(self, graph: nx.DiGraph[str] | None = None) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Toolkit(Graph):
             self._graph = graph
 
     def add_edge(self, u: str, v: str, score: float | None = None) -> None:
-        """Add an edge; vertices that are not there are added without data, as networkx does."""
+        """Add an edge; missing vertices are added without data, as networkx does."""
         if score is not None:
             check_score(score, f"the score of the edge {u!r} → {v!r}")
         self._graph.add_edge(u, v)
@@ -33,26 +33,26 @@ class Toolkit(Graph):
             self.set_score(u, v, score)
 
     def out_degree(self, vertex: str) -> int:
-        """How many edges leave a vertex."""
+        """Return the number of edges that leave a vertex."""
         return len(self.successors(vertex))
 
     def vertices_count(self) -> int:
-        """How many vertices there are."""
+        """Return the number of vertices."""
         return len(self._graph)
 
     def remove_vertices(self, ids: Iterable[str]) -> None:
-        """Remove several vertices, and what makes no sense without them."""
+        """Remove several vertices, with everything that is useless without them."""
         for vertex in list(ids):
             self.remove_vertex(vertex)
 
     def to_json_str(self) -> str:
-        """Ids of the vertices, and the edges between them, as JSON."""
+        """Return the ids of the vertices, and the edges between them, as JSON."""
         edges = [{"source": u, "target": v} for u, v in self.edges()]
         return json.dumps({"vertices": [{"id": vertex} for vertex in self.vertices()], "edges": edges}, indent=4)
 
     @classmethod
     def from_json_str(cls, json_str: str) -> Self:
-        """A graph of what ``to_json_str`` made, without data."""
+        """Return a graph without data from the result of ``to_json_str``."""
         document = json.loads(json_str)
         graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from(vertex["id"] for vertex in document["vertices"])
@@ -77,7 +77,7 @@ class Toolkit(Graph):
 
 
 class _Items(MutableMapping[str, Kind], Generic[Kind]):
-    """What stands at the vertices of one kind, not copies; deleting it leaves the vertex without data."""
+    """The items of one kind by vertex, not copies; deleting one leaves its vertex without data."""
 
     def __init__(self, toolkit: Toolkit, kind: type[Kind]) -> None:
         self._toolkit = toolkit
@@ -104,7 +104,7 @@ class _Items(MutableMapping[str, Kind], Generic[Kind]):
 
 
 class _Scores(MutableMapping[Edge, float]):
-    """The scores that were set, by edge."""
+    """The scores that were set explicitly, by edge."""
 
     def __init__(self, toolkit: Toolkit) -> None:
         self._edges: Any = toolkit.get_graph().edges

@@ -1,1 +1,1 @@
-"""Where that project has it."""
+"""A package at the path that Chat2Graph uses."""

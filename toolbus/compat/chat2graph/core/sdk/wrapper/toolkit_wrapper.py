@@ -1,4 +1,4 @@
-"""``ToolkitWrapper``: builds the process's toolkit, or one that is given, from chains."""
+"""``ToolkitWrapper``: build the process's toolkit, or a given one, from chains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolbus.toolkit.items import Action, Tool
 
 
 class ToolkitWrapper:
-    """Adds to the graph of ``ToolkitService.instance``, or to the one that is given."""
+    """Adds chains to the graph of ``ToolkitService.instance``, or to a given graph."""
 
     def __init__(self, toolkit: Toolkit | None = None) -> None:
         self._own = None if toolkit is None else Service(toolkit)
@@ -23,7 +23,7 @@ class ToolkitWrapper:
         return self._service().get_toolkit()
 
     def action(self, action: Action, tools: list[Tool] | None = None) -> Self:
-        """Add an action with the tools it calls."""
+        """Add an action with the tools that it calls."""
         self.chain(action, tuple(tools)) if tools else self.chain(action)
         return self
 

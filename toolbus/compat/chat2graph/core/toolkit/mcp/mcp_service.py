@@ -1,4 +1,4 @@
-"""``McpService``: an MCP server as a group of tools."""
+"""``McpService``: use an MCP server as a group of tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolbus.results import ToolkitError
 
 
 class McpService(ToolGroup):
-    """The tools of an MCP server. A subclass says how to connect, or lists the tools itself."""
+    """The tools of an MCP server. A subclass implements the connection, or lists the tools itself."""
 
     def __init__(self, mcp_config: McpConfig) -> None:
         super().__init__(mcp_config)
@@ -20,7 +20,7 @@ class McpService(ToolGroup):
         """Connect to the server.
 
         Raises:
-            ToolkitError: it is not overridden: the facade starts no MCP server by itself.
+            ToolkitError: it is not overridden; the facade starts no MCP server itself.
         """
         raise ToolkitError(
             f"the facade does not connect to the MCP server {self.name!r} by itself: override create_connection(), or put the server's "
@@ -28,7 +28,7 @@ class McpService(ToolGroup):
         )
 
     async def list_tools(self) -> list[Any]:
-        """What the server lists, over a connection of its own."""
+        """Return the tools that the server lists, over a separate connection."""
         connection = await self.create_connection()
         try:
             return await connection.list_tools()

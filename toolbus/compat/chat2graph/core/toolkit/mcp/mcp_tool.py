@@ -1,4 +1,4 @@
-"""``McpTool``: a tool of an MCP server."""
+"""``McpTool``: use a tool of an MCP server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class McpTool(Tool):
     """A tool that is called through a connection of its group.
 
     Args:
-        name, description: as the server lists it.
-        tool_group: the server.
+        name, description: the tool's name and description as the server lists them.
+        tool_group: the server's group.
         parameters: the ``inputSchema`` that the server lists; any object when left out.
     """
 
@@ -32,5 +32,5 @@ class McpTool(Tool):
         self._tool_group = tool_group
 
     def get_tool_group(self) -> ToolGroup:
-        """The server."""
+        """Return the server's group."""
         return self._tool_group

@@ -1,4 +1,4 @@
-"""A preset's text: what it says, and on which line it says it."""
+"""Parse the text of a preset, and find the line of an error in it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from toolbus.results import ToolkitError
 
 _BRACKET = re.compile(r"[\[\]{}]")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
-# PyYAML makes a node of each value, some 10 µs: where lines are wanted of more than this, the first ones must do.
+# PyYAML makes a node of each value (about 10 µs), so lines are only looked up in the start of a larger text.
 _MOST_BRACKETS = 1000
 _MOST_LOCATED = 2 * 1024 * 1024
 
 
 class Source:
-    """Text as YAML, of which JSON is a part, or as JSON.
+    """The text of a preset, as YAML (which includes JSON) or JSON.
 
-    It is read by ``ryaml``, which takes a tenth of PyYAML's time and bounds how deep text nests and how often an alias repeats it;
-    PyYAML says where things stand, when that is asked.
+    ``ryaml`` reads it, in a tenth of PyYAML's time and with bounds on nesting and on repeated aliases. PyYAML is only used to find
+    the line of an error.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -30,7 +30,7 @@ class Source:
         self._name = name
 
     def parse(self) -> Any:
-        """What it says.
+        """Return the parsed document.
 
         Raises:
             ToolkitError: it is neither YAML nor JSON; the message names the line.
@@ -44,7 +44,7 @@ class Source:
             try:
                 return msgspec.json.decode(text)
             except (msgspec.DecodeError, RecursionError):
-                pass  # flow style, perhaps
+                pass  # it may be YAML in flow style
         if _brackets(text) > _MOST_BRACKETS:
             raise ToolkitError(f"{self._name}: not YAML that a preset can be: more than {_MOST_BRACKETS} brackets are open")
         try:
@@ -58,12 +58,12 @@ class Source:
             raise ToolkitError(f"{self._name}: not YAML that a preset can be: {error}") from None
 
     def error(self, path: str, message: str) -> ToolkitError:
-        """An error at a place (``$.actions[3].next[0]``); begins with file and line."""
+        """Return an error for a path (``$.actions[3].next[0]``); the message begins with file and line."""
         line = self._line(path)
         return ToolkitError(f"{self._name}{f':{line}' if line else ''}: {path.removeprefix('$').removeprefix('.') or 'preset'}: {message}")
 
     def _line(self, path: str) -> int | None:
-        """The line of a place, or of the nearest thing around it that can be found."""
+        """Return the line of a path, or of the nearest parent that can be found."""
         try:
             node = yaml.compose(self._data[:_MOST_LOCATED] if len(self._data) > _MOST_LOCATED else self._data, _LOADER)
         except (yaml.YAMLError, RecursionError, UnicodeDecodeError):
@@ -76,7 +76,7 @@ class Source:
         return line
 
     def _repeated(self, message: str) -> str:
-        """The line of a key that is there twice; the reader names the key alone."""
+        """Return the line of a key that stands twice, since the parser reports only the key."""
         found = re.search(r'duplicate entry with key "(.*)"', message)
         if found is None:
             return ""
@@ -85,7 +85,7 @@ class Source:
 
 
 def _brackets(text: str) -> int:
-    """How many brackets are open at most. The parser's time grows with their square, before it counts them."""
+    """Return the greatest number of open brackets. The parser's time grows with its square before it checks the number."""
     if text.count("[") + text.count("{") <= _MOST_BRACKETS:
         return 0
     opened = most = 0
@@ -99,7 +99,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _below(node: Any, name: str, index: str, line: int | None) -> tuple[Any, int | None]:
-    """What stands under a key or at an index, and its line."""
+    """Return the node under a key or at an index, and its line."""
     if isinstance(node, yaml.MappingNode) and name:
         for key, value in node.value:
             if key.value == name:
