@@ -64,6 +64,16 @@ def test_every_page_is_in_the_index() -> None:
                 assert page in linked, page.relative_to(ROOT)
 
 
+def test_every_decision_has_its_parts() -> None:
+    """A decision has a number that no other one has, and says context, decision, consequence and measurement, in this order."""
+    pages = sorted(set((ROOT / "docs/adr").glob("*.md")) - {ROOT / "docs/adr/README.md"})
+    assert [int(page.name[:4]) for page in pages] == [*range(1, len(pages) + 1)]
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert text.startswith(f"# {int(page.name[:4])}. "), page.name
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequence", "Measurement"], page.name
+
+
 def test_code_names_pages_that_exist() -> None:
     """Comments and docstrings that name a page of the documentation name one that is there."""
     for path in [*(ROOT / "toolbus").rglob("*"), *(ROOT / "workers").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
@@ -220,6 +230,20 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
             check=False,
         )
         assert pun.stdout == "Hey al! Here is a pun about tea: …\n", pun.stderr
+    finally:
+        worker.terminate()
+        assert worker.wait(15) == 0
+
+
+def test_the_tutorial_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """The tool that the tutorial has written is served, and the tutorial's program calls it."""
+    (program,) = blocks("docs/tutorial/getting-started.md")
+    given = f'"{valkey_server}", namespace="{namespace}"'
+    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    subprocess.run([*base, "new", "weather"], cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    worker = subprocess.Popen([*base, "worker", "weather.py"], cwd=tmp_path)
+    try:
+        assert run_example(program.replace('"redis://localhost:6379"', given), tmp_path) == "1: hello\n2: hello\n3: hello\n"
     finally:
         worker.terminate()
         assert worker.wait(15) == 0
