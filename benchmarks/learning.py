@@ -1,6 +1,6 @@
 """Measure the gains of learning on generated logs with known success rates, and how quickly sentences find actions.
 
-``python -m benchmarks.learning [--seeds 30] [--noise-seeds 300]`` prints the tables of docs/learning.md; it takes about three minutes.
+``python -m benchmarks.learning [--seeds 30] [--noise-seeds 300]`` prints the tables of docs/explanation/learning.md in about three minutes.
 """
 
 from __future__ import annotations

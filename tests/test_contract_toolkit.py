@@ -20,7 +20,7 @@ from toolbus.toolkit import Preset, for_actions, read_preset
 
 pytestmark = pytest.mark.anyio
 
-GUIDE = Path(__file__).parents[1] / "docs" / "toolkit.md"
+GUIDE = Path(__file__).parents[1] / "docs" / "how-to" / "toolkit.md"
 ANALYSIS = """\
 name: analysis
 tools:

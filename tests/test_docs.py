@@ -25,7 +25,7 @@ from toolbus.settings import PREFIX, Settings
 from toolbus.testing import InvocationEnvironment
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def read(name: str) -> str:
@@ -38,11 +38,91 @@ def blocks(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", read(name), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """The fragments that links to a page may have: one for each heading, made as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """Links within the repository name files that exist."""
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+    """Links within the repository name files that exist, and headings that are in them."""
+    for target, fragment in re.findall(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8")):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if fragment:
+            assert fragment in anchors(file), f"{target}#{fragment}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    """The index of the documentation links to every page, and the index of the decisions to every decision."""
+    for index, pages in (("docs", (ROOT / "docs").rglob("*.md")), ("docs/adr", (ROOT / "docs/adr").glob("*.md"))):
+        linked = {(ROOT / index / target).resolve() for target in re.findall(r"\]\(([^)#]+)", read(f"{index}/README.md"))}
+        for page in pages:
+            if page.name != "README.md" and (index == "docs/adr" or page.parent.name != "adr"):
+                assert page in linked, page.relative_to(ROOT)
+
+
+def test_every_decision_has_its_parts() -> None:
+    """A decision has a number that no other one has, and says context, decision, consequence and measurement, in this order."""
+    pages = sorted(set((ROOT / "docs/adr").glob("*.md")) - {ROOT / "docs/adr/README.md"})
+    assert [int(page.name[:4]) for page in pages] == [*range(1, len(pages) + 1)]
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert text.startswith(f"# {int(page.name[:4])}. "), page.name
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequence", "Measurement"], page.name
+
+
+def test_code_names_pages_that_exist() -> None:
+    """Comments and docstrings that name a page of the documentation name one that is there."""
+    for path in [*(ROOT / "toolbus").rglob("*"), *(ROOT / "workers").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
+        if path.suffix in {".py", ".lua"}:
+            for name in re.findall(r"docs/[\w/.-]+?\.md", path.read_text("utf-8")):
+                assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
+
+
+MAP = "docs/architecture.md"
+
+
+def defined_in(path: Path) -> set[str]:
+    """The functions and classes that a module defines, and its classes' methods, as ``Class.method``."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    return found
+
+
+def test_the_architecture_names_what_exists() -> None:
+    """Every path on the page exists, and every function is defined in the file that is named before it."""
+    named = re.findall(r"`((?:toolbus|workers|tests|benchmarks)/[\w/.-]*|pyproject\.toml)(?:: ([\w.]+))?`", read(MAP))
+    assert len(named) > 80
+    assert sum(bool(function) for _, function in named) > 20
+    for path, function in named:
+        assert (ROOT / path).exists(), path
+        assert path.endswith("/") == (ROOT / path).is_dir(), path
+        if function:
+            assert function in defined_in(ROOT / path), f"{path}: {function}"
+
+
+def test_the_map_is_complete() -> None:
+    """The map has every package of toolbus down to the steps of the protocol, and every module at its top."""
+    table = read(MAP).partition("## The map")[2].partition("## One call")[0]
+    package = ROOT / "toolbus"
+    packages = [folder.parent for folder in (*package.glob("*/__init__.py"), *package.glob("broker/*/__init__.py"))]
+    for path in (*packages, *(each for each in package.glob("*.py") if not each.name.startswith("__"))):
+        name = f"{path.relative_to(ROOT)}/" if path.is_dir() else str(path.relative_to(ROOT))
+        assert f"| `{name}` |" in table, name
+
+
+def test_other_pages_name_no_files_of_the_code() -> None:
+    """Only the architecture names modules by their paths, so that moving one changes one page."""
+    for page in PAGES:
+        if page.name not in {"architecture.md", "CHANGELOG.md"} and page.name != "protocol.md":
+            assert not re.findall(r"`[\w/]*\w/\w+\.(?:py|lua)\b", page.read_text("utf-8")), page.relative_to(ROOT)
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -56,7 +136,7 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(part, comments=True)[1:] for part in parts if re.match(r"toolbus \w", part) and "…" not in part.split()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_line_is_one(page: Path) -> None:
     """Commands of the pages exist and have the options that are shown."""
     for words in commands(page):
@@ -73,9 +153,8 @@ def test_every_command_line_is_one(page: Path) -> None:
 
 
 def test_every_command_is_in_the_table() -> None:
-    """The operations guide lists all commands."""
-    table = read("docs/guides/operations.md").partition("## Commands")[2].partition("## ")[0]
-    first = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)[1:]
+    """The reference of commands lists all of them."""
+    first = re.findall(r"^\| (.+?) \|", read("docs/reference/commands.md"), re.MULTILINE)[1:]
     named = {each.removeprefix("toolbus ").split()[0] for cell in first for each in re.findall(r"`([^`]+)`", cell)}
     assert set(main.list_commands(click.Context(main))) <= named  # type: ignore[attr-defined]
 
@@ -99,16 +178,16 @@ def test_the_design_gives_a_reason_for_every_package() -> None:
 
 
 def test_the_settings_table_is_complete() -> None:
-    """Each setting stands in the operations guide with its variable and default."""
-    page = read("docs/guides/operations.md")
+    """Each setting stands in the reference of settings with its variable and default."""
+    page = read("docs/reference/settings.md")
     for name in Settings.__struct_fields__:
         default = getattr(Settings(), name)
         assert f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |" in page
 
 
 def test_events_and_metrics_are_listed() -> None:
-    """Each log event and metric stands in the telemetry guide."""
-    page = read("docs/guides/telemetry.md")
+    """Each log event and metric stands in the reference of telemetry."""
+    page = read("docs/reference/telemetry.md")
     for name in [*telemetry.EVENTS, *telemetry.METRICS]:
         assert f"| `{name}` |" in page
 
@@ -130,8 +209,9 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
 
 
 def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
-    """The tool, the agent and the service of the README work as they stand there."""
-    tools, agent, service = blocks("README.md")
+    """The tool and the agent of the README, and the service of its guide, work as they stand there."""
+    tools, agent = blocks("README.md")
+    (service,) = blocks("docs/how-to/services.md")
     (tmp_path / "jokes.py").write_text(tools)
     (tmp_path / "service.py").write_text(service)
     (tmp_path / "agent.py").write_text(
@@ -155,10 +235,24 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
         assert worker.wait(15) == 0
 
 
+def test_the_tutorial_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+    """The tool that the tutorial has written is served, and the tutorial's program calls it."""
+    (program,) = blocks("docs/tutorial/getting-started.md")
+    given = f'"{valkey_server}", namespace="{namespace}"'
+    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    subprocess.run([*base, "new", "weather"], cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    worker = subprocess.Popen([*base, "worker", "weather.py"], cwd=tmp_path)
+    try:
+        assert run_example(program.replace('"redis://localhost:6379"', given), tmp_path) == "1: hello\n2: hello\n3: hello\n"
+    finally:
+        worker.terminate()
+        assert worker.wait(15) == 0
+
+
 def test_the_example_for_models_runs(tmp_path: Path) -> None:
     """The example of the guide to models prints what the guide says, and its second one is Python."""
-    page = read("docs/guides/models.md")
-    example, watching = blocks("docs/guides/models.md")
+    page = read("docs/how-to/models.md")
+    example, watching = blocks("docs/how-to/models.md")
     (tmp_path / "example.py").write_text(example)
     said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     expected = re.search(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
@@ -169,8 +263,8 @@ def test_the_example_for_models_runs(tmp_path: Path) -> None:
 
 def test_the_example_for_confirmations_runs(tmp_path: Path) -> None:
     """The example of the guide to confirmations prints what the guide says, and its handler asks before it says what it did."""
-    page = read("docs/guides/confirmations.md")
-    example, handler = blocks("docs/guides/confirmations.md")
+    page = read("docs/how-to/confirmations.md")
+    example, handler = blocks("docs/how-to/confirmations.md")
     (tmp_path / "example.py").write_text(example)
     defined: dict[str, Any] = {"__name__": "guide"}
     exec(handler, defined)
@@ -188,16 +282,16 @@ def test_the_example_for_confirmations_runs(tmp_path: Path) -> None:
 
 def test_the_example_of_sessions_runs(tmp_path: Path) -> None:
     """The example of the guide to sessions prints what the guide says."""
-    (tmp_path / "example.py").write_text(blocks("docs/guides/sessions.md")[0])
+    (tmp_path / "example.py").write_text(blocks("docs/how-to/sessions.md")[0])
     said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    expected = re.search(r"It prints:\n\n```\n(.*?)```", read("docs/guides/sessions.md"), re.DOTALL)
+    expected = re.search(r"It prints:\n\n```\n(.*?)```", read("docs/how-to/sessions.md"), re.DOTALL)
     assert expected is not None
     assert said.stdout == expected[1], said.stderr
 
 
 def test_the_agent_example_is_python() -> None:
     """The example of the guide to the agent compiles, and everything it imports is there."""
-    (example,) = blocks("docs/guides/agent.md")
+    (example,) = blocks("docs/how-to/agent.md")
     tree = compile(example, "agent", "exec", ast.PyCF_ONLY_AST)
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     exec(compile(ast.Module(imports, []), "agent", "exec"), {})
@@ -205,7 +299,7 @@ def test_the_agent_example_is_python() -> None:
 
 def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
     """The service of the TrustGraph guide is launched as it stands there, and that project's descriptors make a tool of it."""
-    (tmp_path / "joke.py").write_text(blocks("docs/guides/trustgraph.md")[0])
+    (tmp_path / "joke.py").write_text(blocks("docs/how-to/trustgraph.md")[0])
     environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
     service = '{"id": "joke-service", "request-queue": "non-persistent://tg/request/joke", "config-params": ["style"]}'
     joke = '{"type": "tool-service", "name": "tell-joke", "description": "d", "service": "joke-service", "style": "haiku"}'
@@ -229,7 +323,7 @@ def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespa
 
 def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
     """The tool of the nanoClaw guide runs in process and, served by a worker, over the bus."""
-    tool, agent = blocks("docs/guides/nanoclaw.md")
+    tool, agent = blocks("docs/how-to/nanoclaw.md")
     (tmp_path / "finder.py").write_text(tool)
     given = f'"{valkey_server}", namespace="{namespace}"'
     (tmp_path / "agent.py").write_text(agent.replace('"redis://localhost:6379"', given))
@@ -248,7 +342,7 @@ def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace
 def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
     """The tools of the guide to functions, in a package served whole, answer over the bus, in process and isolated."""
     (tmp_path / "mytools").mkdir()
-    *modules, registry = blocks("docs/guides/functions.md")
+    *modules, registry = blocks("docs/how-to/functions.md")
     assert run_example(registry, tmp_path) == "['add']\n3\n"
     for block in modules:
         name = re.match(r"# (\w+\.py)\n", block)
@@ -275,7 +369,7 @@ def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace
 
 def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
     """A worker runs with the middleware of its guide: calls pass, the quota holds, and usage is counted."""
-    (tmp_path / "limits.py").write_text(blocks("docs/guides/middleware.md")[0])
+    (tmp_path / "limits.py").write_text(blocks("docs/how-to/middleware.md")[0])
     base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
 
     def toolbus(*words: str) -> subprocess.CompletedProcess[str]:
@@ -320,10 +414,10 @@ def told_by(picture: bytes) -> tuple[set[str], list[str]]:
 
 def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path) -> None:
     """The example prints what the page says, and the pictures beside the page show what it draws."""
-    first, second, _ = blocks("docs/toolkit.md")
-    assert run_example(first, tmp_path) == printed("docs/toolkit.md")
+    first, second, _ = blocks("docs/how-to/toolkit.md")
+    assert run_example(first, tmp_path) == printed("docs/how-to/toolkit.md")
     for name in ("toolkit.svg", "toolkit-recommended.svg"):
-        names, texts = told_by((ROOT / "docs" / name).read_bytes())
+        names, texts = told_by((ROOT / "docs" / "how-to" / name).read_bytes())
         assert names
         assert (names, texts) == told_by((tmp_path / name).read_bytes())
     assert (tmp_path / "toolkit.html").read_text().startswith("<!DOCTYPE html>")
@@ -335,14 +429,14 @@ def test_the_pictures_of_shipped_presets_are_what_the_command_draws(name: str, t
     """The picture in the guide shows the preset as it is, and the guide names it."""
     command = [sys.executable, "-m", "toolbus", "toolkit", "draw", "drawn.svg", "--file", name, "--title", name]
     subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
-    names, texts = told_by((ROOT / "docs" / f"preset-{name}.svg").read_bytes())
+    names, texts = told_by((ROOT / "docs" / "how-to" / f"preset-{name}.svg").read_bytes())
     assert names
     assert (names, texts) == told_by((tmp_path / "drawn.svg").read_bytes())
-    assert f"(preset-{name}.svg)" in read("docs/toolkit.md")
-    assert f"`{name}` " in read("docs/toolkit.md")
+    assert f"(preset-{name}.svg)" in read("docs/how-to/toolkit.md")
+    assert f"`{name}` " in read("docs/how-to/toolkit.md")
 
 
 def test_the_chat2graph_example_runs(tmp_path: Path) -> None:
     """The toolkit of the Chat2Graph guide recommends what the guide says."""
-    (example,) = blocks("docs/guides/chat2graph.md")
-    assert run_example(example, tmp_path) == printed("docs/guides/chat2graph.md")
+    (example,) = blocks("docs/how-to/chat2graph.md")
+    assert run_example(example, tmp_path) == printed("docs/how-to/chat2graph.md")

@@ -320,7 +320,7 @@ async def test_the_last_turn_without_tools_says_nothing_of_tools() -> None:
     assert "tool_choice" not in one.bodies[0] | other.bodies[0]
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "adapters.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "adapters.md"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from toolbus.toolkit.learning import Parameters, open_store
 from toolbus.toolkit.learning.judge import LEAST_EPISODES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "learning.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "learning.md").read_text("utf-8")
 
 
 def test_the_example_prints_what_the_page_says(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "testing.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "testing.md"
 
 
 def test_the_examples_of_the_guide_pass(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ async def test_the_picture_of_the_guide_is_what_the_tool_draws():
     """The chart in the guide is drawn by this code, byte for byte."""
     series = [{"name": "2024", "values": [15, 20, 7, -3]}, {"name": "2025", "values": [18, 12.5, 9, 4]}]
     outcome, _ = await drawn(title="Sales by region", labels=["north", "south", "east", "west"], series=series)
-    picture = Path(__file__).parents[2] / "docs" / "chart.svg"
+    picture = Path(__file__).parents[2] / "docs" / "reference" / "chart.svg"
     assert picture.read_text("utf-8") == outcome.result.data["svg"]
 
 

@@ -24,7 +24,7 @@ from toolbus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "data-tools.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "data-tools.md"
 TOOLS = {"graph_import", "graph_query", "graph_schema"}
 PEOPLE = "id,name,age,score\nann,Ann,30,\nbob,Bob,,1.5\ncid,Cid,41,2\n"
 KNOWS = [{"from": "ann", "to": "bob", "since": 2001}, {"from": "bob", "to": "cid", "since": 2010}]

@@ -16,7 +16,7 @@ from toolbus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
 
-GUIDE = Path(__file__).parents[2].joinpath("docs/guides/web-tools.md").read_text("utf-8")
+GUIDE = Path(__file__).parents[2].joinpath("docs/reference/web-tools.md").read_text("utf-8")
 MODULES = ["toolbus_workers.fetch_page", "toolbus_workers.crawl_batch", "toolbus_workers.web_search", "toolbus_workers.get_weather"]
 
 

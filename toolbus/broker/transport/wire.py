@@ -1,7 +1,7 @@
 """The hot path: a connection that packs a tick's commands into one write and calls back in order.
 
 redis-py opens the connection (TLS, AUTH, HELLO); this module takes its transport
-over and writes and reads by itself, which is several times faster (docs/performance.md).
+over and writes and reads by itself, which is several times faster (docs/explanation/performance.md).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ToolService:
         scale_to_zero: callable without live workers; calls wait for one to start.
         retry: run failed calls again, see ``Retry``; None answers with the first failure.
         queue_limit: most requests queued and running; 0 means the publisher's setting.
-        sticky_sessions: calls of one session go to the worker that has its state, see docs/guides/sessions.md.
+        sticky_sessions: calls of one session go to the worker that has its state, see docs/how-to/sessions.md.
         session_idle: seconds after its last call when a session ends at a worker, if nobody ended it before.
         max_sessions: most sessions that one worker has open; beyond, the one that was not used for the longest ends.
     """
