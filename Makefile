@@ -2,6 +2,7 @@
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEMO_STAMP := .venv/.installed-demo
 
 # What make mutants changes: names of functions; their files are under [tool.mutmut] in pyproject.toml.
 MUTANTS := toolbus.worker.run.* toolbus.worker.slots.*
@@ -16,7 +17,7 @@ help: ## Show this help
 
 venv: $(STAMP) ## Set up .venv with everything for development
 
-demo: $(STAMP) ## Start a server, workers and an agent, and check what they do (under 30 s)
+demo: $(DEMO_STAMP) ## Start a server, workers and an agent, and check what they do (under 30 s)
 	@$(BIN)/toolbus demo
 
 test: $(STAMP) ## Run the tests (without chaos and benchmarks)
@@ -55,21 +56,30 @@ clean: ## Remove .venv, caches and build results
 	@rm -rf .venv dist build mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Only redone when pyproject.toml changes.
-$(STAMP): pyproject.toml
-	@set -e; \
-	found=; \
-	for python in python3.13 python3.12 python3.11 python3; do \
-	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
-	done; \
-	if command -v uv >/dev/null 2>&1; then \
-	  if [ ! -x $(BIN)/python ]; then echo "== .venv (uv)"; uv venv --quiet --python "$${found:->=3.11}" .venv; fi; \
-	  echo "== installing toolbus and its tools for development"; \
-	  uv pip install --quiet --python $(BIN)/python -e '.[dev]'; \
-	else \
-	  if [ -z "$$found" ]; then echo "toolbus needs Python >= 3.11 on PATH (or uv)." >&2; exit 1; fi; \
-	  if [ ! -x $(BIN)/pip ]; then echo "== .venv ($$($$found --version))"; $$found -m venv .venv; fi; \
-	  echo "== installing toolbus and its tools for development (about a minute)"; \
-	  $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'; \
-	fi
+# Each is only redone when pyproject.toml changes. The demo needs little of what development needs.
+$(DEMO_STAMP): pyproject.toml
+	@$(call install,what the demo needs,demo)
 	@touch $@
+
+$(STAMP): pyproject.toml
+	@$(call install,toolbus and its tools for development,dev)
+	@touch $(DEMO_STAMP) $@
+
+# install(what, extra): make .venv if there is none, and install toolbus with one of its extras.
+define install
+set -e; \
+found=; \
+for python in python3.13 python3.12 python3.11 python3; do \
+  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
+done; \
+if command -v uv >/dev/null 2>&1; then \
+  if [ ! -x $(BIN)/python ]; then echo "== .venv (uv)"; uv venv --quiet --python "$${found:->=3.11}" .venv; fi; \
+  echo "== installing $(1)"; \
+  uv pip install --quiet --python $(BIN)/python -e '.[$(2)]'; \
+else \
+  if [ -z "$$found" ]; then echo "toolbus needs Python >= 3.11 on PATH (or uv)." >&2; exit 1; fi; \
+  if [ ! -x $(BIN)/pip ]; then echo "== .venv ($$($$found --version))"; $$found -m venv .venv; fi; \
+  echo "== installing $(1)"; \
+  $(BIN)/pip install --quiet --disable-pip-version-check -e '.[$(2)]'; \
+fi
+endef
