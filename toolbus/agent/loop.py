@@ -10,9 +10,9 @@ import msgspec
 
 from toolbus.agent.endpoint import ChatEndpoint
 from toolbus.agent.reply import Reply, valid_name
-from toolbus.events import Finished
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
+from toolbus.events import Finished
 from toolbus.results import ConfigurationError, EndpointError
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ class Recorder:
         if self._timer is not None:
             self._timer.cancel()
 
-    def try_again(self, run: Run, error: ErrorInfo) -> bool:
+    def try_again(self, run: ContextRun, error: ErrorInfo) -> bool:
         """Refuse another attempt, so that every failure is the outcome."""
         return False
 
