@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import NOW, Bench, End
 from tests.servers import eventually
+from tests.worker.unit.fakes import NOW, Bench, End
 from toolbus import Blob, ErrorInfo, Progress, Retry, ToolError, ToolResult, invocation, tool
 from toolbus.middleware.chain import Next, ToolCall
 from toolbus.worker.run.states import RunState
