@@ -125,7 +125,7 @@ class Worker:
         await self.broker.aclose()
         slots.close()
         telemetry.log.info("worker.stopped", calls=slots.finished)
-        # What made it fail is for whoever runs it to know.
+        # Raises what made it fail, for its caller to know.
         await home
 
     async def _until(self, stop: asyncio.Event) -> None:
@@ -229,7 +229,7 @@ class Worker:
         return 0 if self._slots is None else self._slots.started
 
     def statistics(self) -> dict[str, int]:
-        """Counts: running, free, started and finished calls, open sessions, and the broker's own.
+        """Return counts: running, free, started and finished calls, open sessions, and the broker's own.
 
         Raises:
             ConfigurationError: the worker was never opened.

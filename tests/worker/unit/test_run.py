@@ -41,7 +41,7 @@ async def hold() -> str:
     try:
         await gate.wait()
     except asyncio.CancelledError:
-        seen.append(str(invocation()._host.stopped))
+        seen.append(str(invocation()._run.stopped))
         raise
     return "held"
 
