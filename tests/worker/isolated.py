@@ -24,7 +24,7 @@ import msgspec
 
 from toolbus import Blob, CallCancelled, Progress, ToolError, ToolResult, invocation, tool
 from toolbus.worker.isolation.child import Answer
-from toolbus.worker.isolation.messages import SAID_HEADER, Said, framed_said
+from toolbus.worker.isolation.messages import MESSAGE_HEADER, Message, framed_message
 
 state: list[int] = []
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
@@ -61,18 +61,18 @@ def answer_of_this_call() -> Answer:
 
 def forged(how: str) -> bytes:
     """Messages that this call must not send."""
-    evil, end = Said("result", text="evil"), Said("end")
+    evil, end = Message("result", text="evil"), Message("end")
     other, token = b"another!", answer_of_this_call()._token
     return {
-        "early": framed_said(evil, other, 0) + framed_said(end, other, 1),
+        "early": framed_message(evil, other, 0) + framed_message(end, other, 1),
         "plain": b"".join(len(each).to_bytes(4, "big") + each for each in map(msgspec.msgpack.encode, (evil, end))),
         "noise": os.urandom(4_096),
-        "half": framed_said(evil, other, 0)[:-3],
-        "half_of_this": framed_said(evil, token, 0)[:-3],
-        "huge": SAID_HEADER.pack(0xFFFFFFFF, other, 0) + bytes(100_000),
-        "skip": framed_said(evil, token, 7),
-        "unreadable": framed_said(Said("result", data=b"{"), token, 0),
-        "empty": framed_said(Said("blob"), token, 0),
+        "half": framed_message(evil, other, 0)[:-3],
+        "half_of_this": framed_message(evil, token, 0)[:-3],
+        "huge": MESSAGE_HEADER.pack(0xFFFFFFFF, other, 0) + bytes(100_000),
+        "skip": framed_message(evil, token, 7),
+        "unreadable": framed_message(Message("result", data=b"{"), token, 0),
+        "empty": framed_message(Message("blob"), token, 0),
     }[how]
 
 
@@ -90,11 +90,12 @@ def say_more_after_the_end(seconds: float = 0.0) -> None:
     answer = answer_of_this_call()
     said, channel = answer.say, answer._channel
 
-    def say(what: Said) -> None:
+    def say(what: Message) -> None:
         said(what)
         if what.kind == "end":
             time.sleep(seconds)
-            channel.write(framed_said(Said("result", text="evil"), answer._token, 2) + framed_said(Said("end"), answer._token, 3))
+            evil = framed_message(Message("result", text="evil"), answer._token, 2)
+            channel.write(evil + framed_message(Message("end"), answer._token, 3))
 
     answer.say = say  # type: ignore[method-assign]
 
@@ -119,10 +120,10 @@ def iso_forge(how: str) -> str:
     elif how == "after_a_while":
         say_more_after_the_end(0.1)
     elif how == "later":
-        write_later(framed_said(Said("result", text="evil"), b"another!", 0) + framed_said(Said("end"), b"another!", 1), 0.5)
+        write_later(framed_message(Message("result", text="evil"), b"another!", 0) + framed_message(Message("end"), b"another!", 1), 0.5)
     elif how == "thread":
         answer = answer_of_this_call()
-        _thread.start_new_thread(lambda: [time.sleep(0.1), answer.say(Said("end"))], ())
+        _thread.start_new_thread(lambda: [time.sleep(0.1), answer.say(Message("end"))], ())
         time.sleep(0.02)
     elif how in {"shut", "closed"}:
         end_the_channel(how)

@@ -121,11 +121,11 @@ class Worker:
             await self._cleanup(served)
         await self._clean_services()
         await self.isolation.aclose()
-        await self._nested.aclose()
+        await slots.nested.aclose()
         await self.broker.aclose()
         slots.close()
         telemetry.log.info("worker.stopped", calls=slots.finished)
-        # What made it fail is for whoever runs it to know.
+        # Raises what made it fail, for its caller to know.
         await home
 
     async def _until(self, stop: asyncio.Event) -> None:
@@ -143,10 +143,8 @@ class Worker:
             # Its tools' processes would import the module again, and never end.
             raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
         isolated = [made for served in self._served.values() for made in served.isolated()]
-        self.isolation = Isolation(self.settings, isolated)
-        self.broker: WorkerBroker = worker_broker(self.settings)
-        self._nested = NestedBus(self.settings)
-        slots = self._slots = Slots(self.settings, self._served, self.middleware, self.broker, self.isolation, self._nested)
+        pool, broker, nested = Isolation(self.settings, isolated), worker_broker(self.settings), NestedBus(self.settings)
+        slots = self._slots = Slots(self.settings, self._served, self.middleware, broker, pool, nested)
         await self.broker.open(slots)
         ready: list[Served] = []
         try:
@@ -219,6 +217,24 @@ class Worker:
         return self._running > 0
 
     @property
+    def broker(self) -> WorkerBroker:
+        """What it speaks to.
+
+        Raises:
+            ConfigurationError: the worker was never opened.
+        """
+        return self._opened().broker
+
+    @property
+    def isolation(self) -> Isolation:
+        """The child processes of its isolated tools.
+
+        Raises:
+            ConfigurationError: the worker was never opened.
+        """
+        return self._opened().isolation
+
+    @property
     def instance(self) -> str:
         """This process start's instance id."""
         return self.broker.instance
@@ -229,14 +245,18 @@ class Worker:
         return 0 if self._slots is None else self._slots.started
 
     def statistics(self) -> dict[str, int]:
-        """Counts: running, free, started and finished calls, open sessions, and the broker's own.
+        """Return counts: running, free, started and finished calls, open sessions, and the broker's own.
 
         Raises:
             ConfigurationError: the worker was never opened.
         """
+        slots = self._opened()
+        return {**slots.statistics(), **slots.broker.statistics()}
+
+    def _opened(self) -> Slots:
         if self._slots is None:
             raise ConfigurationError("this worker has not served yet: use `async with worker`, or `await worker.run()`")
-        return {**self._slots.statistics(), **self.broker.statistics()}
+        return self._slots
 
     @property
     def _running(self) -> int:

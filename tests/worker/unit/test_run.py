@@ -12,6 +12,7 @@ import pytest
 from tests.servers import eventually
 from tests.worker.unit.fakes import NOW, Bench, End
 from toolbus import Blob, ErrorInfo, Progress, Retry, ToolError, ToolResult, invocation, tool
+from toolbus.envelope import Confirm
 from toolbus.middleware.chain import Next, ToolCall
 from toolbus.worker.run.states import RunState
 
@@ -41,7 +42,7 @@ async def hold() -> str:
     try:
         await gate.wait()
     except asyncio.CancelledError:
-        seen.append(str(invocation()._host.stopped))
+        seen.append(str(invocation()._run.stopped))
         raise
     return "held"
 
@@ -104,6 +105,12 @@ async def report_progress() -> str:
     await invocation().confirm("sure?")
     seen.append(invocation().deadline)
     return "done"
+
+
+@tool(service="unit_run", replace=True, isolation="process")
+def apart(number: int) -> str:
+    """Run in a child process."""
+    return str(number)
 
 
 async def run(bench: Bench, name: str, arguments: dict[str, Any] | None = None, **changes: Any) -> End:
@@ -612,3 +619,39 @@ async def test_a_bug_in_answering_still_answers(monkeypatch: pytest.MonkeyPatch,
     end = await run(bench, "fail", {"kind": "crash"})
     assert end.frame.error == ErrorInfo("tool_error", "ValueError", "what the handler raised can't be told")
     assert "run.bug" in caplog.text
+
+
+async def test_an_answered_run_sends_nothing_more() -> None:
+    """Progress and questions of a handler that still runs are dropped."""
+    bench = Bench(clean_up_slowly)
+    held = await begin(bench, "clean_up_slowly")
+    held.cancel()
+    held.emit(Progress(1))
+    held.tell(Confirm("id", "sure?", 1.0))
+    assert bench.broker.frames == []
+    await asyncio.sleep(4)
+
+
+@pytest.mark.parametrize("effect", ["", "once"])
+async def test_an_isolated_tool_runs_in_the_pool(effect: str) -> None:
+    """The pool is given the request and its limits; ``once`` work enters when a process is ready, and refused arguments take none."""
+    bench = Bench(apart)
+    asked: list[dict[str, Any]] = []
+
+    async def pooled(made: Any, request: Any, *, enter: Any, **limits: Any) -> AsyncIterator[str]:
+        asked.append({"name": made.name, "id": request.id, **limits})
+        if enter is not None:
+            seen.append(bench.slots._runs["run-1"].state)
+            enter()
+            seen.append(bench.slots._runs["run-1"].state)
+        yield "apart"
+
+    bench.slots.isolation.run = pooled  # type: ignore[method-assign]
+    await run(bench, "apart", {"number": 1}, attempt=2, effect=effect)
+    assert asked == [{"name": "apart", "id": "call-1", "attempt": 2, "deadline": NOW + 10.0}]
+    assert seen == ([RunState.MARKED, RunState.ENTERED] if effect else [])
+    bench.broker.ends.clear()
+    end = await run(bench, "apart", {"number": "one"}, effect=effect)
+    assert end.frame.error is not None
+    assert end.frame.error.type == "invalid_arguments"
+    assert len(asked) == 1

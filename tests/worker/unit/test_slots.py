@@ -13,6 +13,7 @@ from tests.worker.unit.fakes import Bench
 from toolbus import Retry, Session, ToolService, tool
 from toolbus.results import BrokerUnavailable, ErrorInfo, ToolbusError, ToolError
 from toolbus.worker.run.states import RunState
+from toolbus.worker.slots.leaving import hand_back, sign_off
 
 pytestmark = pytest.mark.anyio
 
@@ -151,8 +152,8 @@ async def test_a_request_with_too_many_attempts_becomes_a_dead_letter(caplog: py
     message = "given up after 3 deliveries: its workers died or lost their leases while it ran"
     assert (letter.reason, letter.error) == ("max_deliveries", message)
     assert letter.frame.error == ErrorInfo("tool_error", "max_deliveries", message)
-    assert "request.buried" in caplog.text
-    assert "call-1" in caplog.text
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == f"request.buried service=unit_slots id=call-1 reason={message!r}".replace("'", '"')
     bench.slots.start(bench.delivery("hold", attempt=3), alone=True)
     await bench.settle()
     assert bench.slots.running == 1
@@ -542,3 +543,54 @@ async def test_a_run_that_goes_down_with_the_worker_is_not_answered() -> None:
     assert bench.broker.ends == []
     assert run.state is RunState.ENDED
     assert bench.broker.closed == 1
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_worker_leaves_even_if_it_can_not_sign_off(hangs: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal is logged; a server that does not answer is waited for three seconds."""
+    bench = Bench(hold)
+
+    async def unregister() -> None:
+        if not hangs:
+            raise BrokerUnavailable("refused")
+        await asyncio.Event().wait()
+
+    bench.broker.unregister = unregister  # type: ignore[method-assign]
+    before = bench.loop.time()
+    await sign_off(bench.broker)  # type: ignore[arg-type]
+    assert bench.loop.time() - before == pytest.approx(3.0 if hangs else 0.0, abs=0.01)
+    [line] = [record.getMessage() for record in caplog.records]
+    said = "the server did not answer" if hangs else "refused"
+    assert line.startswith("worker.unregister_failed error=")
+    assert said in line
+
+
+async def test_a_hand_back_waits_three_seconds_for_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Then the worker leaves, and the leases expire; of nothing, nothing is handed back."""
+    bench = Bench(hold)
+    asked: list[int] = []
+
+    async def hang(deliveries: Any) -> None:
+        asked.append(len(deliveries))
+        await asyncio.Event().wait()
+
+    bench.broker.hand_back = hang  # type: ignore[method-assign]
+    before = bench.loop.time()
+    await hand_back(bench.broker, [])  # type: ignore[arg-type]
+    await hand_back(bench.broker, [bench.delivery("hold")])  # type: ignore[arg-type]
+    assert (bench.loop.time() - before, asked) == (pytest.approx(3.0, abs=0.01), [1])
+    assert "the server did not answer" in caplog.text
+
+
+async def test_sessions_of_nested_calls_end_with_the_session() -> None:
+    """The bus for nested calls is told the user and the session."""
+    bench = Bench(hold)
+    ended: list[tuple[str, str]] = []
+
+    async def close_session(user: str, session: str) -> None:
+        ended.append((user, session))
+
+    bench.slots.nested.close_session = close_session  # type: ignore[method-assign]
+    bench.slots.sessions.closed("other", "u", "s")
+    await bench.settle()
+    assert ended == [("u", "s")]

@@ -155,13 +155,14 @@ def tool(
         name: the tool's name; the function's when left out.
         description: what the model reads; the docstring when left out.
         parameters: JSON Schema of the arguments, enforced as given.
-        category, groups: for filtering in agents.
+        category: for filtering in agents.
+        groups: for filtering in agents.
         service: id of another service to belong to.
         effect: ``read``, ``idempotent`` or ``once``: what a second execution would do.
         timeout: seconds a call may take unless the caller says otherwise.
         output_limit: characters of an observation.
         confirm: a person approves each call before it runs.
-        tenants: the only users who may see and call it; everybody when left out.
+        tenants: the only users who may see and call it; every user when left out.
         retry: run failed calls again, see ``Retry``; not for ``once``.
         cache: whether the cache middleware may answer it; left out, only where ``effect`` is ``read``. Not for ``once``.
         isolation: ``process`` runs each call in a child process, which is killed when the call is cancelled or its time is up.
@@ -202,7 +203,7 @@ def tool(
 
 
 def tool_of(function: object) -> FunctionTool | None:
-    """What ``@tool`` was told about a function, or None when it was never decorated."""
+    """Return what ``@tool`` was told about a function, or None when it was never decorated."""
     if inspect.ismethod(function):
         function = function.__func__
     try:
@@ -212,12 +213,12 @@ def tool_of(function: object) -> FunctionTool | None:
 
 
 def tools_of_service(service: str) -> list[FunctionTool]:
-    """The function tools of one service in this process, by name."""
+    """Return the function tools of one service in this process, sorted by name."""
     return [found for _, found in sorted(_by_service.get(service, {}).items())]
 
 
 def tools_of_module(module: str) -> list[FunctionTool]:
-    """The function tools that a module, or a module of that package, defines."""
+    """Return the function tools that a module, or a module of that package, defines."""
     return [
         found
         for tools in _by_service.values()
@@ -227,7 +228,7 @@ def tools_of_module(module: str) -> list[FunctionTool]:
 
 
 def find_tool(module: str, qualname: str, name: str) -> FunctionTool | None:
-    """The tool that a module defines under a name at a place, or None."""
+    """Return the tool that a module defines under a name at a place, or None."""
     for made in tools_of_module(module):
         if (made.module, made.qualname, made.name) == (module, qualname, name):
             return made
@@ -235,7 +236,7 @@ def find_tool(module: str, qualname: str, name: str) -> FunctionTool | None:
 
 
 def service_name(module: str) -> str:
-    """The service that a module's functions form: the module's name, or its file's for a script."""
+    """Return the service that a module's functions form: the module's name, or its file's for a script."""
     if module == "__main__":
         path = getattr(sys.modules.get("__main__"), "__file__", None)
         return Path(path).stem if path else "main"
@@ -258,7 +259,7 @@ def _register(made: FunctionTool, *, replace: bool) -> None:
 
 
 def _defined(function: Any) -> Any:
-    """What says where a callable is defined: the function within partials, or the class of an object."""
+    """Return what says where a callable is defined: the function within partials, or the class of an object."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if hasattr(function, "__qualname__") else type(function)

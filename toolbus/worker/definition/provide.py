@@ -1,4 +1,4 @@
-"""What handlers are given beside their arguments: services, by the types of parameters."""
+"""Services that fill in handlers' parameters, by the types of these."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ class Services(Container[type]):
         return iter({**_provided, **self._own})
 
     def provides(self, type_: type) -> bool:
-        """Whether there is a source of a type."""
+        """Return whether there is a source of a type."""
         return type_ in self._own or type_ in _provided
 
     def but(self, types: Container[type]) -> Container[type]:
-        """All of these except some types."""
+        """Return all of these except some types."""
         return _But(self, types)
 
     def own(self, type_: type) -> bool:
-        """Whether the source was given to this worker, so that other processes do not have it."""
+        """Return whether the source was given to this worker, so that other processes do not have it."""
         return type_ in self._own
 
     def want(self, types: Iterable[type]) -> None:
@@ -87,7 +87,7 @@ class Services(Container[type]):
         self._wanted.update(dict.fromkeys(types))
 
     def get(self, type_: type) -> Any:
-        """The service of a type, once it was made."""
+        """Return the service of a type, once it was made."""
         return self._made[type_]
 
     async def start(self) -> None:
@@ -128,7 +128,7 @@ class _But(Container[type]):
 
 
 def injected(made: FunctionTool, bound: Callable[..., Any], services: Services) -> Container[type]:
-    """The types of parameters that are filled in for a function tool, ``bound`` to its object if it is a method."""
+    """Return the types of parameters that are filled in for a function tool, ``bound`` to its object if it is a method."""
     if made.parameters is None:
         return services
     # What the author's schema names is an argument, whatever its annotation.
@@ -138,7 +138,7 @@ def injected(made: FunctionTool, bound: Callable[..., Any], services: Services) 
 
 
 def has_factory(type_: type) -> bool:
-    """Whether the process has a function that makes a service of a type."""
+    """Return whether the process has a function that makes a service of a type."""
     return type_ in _provided and _is_factory(_provided[type_], type_)
 
 
@@ -182,7 +182,7 @@ def _origin(source: object) -> str:
 
 
 def _only_a_service(type_: type) -> bool:
-    """Whether no argument could ever be of a type: a class of somebody's own that is no data."""
+    """Return whether no argument could ever be of a type: a class of a user's own that is no data."""
     if type_.__module__.partition(".")[0] in sys.stdlib_module_names and type_.__module__ != "__main__":
         return False
     data = issubclass(type_, (msgspec.Struct, enum.Enum, str, int, float, bytes, list, tuple, dict, set, frozenset))

@@ -1,4 +1,4 @@
-"""In a child: takes one call after another from its channel, runs the handler, and says what comes of it."""
+"""A child process: it runs one call after another of those that come through its channel."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from toolbus.envelope import decode_request, encode, pieces
 from toolbus.options import CallOptions
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.worker.isolation.limits import address_space, adopt_orphans, die_with_parent, leave_signals_to_worker
-from toolbus.worker.isolation.messages import HEADER, Job, Said, decode_job, framed_said
-from toolbus.worker.isolation.targets import Found
+from toolbus.worker.isolation.messages import JOB_HEADER, Job, Message, decode_job, framed_message
+from toolbus.worker.isolation.targets import ChildTool
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.outcome import encodable, error_of, result_of
 
@@ -35,13 +35,13 @@ class Channel:
         self._connection = connection
 
     def hear(self) -> Job | None:
-        """The next call, or None when there will be no more."""
-        header = self._exactly(HEADER.size)
-        payload = header and self._exactly(HEADER.unpack(header)[0])
+        """Wait for the next call; return None when there will be no more."""
+        header = self._exactly(JOB_HEADER.size)
+        payload = header and self._exactly(JOB_HEADER.unpack(header)[0])
         return decode_job(payload) if payload else None
 
     def write(self, payload: bytes) -> None:
-        """Tell the worker; waits while it has enough."""
+        """Send to the worker; blocks while the channel is full."""
         self._connection.sendall(payload)
 
     def _exactly(self, size: int) -> bytes:
@@ -55,7 +55,7 @@ class Channel:
 
 
 class Answer:
-    """What is said of one call, each with the call's token and its number; several threads may speak.
+    """The messages of one call, each with the call's token and its number; several threads may send.
 
     What comes after the end, of a thread that the call left behind, is dropped: the channel is another call's by then.
     """
@@ -67,26 +67,26 @@ class Answer:
         self._ended = False
         self._lock = threading.Lock()
 
-    def say(self, said: Said) -> None:
-        """Tell the worker."""
+    def say(self, said: Message) -> None:
+        """Send a message, unless the call has ended."""
         with self._lock:
             if not self._ended:
                 self._ended = said.kind == "end"
-                self._channel.write(framed_said(said, self._token, self._said))
+                self._channel.write(framed_message(said, self._token, self._said))
                 self._said += 1
 
 
-class _Here(Invocation):
-    """The handler's view of its call in a child: nobody cancels it, since it is killed instead."""
+class _ChildInvocation(Invocation):
+    """The handler's view of its call in a child. It is never cancelled: the child is killed instead."""
 
     __slots__ = ("_answer",)
 
-    def __init__(self, host: _Running, answer: Answer, loop: asyncio.AbstractEventLoop, job: Job) -> None:
+    def __init__(self, host: _ChildRun, answer: Answer, loop: asyncio.AbstractEventLoop, job: Job) -> None:
         super().__init__(host, loop, host.request, attempt=job.attempt, deadline=job.deadline)
         self._answer = answer
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        self._answer.say(Said("progress", progress=Progress(done, total, message)))
+        self._answer.say(Message("progress", progress=Progress(done, total, message)))
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         raise _no_calls(tool)
@@ -101,8 +101,8 @@ class _Here(Invocation):
         raise _no_questions()
 
 
-class _Running:
-    """The one call that runs here."""
+class _ChildRun:
+    """The one call that runs in this child."""
 
     stopped: ErrorInfo | None = None
     # Functions have no sessions of their own; services, which have, are not isolated.
@@ -110,33 +110,33 @@ class _Running:
 
     def __init__(self, answer: Answer, loop: asyncio.AbstractEventLoop, job: Job) -> None:
         self.request = decode_request(job.request, limit=len(job.request))
-        self._here = _Here(self, answer, loop, job)
+        self._view = _ChildInvocation(self, answer, loop, job)
 
     @property
     def invocation(self) -> Invocation:
-        """The handler's view of it."""
-        return self._here
+        """The handler's view of the call."""
+        return self._view
 
     def emit(self, item: Progress) -> None:
         """Send progress to the caller."""
-        self._here.progress(item.done, item.total, item.message)
+        self._view.progress(item.done, item.total, item.message)
 
     async def caller(self) -> Caller:
-        """Nobody: see ``_no_calls``."""
+        """Refuse: see ``_no_calls``."""
         raise _no_calls("")
 
     async def confirm(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
-        """Nobody is asked: see ``_no_questions``."""
+        """Refuse: see ``_no_questions``."""
         raise _no_questions()
 
 
-def main(descriptor: int, found: tuple[Found, ...], parent: int) -> NoReturn:
+def main(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoReturn:
     """Serve calls until the worker has no more of them; ends the process."""
     die_with_parent(parent)
     leave_signals_to_worker()
     os.set_inheritable(descriptor, False)
     adopt_orphans()
-    channel, surroundings = Channel(socket.socket(fileno=descriptor)), _Surroundings()
+    channel, surroundings = Channel(socket.socket(fileno=descriptor)), _Environment()
     with asyncio.Runner() as runner:
         while True:
             job = channel.hear()
@@ -150,13 +150,13 @@ def main(descriptor: int, found: tuple[Found, ...], parent: int) -> NoReturn:
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-            answer.say(Said("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
+            answer.say(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
 
 
-class _Surroundings:
+class _Environment:
     """The folder and the environment, which each call must find as they were.
 
-    Reading the whole environment takes as long as a call, so that is done only when somebody may have changed it.
+    Reading the whole environment takes as long as a call, so that is done only when a call may have changed it.
     """
 
     def __init__(self) -> None:
@@ -165,13 +165,13 @@ class _Surroundings:
         sys.addaudithook(self._audit)
 
     def look(self) -> None:
-        """Look now."""
+        """Take note of what is there now."""
         if self._touched:
             self._were = self._are()
             self._touched = False
 
     def are_kept(self) -> bool:
-        """Whether they are as they were."""
+        """Return whether they are as they were."""
         return not self._touched or self._are() == self._were
 
     def _audit(self, event: str, _: object) -> None:
@@ -190,27 +190,27 @@ class _Surroundings:
 class _Before:
     """What was there before a handler ran, its services' own threads and tasks among it."""
 
-    def __init__(self, surroundings: _Surroundings) -> None:
+    def __init__(self, surroundings: _Environment) -> None:
         self._threads = _threads()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._surroundings = surroundings
 
     def look(self, runner: asyncio.Runner) -> None:
-        """Look now."""
+        """Take note of what is there now."""
         self._threads = _threads()
         self._tasks = asyncio.all_tasks(runner.get_loop())
         self._surroundings.look()
 
     def nothing_left(self, runner: asyncio.Runner) -> bool:
-        """Whether nothing of the call still runs, and folder and environment are as they were."""
+        """Return whether nothing of the call still runs, while folder and environment are as they were."""
         left = asyncio.all_tasks(runner.get_loop()) - self._tasks
         return _threads() <= self._threads and not left and not _offspring() and self._surroundings.are_kept()
 
 
-def _run(found: Found, job: Job, answer: Answer, runner: asyncio.Runner, before: _Before) -> Said:
-    """Run one call; what it says last."""
+def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, before: _Before) -> Message:
+    """Run one call; return its last message."""
     try:
-        running = _Running(answer, runner.get_loop(), job)
+        running = _ChildRun(answer, runner.get_loop(), job)
         enter(running)
         arguments = found.arguments(running.request.arguments, runner)
         before.look(runner)
@@ -226,17 +226,17 @@ def _run(found: Found, job: Job, answer: Answer, runner: asyncio.Runner, before:
             return _crash(error)
         address_space(0)
         message = f"the tool needs more memory than its limit of {job.memory} bytes; ask for less at once"
-        return Said("end", error=_encoded(ErrorInfo("tool_error", "memory_limit", message)), fit=False)
+        return Message("end", error=_encoded(ErrorInfo("tool_error", "memory_limit", message)), fit=False)
     except (ToolError, EnvelopeError, CallCancelled, SystemExit) as error:
-        return Said("end", error=_encoded(error_of(error)))
+        return Message("end", error=_encoded(error_of(error)))
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is contained and becomes its answer
         return _crash(error)
-    return Said("end")
+    return Message("end")
 
 
-def _crash(error: BaseException) -> Said:
+def _crash(error: BaseException) -> Message:
     said = "".join(traceback.format_exception(error))
-    return Said("end", error=_encoded(error_of(error)), crashed=said[-_CUT:])
+    return Message("end", error=_encoded(error_of(error)), crashed=said[-_CUT:])
 
 
 def _consume(function: Callable[..., Any], arguments: dict[str, Any], answer: Answer, runner: asyncio.Runner) -> None:
@@ -263,20 +263,20 @@ async def _consume_async(value: Any, answer: Answer) -> None:
         answer.say(_result(result_of(value)))
 
 
-def _said(item: object) -> Said:
+def _said(item: object) -> Message:
     if isinstance(item, str):
-        return Said("text", text=_text(item))
+        return Message("text", text=_text(item))
     if isinstance(item, Progress):
-        return Said("progress", progress=item)
+        return Message("progress", progress=item)
     if isinstance(item, Blob):
-        return Said("blob", blobs=(item,))
+        return Message("blob", blobs=(item,))
     if isinstance(item, ToolResult):
         return _result(item)
-    return Said("text", text=encode(item).decode())
+    return Message("text", text=encode(item).decode())
 
 
-def _result(result: ToolResult) -> Said:
-    return Said(
+def _result(result: ToolResult) -> Message:
+    return Message(
         "result",
         text=None if result.output is None else _text(result.output),
         data=None if result.data is None else encode(result.data),
@@ -287,7 +287,7 @@ def _result(result: ToolResult) -> Said:
 
 
 def _text(text: str) -> str:
-    """The text, its lone surrogates mended."""
+    """Return the text with its lone surrogates replaced."""
     return str(text) if text.isascii() else "".join(pieces(text, sys.maxsize))
 
 
@@ -308,12 +308,12 @@ def _no_questions() -> ToolError:
 
 
 def _threads() -> int:
-    """How many threads run Python, those that ``threading`` does not know of and those that have not come so far yet among them."""
+    """Return how many threads run Python, those that ``threading`` does not know of and those that have not come so far yet among them."""
     return max(threading.active_count(), len(sys._current_frames()))
 
 
 def _offspring() -> bool:
-    """Whether processes that the call started still run."""
+    """Return whether processes that the call started still run."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,6 +1,6 @@
-"""The nursery: a process that imports the isolated tools once, and bears, kills and reaps the children that run them.
+"""The fork server: a process that imports the isolated tools once, and starts, kills and reaps the children that run them.
 
-Children are forks of it: born in milliseconds, with the tools imported and the memory of that shared. Where something
+Children are forks of it: started in milliseconds, with the tools imported and the memory of that shared. Where something
 imported has started threads, which a fork would lose, and on other systems than Linux, a child is a fresh interpreter
 instead. It runs no tool itself and always listens, so it can kill whatever its children do. When its worker is gone, in
 whatever way, the connection ends: it kills them all and ends too. When it is gone itself, the system kills them.
@@ -25,17 +25,17 @@ from toolbus.results import ToolbusError
 from toolbus.worker import isolation
 from toolbus.worker.isolation import child as children
 from toolbus.worker.isolation.limits import LINUX, leave_signals_to_worker, native_threads
-from toolbus.worker.isolation.messages import News, Order, Setup
-from toolbus.worker.isolation.targets import Found, find
+from toolbus.worker.isolation.messages import Order, Report, Setup
+from toolbus.worker.isolation.targets import ChildTool, find
 
 _FRESH = "from toolbus.worker.isolation.fork_server import fresh_child; fresh_child({descriptor}, {parent})"
 _SETUP = "TOOLBUS_ISOLATION_SETUP"
 
 
-class Nursery:
+class ForkServer:
     """One worker's children."""
 
-    def __init__(self, worker: socket.socket, found: tuple[Found, ...], setup: bytes) -> None:
+    def __init__(self, worker: socket.socket, found: tuple[ChildTool, ...], setup: bytes) -> None:
         self._worker = worker
         self._found = found
         self._setup = setup
@@ -46,7 +46,7 @@ class Nursery:
         self._unread = b""
 
     def serve(self) -> NoReturn:
-        """Carry out orders until the worker is gone; ends the process."""
+        """Carry out orders until the worker is gone; end the process then."""
         woken, wake = self._wakes = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -54,7 +54,7 @@ class Nursery:
         with selectors.DefaultSelector() as selector:
             selector.register(self._worker, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
-            self._tell(News("ready"))
+            self._tell(Report("ready"))
             while True:
                 for key, _ in selector.select():
                     if key.fd == woken:
@@ -76,19 +76,19 @@ class Nursery:
         *lines, self._unread = (self._unread + payload).split(b"\n")
         for line in lines:
             order = msgspec.json.decode(line, type=Order)
-            if order.do == "bear":
-                self._bear(order.child, self._channels.popleft())
+            if order.do == "start":
+                self._start_child(order.child, self._channels.popleft())
             else:
                 self._kill(order.child)
 
-    def _bear(self, number: int, channel: int) -> None:
+    def _start_child(self, number: int, channel: int) -> None:
         try:
             pid = self._fork(channel) if self._forks else self._spawn(channel)
         except OSError as error:
-            self._tell(News("died", number, error=error.strerror or str(error)))
+            self._tell(Report("died", number, error=error.strerror or str(error)))
         else:
             self._children[pid] = number
-            self._tell(News("born", number, pid))
+            self._tell(Report("started", number, pid))
         finally:
             os.close(channel)
 
@@ -104,11 +104,11 @@ class Nursery:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._worker.close()
-            # Neither the nursery's signals nor other children's calls are this one's business.
+            # Neither the fork server's signals nor other children's calls are this one's business.
             for descriptor in (*self._wakes, *self._channels):
                 os.close(descriptor)
             children.main(channel, self._found, parent)
-        except BaseException:  # noqa: BLE001 - a child never returns into the nursery
+        except BaseException:  # noqa: BLE001 - a child never returns into the fork server
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -134,9 +134,9 @@ class Nursery:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._children[pid]
-                self._tell(News("died", number, pid, os.waitstatus_to_exitcode(status)))
+                self._tell(Report("died", number, pid, os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: Report) -> None:
         try:
             self._worker.sendall(msgspec.json.encode(news) + b"\n")
         except ConnectionError:
@@ -152,7 +152,7 @@ class Nursery:
 
 
 def main(descriptor: int) -> NoReturn:
-    """Be a nursery; ``descriptor`` is the connection to the worker, on which the setup comes first."""
+    """Run a fork server; ``descriptor`` is the connection to the worker, on which the setup comes first."""
     isolation.inside = True
     leave_signals_to_worker()
     worker = socket.socket(fileno=descriptor)
@@ -162,27 +162,27 @@ def main(descriptor: int) -> NoReturn:
         found = _prepare(setup)
     except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is told in one line
         said = (str(error) if isinstance(error, ToolbusError) else f"{type(error).__name__}: {error}")[:2_000]
-        worker.sendall(msgspec.json.encode(News("refused", error=said)) + b"\n")
+        worker.sendall(msgspec.json.encode(Report("refused", error=said)) + b"\n")
         os._exit(1)
     # What is never collected is never written to, and stays shared with the children.
     gc.collect()
     gc.freeze()
-    Nursery(worker, found, setup).serve()
+    ForkServer(worker, found, setup).serve()
 
 
 def fresh_child(descriptor: int, parent: int) -> NoReturn:
-    """Be a child that is a fresh interpreter."""
+    """Run a child that is a fresh interpreter."""
     isolation.inside = True
     children.main(descriptor, _prepare(os.environ.pop(_SETUP).encode()), parent)
 
 
-def _prepare(document: bytes) -> tuple[Found, ...]:
+def _prepare(document: bytes) -> tuple[ChildTool, ...]:
     setup = msgspec.json.decode(document, type=Setup)
     if setup.pythonpath is None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = setup.pythonpath
-    from multiprocessing import spawn  # noqa: PLC0415 - only a nursery needs it
+    from multiprocessing import spawn  # noqa: PLC0415 - only a fork server needs it
 
     spawn.prepare(setup.prepare)
     return find(setup.targets)

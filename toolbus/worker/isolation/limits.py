@@ -1,4 +1,4 @@
-"""What the system does for us in a nursery and its children: limits, and how they end."""
+"""What the operating system does for a fork server and its children: memory limits, and how they end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def address_space(more: int) -> None:
 
 
 def native_threads() -> int:
-    """How many threads this process has, also those that no Python knows of; 0 where that can't be told."""
+    """Return how many threads this process has, also those that Python does not know of; 0 where that can't be told."""
     try:
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only the number matters
     except OSError:

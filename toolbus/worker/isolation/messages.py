@@ -1,4 +1,4 @@
-"""What a worker, its nursery and the children say to each other.
+"""The messages between a worker, its fork server and the children.
 
 Everything is data (JSON or MessagePack), never pickles: what comes out of a child whose memory was damaged must not run here.
 """
@@ -12,9 +12,9 @@ import msgspec
 
 from toolbus.results import Blob, ErrorInfo, Progress, ToolResult
 
-HEADER = struct.Struct(">I")
+JOB_HEADER = struct.Struct(">I")
 """Before a job: its length."""
-SAID_HEADER = struct.Struct(">I8sQ")
+MESSAGE_HEADER = struct.Struct(">I8sQ")
 """Before what a child says: its length, the token of the call that it is of, and its number in that call, from 0."""
 # Beside the output itself: an error with its traceback, names, lengths.
 SLACK = 1 << 20
@@ -29,11 +29,11 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a nursery begins with.
+    """The first message to a fork server.
 
     Attributes:
         prepare: what ``multiprocessing.spawn.prepare`` takes: ``sys.path``, ``sys.argv``, the folder, and the main module if it has tools.
-        pythonpath: the variable as it was, or None; the nursery's own start needed another.
+        pythonpath: the variable as it was, or None; the fork server's own start needed another.
     """
 
     prepare: dict[str, Any]
@@ -42,22 +42,22 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a worker tells its nursery: bear a child, whose channel comes along, or kill one."""
+    """An order to the fork server: start a child, whose channel comes along, or kill one."""
 
-    do: Literal["bear", "kill"]
+    do: Literal["start", "kill"]
     child: int
 
 
-class News(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a nursery tells its worker.
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A report of the fork server to its worker.
 
     Attributes:
-        kind: it is ready, can't be, or a child was born or has died.
+        kind: it is ready, can't be, or a child was started or has died.
         status: of a child that has died: its exit code, or the negative number of the signal.
-        error: why the nursery can't be ready, or a child was not born.
+        error: why the fork server can't be ready, or a child was not started.
     """
 
-    kind: Literal["ready", "refused", "born", "died"]
+    kind: Literal["ready", "refused", "started", "died"]
     child: int = 0
     pid: int = 0
     status: int | None = None
@@ -68,7 +68,7 @@ class Job(msgspec.Struct, frozen=True):
     """One call for a child.
 
     Attributes:
-        target: index of the tool in the nursery's setup.
+        target: index of the tool in the fork server's setup.
         request: the request as JSON.
         deadline: monotonic seconds, the same clock in every process of the machine.
         memory: bytes that the call may take beyond what the child has, or 0.
@@ -83,8 +83,8 @@ class Job(msgspec.Struct, frozen=True):
     token: bytes
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a child says of its call: any number of items, then one ``end``.
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message of a child about its call: any number of items, then one ``end``.
 
     Attributes:
         text: a piece of text, or of an ``end`` or ``result`` its output; None when there is none.
@@ -107,29 +107,29 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _encode_job = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
-_encode_said = msgspec.msgpack.Encoder().encode
-decode_said = msgspec.msgpack.Decoder(Said).decode
+_encode_message = msgspec.msgpack.Encoder().encode
+decode_message = msgspec.msgpack.Decoder(Message).decode
 _error = msgspec.json.Decoder(ErrorInfo)
 
 
 def framed_job(job: Job) -> bytes:
-    """A job after its length."""
+    """Return a job after its length."""
     payload = _encode_job(job)
-    return HEADER.pack(len(payload)) + payload
+    return JOB_HEADER.pack(len(payload)) + payload
 
 
-def framed_said(said: Said, token: bytes, number: int) -> bytes:
-    """What a child says after its header."""
-    payload = _encode_said(said)
-    return SAID_HEADER.pack(len(payload), token, number) + payload
+def framed_message(said: Message, token: bytes, number: int) -> bytes:
+    """Return a message after its header."""
+    payload = _encode_message(said)
+    return MESSAGE_HEADER.pack(len(payload), token, number) + payload
 
 
-def error_of(said: Said) -> ErrorInfo | None:
-    """Why the call failed, or None."""
+def error_of(said: Message) -> ErrorInfo | None:
+    """Return why the call failed, or None."""
     return None if said.error is None else _error.decode(said.error)
 
 
-def result_of(said: Said) -> ToolResult:
-    """The result that a ``result`` or ``end`` carries."""
+def result_of(said: Message) -> ToolResult:
+    """Return the result that a ``result`` or ``end`` carries."""
     data = None if said.data is None else msgspec.json.decode(said.data)
     return ToolResult(said.success, said.text, data, error_of(said), said.blobs)

@@ -1,154 +1,38 @@
-"""At the worker: the children of its isolated tools, and the calls that run in them."""
+"""The pool of child processes in which a worker runs its isolated tools."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from toolbus import telemetry
 from toolbus.envelope import Request, encode
-from toolbus.results import ConfigurationError, ErrorInfo, ToolError
+from toolbus.results import ConfigurationError, ToolError
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.isolation import messages
-from toolbus.worker.isolation.messages import SAID_HEADER, SLACK, Job, News, Order, Said, Setup
+from toolbus.worker.isolation.child_process import ChildDeviated, ChildLost, ChildProcess, item_of, read
+from toolbus.worker.isolation.failures import HandlerCrashed, death, deviation, no_process
+from toolbus.worker.isolation.messages import SLACK, Job, Order, Report, Setup
 from toolbus.worker.isolation.targets import MAIN, target_of
 
 _MOST_CALLS = 1_000
-# Messages of the call before that are passed over.
-_MOST_LATE = 64
 """Calls after which a child is replaced, so that what handlers leak goes with it."""
 
 _STARTS_WITHIN = 60.0
 _DIES_WITHIN = 5.0
 _IDLE = 60.0
-"""Seconds after which a child that nobody needed goes, all but one."""
-
-_AT_ONCE = 262_144
-"""Bytes that are read from a child at once."""
-
-T = TypeVar("T")
+"""Seconds after which a child that no call needed is ended, all but one."""
 
 _PREPARED = ("sys_path", "sys_argv", "orig_dir", "dir")
 _MAIN_FROM = ("init_main_from_name", "init_main_from_path")
-
-
-class HandlerCrashed(Exception):
-    """A handler in a child raised something of its own; ``info`` is what its caller is told, the text is the traceback."""
-
-    def __init__(self, info: ErrorInfo, crashed: str) -> None:
-        super().__init__(f"in a child process:\n{crashed}")
-        self.info = info
-
-
-class _Lost(Exception):
-    """A child ended."""
-
-
-class _Deviated(Exception):
-    """A child said what is not of its call, or what can't be read; the text says which."""
-
-
-class _Child:
-    """One process that runs one call at a time.
-
-    What it says carries the token of its call and a number. Nothing is read ahead of a call's end, so that what is left is seen.
-
-    Attributes:
-        late: messages of an earlier call that came during a later one; such a child gets no further call.
-    """
-
-    def __init__(self, number: int, connection: socket.socket, died: asyncio.Future[News]) -> None:
-        self.number = number
-        self.died = died
-        self.calls = 0
-        self.used = 0.0
-        self._connection = connection
-        self._received = bytearray()
-        self._token = self._before = b""
-        self._heard = self.late = 0
-
-    async def send(self, job: Job) -> None:
-        """Give it a call.
-
-        Raises:
-            _Lost: it has ended.
-        """
-        self.calls += 1
-        self._before, self._token, self._heard = self._token, job.token, 0
-        try:
-            await asyncio.get_running_loop().sock_sendall(self._connection, messages.framed_job(job))
-        except OSError as error:
-            raise _Lost from error
-
-    async def hear(self, most: int) -> Said:
-        """What it says next.
-
-        Raises:
-            ToolError: that is more than ``most`` bytes.
-            _Lost: it has ended.
-            _Deviated: that is not of its call, or can't be read.
-        """
-        size, token, number = SAID_HEADER.unpack(await self._take(SAID_HEADER.size))
-        while token == self._before and size <= most and self.late < _MOST_LATE:
-            # The call before this one went on after its end; this call's own answer follows.
-            self.late += 1
-            await self._take(size)
-            size, token, number = SAID_HEADER.unpack(await self._take(SAID_HEADER.size))
-        if token != self._token:
-            raise _Deviated("something that is not of its call")
-        if number != self._heard:
-            raise _Deviated(f"message {number} instead of {self._heard}")
-        self._heard += 1
-        if size > most:
-            raise ToolError(f"the output is over the limit of {most - SLACK} bytes", code="output_limit")
-        try:
-            return messages.decode_said(await self._take(size))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _Deviated("something that can't be read") from error
-
-    def is_quiet(self) -> bool:
-        """Whether it says nothing, as it should between two calls; what it said before is in the channel by now."""
-        if self._received:
-            return False
-        try:
-            self._connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
-
-    def no_more(self) -> None:
-        """Hear nothing more than it has said, even if something of it still holds its end open."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RD)
-
-    def close(self) -> None:
-        """Close the channel, which nobody may be hearing or sending on."""
-        self._connection.close()
-
-    async def _take(self, size: int) -> bytes:
-        received, loop = self._received, asyncio.get_running_loop()
-        while len(received) < size:
-            try:
-                part = await loop.sock_recv(self._connection, _AT_ONCE)
-            except OSError as error:
-                raise _Lost from error
-            if not part:
-                raise _Lost
-            received += part
-        taken = bytes(received[:size])
-        del received[:size]
-        return taken
 
 
 class Isolation:
@@ -163,8 +47,8 @@ class Isolation:
         self._most = settings.max_output + SLACK
         self.limit = min(settings.concurrency, settings.isolated or max(2, os.cpu_count() or 2))
         self._turns = asyncio.Semaphore(self.limit)
-        self._children: dict[int, _Child] = {}
-        self._idle: list[_Child] = []
+        self._children: dict[int, ChildProcess] = {}
+        self._idle: list[ChildProcess] = []
         self._number = 0
         self._starting = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
@@ -174,13 +58,13 @@ class Isolation:
 
     @property
     def pids(self) -> list[int]:
-        """The nursery's process id, when there is one."""
+        """The fork server's process id, when there is one."""
         return [] if self._process is None else [self._process.pid]
 
     # -- life -------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Start the nursery, which imports the tools, and a first child.
+        """Start the fork server, which imports the tools, and a first child.
 
         Raises:
             ConfigurationError: the tools can't be found in another process; says why.
@@ -191,7 +75,7 @@ class Isolation:
         self._spare()
 
     async def aclose(self) -> None:
-        """End every child and the nursery."""
+        """End every child and the fork server."""
         if self._trimming is not None:
             self._trimming.cancel()
         if self._listening is not None:
@@ -252,7 +136,7 @@ class Isolation:
         with contextlib.closing(writer):
             with contextlib.suppress(ConnectionError):
                 while line := await reader.readline():
-                    news = msgspec.json.decode(line, type=News)
+                    news = msgspec.json.decode(line, type=Report)
                     child = self._children.pop(news.child, None) if news.kind == "died" else None
                     if child is not None:
                         self._bury(child, news)
@@ -265,10 +149,10 @@ class Isolation:
             self._orders = None
         children, self._children = list(self._children.values()), {}
         for child in children:
-            self._bury(child, News("died", child.number))
+            self._bury(child, Report("died", child.number))
         self._idle.clear()
 
-    def _bury(self, child: _Child, news: News) -> None:
+    def _bury(self, child: ChildProcess, news: Report) -> None:
         if not child.died.done():
             child.died.set_result(news)
         if child in self._idle:
@@ -283,9 +167,13 @@ class Isolation:
     async def run(
         self, made: FunctionTool, request: Request, *, attempt: int, deadline: float, enter: Callable[[], None] | None = None
     ) -> AsyncIterator[Any]:
-        """Run one call; yields what the handler does, and lastly its result. Left early, it kills the child.
+        """Run one call; yield what the handler yields, and lastly its result. Left early, it kills the child.
 
         Args:
+            made: the tool.
+            request: what it is called with.
+            attempt: which delivery of its request the call is.
+            deadline: monotonic seconds.
             enter: called just before a child gets work that must not happen twice; a child that dies leaves its outcome unknown.
 
         Raises:
@@ -300,44 +188,44 @@ class Isolation:
                 enter()
             await child.send(job)
             while (said := await child.hear(self._most)).kind != "end":
-                yield _item(said)
+                yield item_of(said)
             fit = said.fit and not child.late and child.is_quiet()
-            error = _read(messages.error_of, said)
+            error = read(messages.error_of, said)
             if error is not None:
                 raise HandlerCrashed(error, said.crashed) if said.crashed else ToolError(error)
-        except _Deviated as error:
+        except ChildDeviated as error:
             telemetry.log.error("isolation.child_deviated", tool=made.name, id=request.id, said=str(error))
-            raise _deviation(made, str(error), once=enter is not None) from None
-        except _Lost:
+            raise deviation(made, str(error), once=enter is not None) from None
+        except ChildLost:
             self._kill(child)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DIES_WITHIN):
                     await asyncio.shield(child.died)
-            raise _death(child, made, once=enter is not None) from None
+            raise death(child.died.result() if child.died.done() else None, made, once=enter is not None) from None
         finally:
             if fit and child.calls < _MOST_CALLS and not child.died.done():
                 self._keep(child)
             else:
                 self._discard(child)
 
-    async def _take(self) -> _Child:
+    async def _take(self) -> ChildProcess:
         await self._turns.acquire()
         try:
             if self._orders is None:
                 async with self._starting:
                     if self._orders is None:
                         await self._restart()
-            child = self._next_idle() or self._bear()
+            child = self._next_idle() or self._start_child()
             self._spare()
         except BaseException as error:
             self._turns.release()
             if isinstance(error, OSError):
-                raise _no_process(str(error)) from None
+                raise no_process(str(error)) from None
             raise
         return child
 
-    def _next_idle(self) -> _Child | None:
-        """A child that waits for a call; one that speaks unasked is killed instead."""
+    def _next_idle(self) -> ChildProcess | None:
+        """Return a child that waits for a call, or None; one that sends something unasked is killed instead."""
         while self._idle:
             child = self._idle.pop()
             if child.is_quiet():
@@ -355,16 +243,16 @@ class Isolation:
         try:
             await self._start()
         except ConfigurationError as error:
-            raise _no_process(str(error)) from None
+            raise no_process(str(error)) from None
 
-    def _bear(self) -> _Child:
+    def _start_child(self) -> ChildProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._number += 1
-        child = _Child(self._number, ours, asyncio.get_running_loop().create_future())
+        child = ChildProcess(self._number, ours, asyncio.get_running_loop().create_future())
         try:
             with theirs:
-                self._order(Order("bear", child.number), theirs)
+                self._order(Order("start", child.number), theirs)
         except OSError:
             ours.close()
             raise
@@ -372,28 +260,28 @@ class Isolation:
         return child
 
     def _spare(self) -> None:
-        """Have a child ready for the next call, so that it need not wait for its birth."""
+        """Have a child ready for the next call, so that it need not wait for a process."""
         if self._orders is not None and not self._idle and len(self._children) < self.limit:
-            self._idle.append(self._bear())
+            self._idle.append(self._start_child())
 
     def _order(self, order: Order, channel: socket.socket | None = None) -> None:
         assert self._orders is not None  # noqa: S101 - the callers looked
         payload = msgspec.json.encode(order) + b"\n"
         socket.send_fds(self._orders, [payload], [] if channel is None else [channel.fileno()])
 
-    def _kill(self, child: _Child) -> None:
+    def _kill(self, child: ChildProcess) -> None:
         if self._orders is not None and not child.died.done():
             with contextlib.suppress(OSError):
                 self._order(Order("kill", child.number))
 
-    def _keep(self, child: _Child) -> None:
+    def _keep(self, child: ChildProcess) -> None:
         child.used = asyncio.get_running_loop().time()
         self._idle.append(child)
         self._turns.release()
         if len(self._idle) > 1 and self._trimming is None:
             self._trimming = asyncio.get_running_loop().call_later(_IDLE, self._trim)
 
-    def _discard(self, child: _Child) -> None:
+    def _discard(self, child: ChildProcess) -> None:
         """Kill a child; its turn is another's once it is dead."""
         self._kill(child)
         child.close()
@@ -414,65 +302,6 @@ class Isolation:
 
 
 def _check_ready(line: bytes) -> None:
-    news = msgspec.json.decode(line, type=News) if line else News("refused", error="the process ended while it imported them")
+    news = msgspec.json.decode(line, type=Report) if line else Report("refused", error="the process ended while it imported them")
     if news.kind == "refused":
         raise ConfigurationError(f"the isolated tools can't be imported in another process: {news.error}")
-
-
-def _item(said: Said) -> Any:
-    if said.kind == "text" and said.text is not None:
-        return said.text
-    if said.kind == "progress" and said.progress is not None:
-        return said.progress
-    if said.kind == "blob" and said.blobs:
-        return said.blobs[0]
-    if said.kind != "result":
-        raise _Deviated(f"a {said.kind} without any")
-    return _read(messages.result_of, said)
-
-
-def _read(of: Callable[[Said], T], said: Said) -> T:
-    """What JSON in a message stands for."""
-    try:
-        return of(said)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _Deviated("something that can't be read") from error
-
-
-def _deviation(made: FunctionTool, said: str, *, once: bool) -> ToolError:
-    message = f"the process of the tool {made.name!r} said {said}, and was ended"
-    if once:
-        return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
-    return ToolError(message, code="process_died")
-
-
-def _death(child: _Child, made: FunctionTool, *, once: bool) -> ToolError:
-    news = child.died.result() if child.died.done() else News("died")
-    if news.error:
-        return _no_process(news.error)
-    status = news.status
-    how = "ended"
-    if status is not None and status < 0:
-        how = f"was ended by {_signal_name(-status)}"
-    elif status is not None:
-        how = f"ended itself with exit code {status}"
-    why = ""
-    if status == -signal.SIGKILL:
-        why = ", most likely by the system for want of memory"
-    elif made.memory_limit:
-        why = f", perhaps at its memory limit of {made.memory_limit} bytes"
-    message = f"the process of the tool {how}{why}"
-    if once:
-        return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
-    return ToolError(message, code="process_died")
-
-
-def _no_process(why: str) -> ToolError:
-    return ToolError(f"the tool's process can't be started: {why}; try again later", type="unavailable", code="no_process", retryable=True)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,4 +1,4 @@
-"""From a decorated function to its name, and in another process back to the function."""
+"""How another process finds the function of a tool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAIN = "__main__"
 _MAIN_AGAIN = "__mp_main__"
 
 
-class Found:
+class ChildTool:
     """A tool as a child runs it."""
 
     def __init__(self, made: FunctionTool) -> None:
@@ -35,7 +35,7 @@ class Found:
         self._made: dict[str, Any] | None = None if self._given else {}
 
     def arguments(self, given: Mapping[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
-        """The handler's keyword arguments; the first time, its services are made, which then live as long as the child.
+        """Return the handler's keyword arguments; the first time, its services are made, which then live as long as the child.
 
         Raises:
             ToolError: they do not fit.
@@ -51,7 +51,7 @@ class Found:
 
 
 def target_of(made: FunctionTool) -> Target:
-    """How another process finds a tool again.
+    """Return how another process finds a tool again.
 
     Raises:
         ConfigurationError: it could not.
@@ -64,18 +64,18 @@ def target_of(made: FunctionTool) -> Target:
     return Target(made.module, made.qualname, made.name)
 
 
-def find(targets: Iterable[Target]) -> tuple[Found, ...]:
+def find(targets: Iterable[Target]) -> tuple[ChildTool, ...]:
     """Import the tools' modules and find the tools.
 
     Raises:
         ConfigurationError: a tool is not there.
     """
-    found: list[Found] = []
+    found: list[ChildTool] = []
     for target in targets:
         module = _MAIN_AGAIN if target.module == MAIN else target.module
         importlib.import_module(module)
         made = find_tool(module, target.qualname, target.name)
         if made is None:
             raise ConfigurationError(f"importing {target.module} afresh defines no tool {target.name!r} at {target.qualname}")
-        found.append(Found(made))
+        found.append(ChildTool(made))
     return tuple(found)

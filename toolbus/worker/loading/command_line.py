@@ -44,7 +44,7 @@ def load(target: str) -> object:
 
 
 def folders(targets: tuple[str, ...]) -> list[Path]:
-    """The folders whose files a worker of these targets is made of, for reloading."""
+    """Return the folders whose files a worker of these targets is made of, for reloading."""
     found: set[Path] = set()
     for target in targets:
         place = target.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Modules and packages with tools: imported whole, and what they define."""
+"""Import modules and packages to find the tools they define."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def defined_in(module: ModuleType) -> list[object]:
-    """The services and tool functions of a module, or of a package and all modules in it, which are imported.
+    """Return the services and tool functions of a module, or of a package with all modules in it, which are imported.
 
     A service's class stands for itself unless an instance of it is there, or it is the base of others and has no id of its own.
 

@@ -32,7 +32,7 @@ def _quickest() -> type[asyncio.AbstractEventLoop]:
 
 
 def _lasting(base: type[asyncio.AbstractEventLoop]) -> type[asyncio.AbstractEventLoop]:
-    """A class of loops that end with their main task only."""
+    """Return a class of loops that end with their main task only."""
 
     class Lasting(base):  # type: ignore[misc,valid-type] # which of two is known when the program runs
         _main: asyncio.Future[Any] | None = None

@@ -14,8 +14,8 @@ _EVERY = 2.0
 _REQUEST_LIMIT = 8192
 
 
-class Patient(Protocol):
-    """Whose health is told."""
+class ProbedWorker(Protocol):
+    """A worker, as far as its health is concerned."""
 
     @property
     def healthy(self) -> bool:
@@ -26,17 +26,17 @@ class Patient(Protocol):
         """Its id."""
 
     def statistics(self) -> dict[str, int]:
-        """Its counts."""
+        """Return its counts."""
 
 
-def report(worker: Patient) -> dict[str, Any]:
-    """What a probe reads."""
+def report(worker: ProbedWorker) -> dict[str, Any]:
+    """Return what a probe reads."""
     if not worker.healthy:
         return {"healthy": False, "time": time.time()}
     return {"healthy": True, "instance": worker.instance, "time": time.time(), **worker.statistics()}
 
 
-async def keep_file(worker: Patient, path: Path) -> None:
+async def keep_file(worker: ProbedWorker, path: Path) -> None:
     """Write the report to a file every two seconds while the worker is healthy; remove it when it is not, and at the end."""
     try:
         while True:
@@ -56,7 +56,7 @@ def _write(path: Path, content: bytes | None) -> None:
     fresh.replace(path)
 
 
-async def serve_port(worker: Patient, port: int) -> None:
+async def serve_port(worker: ProbedWorker, port: int) -> None:
     """Answer any HTTP request on this port of the loopback interface: 200 while healthy, else 503.
 
     Raises:

@@ -44,14 +44,16 @@ class Supervisor:
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._restarting = False
+        # The end of the pipe that children inherit; -1 while none is open.
+        self._lifeline = -1
         self.restarts = 0
 
     async def run(self) -> int:
-        """Supervise until SIGTERM or SIGINT; returns the exit code: 1 when the children can't start at all."""
+        """Supervise until SIGTERM or SIGINT; return the exit code: 1 when the children can't start at all."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        self._lifeline, self._held = os.pipe()
+        self._lifeline, held = os.pipe()
         try:
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(self._keep(slot)) for slot in range(self._processes)]
@@ -61,7 +63,7 @@ class Supervisor:
                     watching.cancel()
         finally:
             os.close(self._lifeline)
-            os.close(self._held)
+            os.close(held)
         return 0 if self._stopping.is_set() else _REFUSED
 
     async def _keep(self, slot: int) -> None:

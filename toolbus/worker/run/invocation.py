@@ -1,4 +1,4 @@
-"""What a running call knows about itself: ``toolbus.invocation()``."""
+"""``toolbus.invocation()``: a running call's view of itself."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Caller(Protocol):
         """Call a tool and wait for its result."""
 
 
-class Host(Protocol):
-    """What an invocation needs of the run it is the handler's view of.
+class InvokedRun(Protocol):
+    """The run that an invocation is the handler's view of.
 
     Attributes:
-        stopped: why nobody waits for the call any more, or None.
+        stopped: why the caller no longer waits for the call, or None.
     """
 
     stopped: ErrorInfo | None
@@ -45,7 +45,7 @@ class Host(Protocol):
         """Send progress to the caller; event loop only."""
 
     async def caller(self) -> Caller:
-        """The bus for nested calls, opened at first use."""
+        """Return the bus for nested calls, opened at first use."""
 
     async def confirm(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
         """Ask a person."""
@@ -59,10 +59,10 @@ class Invocation:
         deadline: monotonic seconds (``time.monotonic()``) at which the caller gives up; later when a person was asked.
     """
 
-    __slots__ = ("_host", "_loop", "_nested", "_request", "attempt", "deadline")
+    __slots__ = ("_loop", "_nested", "_request", "_run", "attempt", "deadline")
 
-    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop, request: Request, *, attempt: int, deadline: float) -> None:
-        self._host = host
+    def __init__(self, run: InvokedRun, loop: asyncio.AbstractEventLoop, request: Request, *, attempt: int, deadline: float) -> None:
+        self._run = run
         self._loop = loop
         self._request = request
         self._nested: set[concurrent.futures.Future[Any]] | None = None
@@ -97,7 +97,7 @@ class Invocation:
     @property
     def session_is_new(self) -> bool:
         """Whether this call opened its session at this worker, which has no state of it yet; for services that have sessions."""
-        return self._host.session_is_new
+        return self._run.session_is_new
 
     @property
     def idempotency_key(self) -> str:
@@ -116,25 +116,25 @@ class Invocation:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for this call any more."""
-        return self._host.stopped is not None
+        """Whether the caller no longer waits for this call."""
+        return self._run.stopped is not None
 
     def check_cancelled(self) -> None:
-        """Stop here when nobody waits any more; for handlers that run in a thread.
+        """Stop here when the caller no longer waits; for handlers that run in a thread.
 
         Raises:
             CallCancelled: the call was cancelled, lost its lease or passed its deadline.
         """
-        if self._host.stopped is not None:
-            raise CallCancelled(str(self._host.stopped))
+        if self._run.stopped is not None:
+            raise CallCancelled(str(self._run.stopped))
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Tell the caller how far the call has come; from the event loop or a thread."""
         item = Progress(done, total, message)
         if _in_loop(self._loop):
-            self._host.emit(item)
+            self._run.emit(item)
         else:
-            self._loop.call_soon_threadsafe(self._host.emit, item)
+            self._loop.call_soon_threadsafe(self._run.emit, item)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call another tool on behalf of the same user and session.
@@ -146,14 +146,14 @@ class Invocation:
         options.setdefault("session", self.session)
         asked = options.get("timeout")
         options["timeout"] = max(0.001, self.remaining if asked is None else min(asked, self.remaining))
-        caller = await self._host.caller()
+        caller = await self._run.caller()
         return await caller.call(tool, arguments, **options)
 
     def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """``call`` for handlers that run in a thread.
 
         Raises:
-            CallCancelled: nobody waits for this call any more; the nested call is cancelled with it.
+            CallCancelled: the caller no longer waits for this call; the nested call is cancelled with it.
             RuntimeError: called in the event loop's own thread, which it would block for good.
         """
         return self._wait_for(self.call(tool, arguments, **options), "call")
@@ -165,30 +165,32 @@ class Invocation:
         meanwhile. A run that replaces this one after a crash asks anew.
 
         Args:
+            question: one or two sentences.
+            data: anything that JSON can express.
             timeout: seconds for which it can be answered.
 
         Raises:
-            ToolError: ``forbidden`` when it is denied, ``deadline_exceeded`` when nobody answers; let it pass, and the call ends so.
+            ToolError: ``forbidden`` when it is denied, ``deadline_exceeded`` when there is no answer; let it pass, and the call ends so.
             ConfigurationError: ``timeout`` is no time.
         """
         self.check_cancelled()
-        return await self._host.confirm(question, data, timeout)
+        return await self._run.confirm(question, data, timeout)
 
     def confirm_sync(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
         """``confirm`` for handlers that run in a thread.
 
         Raises:
-            CallCancelled: nobody waits for this call any more.
+            CallCancelled: the caller no longer waits for this call.
             RuntimeError: called in the event loop's own thread, which it would block for good.
         """
         return self._wait_for(self.confirm(question, data, timeout=timeout), "confirm")
 
     def _wait_for(self, work: Coroutine[Any, Any, T], name: str) -> T:
-        """Do something in the event loop and wait for it in this thread."""
+        """Run a coroutine in the event loop, and wait for it in this thread."""
         if _in_loop(self._loop):
             work.close()
             raise RuntimeError(f"{name}_sync() would block the event loop; use `await invocation().{name}(...)`")
-        if self._host.stopped is not None:
+        if self._run.stopped is not None:
             work.close()
             self.check_cancelled()
         if self._nested is None:
@@ -196,37 +198,37 @@ class Invocation:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._nested.add(future)
         try:
-            if self._host.stopped is not None:
+            if self._run.stopped is not None:
                 future.cancel()
             return future.result()
         except concurrent.futures.CancelledError:
-            raise CallCancelled(str(self._host.stopped or f"the nested {name} was cancelled")) from None
+            raise CallCancelled(str(self._run.stopped or f"the nested {name} was cancelled")) from None
         finally:
             self._nested.discard(future)
 
     def cancel_nested(self) -> None:
-        """Cancel the nested calls of handlers in threads; the worker's business."""
+        """Cancel the nested calls of handlers in threads; for the worker."""
         for future in tuple(self._nested or ()):
             future.cancel()
 
 
-_current: ContextVar[Host] = ContextVar("toolbus_invocation")
+_current: ContextVar[InvokedRun] = ContextVar("toolbus_invocation")
 
 enter = _current.set
-"""Make a run the current one of this context; the worker's business. Its invocation is made when a handler asks for it."""
+"""Make a run the current one of this context; for the worker. Its invocation is made when a handler asks for it."""
 
 
 def invocation() -> Invocation:
-    """The call that is running here, also in threads that the worker started for it.
+    """Return the call that is running here, also in threads that the worker started for it.
 
     Raises:
         RuntimeError: no call is running here.
     """
     try:
-        host = _current.get()
+        run = _current.get()
     except LookupError:
         raise RuntimeError("invocation() is only available while a tool runs") from None
-    return host.invocation
+    return run.invocation
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop) -> bool:

@@ -25,7 +25,7 @@ class Bus(Caller, Protocol):
         """Disconnect."""
 
     async def end_session(self, user: str, session: str) -> None:
-        """End a session for everybody."""
+        """End a session at every worker."""
 
 
 class NestedBus:
@@ -39,10 +39,10 @@ class NestedBus:
         self._bus: Bus | None = None
 
     async def get(self) -> Bus:
-        """The open bus. While the server can't be reached it is tried again, for as long as the call that asks may run.
+        """Return the open bus. While the server can't be reached it is tried again, for as long as the call that asks may run.
 
         Raises:
-            BrokerError: the server refuses us.
+            BrokerError: the server refuses the connection.
         """
         async with self._lock:
             delay = _RETRY_FIRST

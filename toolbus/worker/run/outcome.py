@@ -1,4 +1,4 @@
-"""What becomes of a handler's end: from what it returned or raised to a result or an error, and to the frame that ends a call."""
+"""From what a handler returned or raised to a result or an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def without_exits(work: Awaitable[T]) -> T:
     """Await a user's code. An event loop ends when a task of it raises SystemExit, and with it every call of the worker.
 
     Raises:
-        HandlerExit: for SystemExit, KeyboardInterrupt and their like, and for a cancellation that nobody asked for.
+        HandlerExit: for SystemExit, KeyboardInterrupt and their like, and for a cancellation that did not come from outside.
     """
     try:
         return await work
@@ -40,7 +40,7 @@ async def without_exits(work: Awaitable[T]) -> T:
 
 
 def said(error: BaseException) -> str:
-    """What an exception says, or its name: a class of a user's may raise at that."""
+    """Return the text of an exception, or its name: a class of a user's may raise when it is asked."""
     try:
         return str(error) or type(error).__name__
     except BaseException:  # noqa: BLE001 - as above, and whatever it is
@@ -48,7 +48,7 @@ def said(error: BaseException) -> str:
 
 
 def result_of(value: object) -> ToolResult:
-    """What a handler returned, as a result."""
+    """Return what a handler returned, as a result."""
     if type(value) is str:
         return ToolResult(output=value)
     if isinstance(value, ToolResult):
@@ -63,7 +63,7 @@ def result_of(value: object) -> ToolResult:
 
 
 def error_of(error: BaseException) -> ErrorInfo:
-    """What a handler raised, as a value."""
+    """Return what a handler raised, as a value."""
     if isinstance(error, HandlerExit):
         error = error.raised
     if isinstance(error, ToolError):
@@ -80,7 +80,7 @@ def error_of(error: BaseException) -> ErrorInfo:
 
 
 def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:
-    """The error of arguments that were checked against another revision of the descriptor: names both digests."""
+    """Return the error of arguments that the caller may have checked against another revision of the descriptor; it names both digests."""
     if error.type != "invalid_arguments" or not request.digest or request.digest == publication.digest:
         return error
     message = f"{error.message} (the caller checked against descriptor {request.digest}, this worker serves {publication.digest})"
@@ -88,7 +88,7 @@ def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> Er
 
 
 def encodable(error: ErrorInfo) -> ErrorInfo:
-    """The error, or what stands for it when JSON can't express what the tool said."""
+    """Return the error, or what stands for it when JSON can't express it."""
     try:
         encode(error)
     except EnvelopeError:
@@ -97,7 +97,7 @@ def encodable(error: ErrorInfo) -> ErrorInfo:
 
 
 def refusal(delivery: Delivery, worker: str, error: ErrorInfo | None) -> bytes:
-    """The one frame of a delivery that is not run."""
+    """Return the one frame of a delivery that is not run."""
     frame = Frame(delivery.request.id, delivery.run, delivery.attempt, kind="end", end_of_stream=True, error=error)
     frame.epoch = delivery.epoch
     frame.worker = worker

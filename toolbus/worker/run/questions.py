@@ -54,7 +54,7 @@ class Questions:
 
         Raises:
             ToolError: ``forbidden`` when it is no, ``deadline_exceeded`` when there is none, ``overloaded`` or ``unavailable`` when
-                nobody could be asked.
+                the server could not be reached.
             ToolError: ``invalid_arguments`` when question or data are too long to be shown.
             EnvelopeError: JSON can't express the data.
             ConfigurationError: ``timeout`` is no time.

@@ -14,7 +14,7 @@ from toolbus.broker.protocols import Delivery
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.envelope import Confirm, Frame, Request, encode
 from toolbus.results import EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
-from toolbus.worker.isolation.pool import HandlerCrashed
+from toolbus.worker.isolation.failures import HandlerCrashed
 from toolbus.worker.run import reasons
 from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling

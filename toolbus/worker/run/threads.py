@@ -1,4 +1,4 @@
-"""Plain functions and generators: they run in threads, and their items come back in batches."""
+"""Run plain functions and generators in threads."""
 
 from __future__ import annotations
 

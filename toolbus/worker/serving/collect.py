@@ -1,4 +1,4 @@
-"""From services, functions and modules to what is published, and to what runs for each tool."""
+"""Collect what a worker serves from services, functions and modules."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ _MOST_DESCRIPTION = 16_384
 
 
 def collect(targets: object, settings: Settings, services: Services | None = None) -> list[Served]:
-    """What to serve: services (classes or instances), decorated functions, modules, packages, or lists of them.
+    """Return what to serve.
 
-    A tool with a parameter for a service that nobody provides is left out, and named in the log.
+    A tool with a parameter for a service that is not provided is left out, and named in the log.
 
     Args:
+        targets: services (classes or instances), decorated functions, modules, packages, or lists of them.
+        settings: the worker's.
         services: what handlers' parameters are filled in with; those of the process when left out.
 
     Raises:
@@ -114,7 +116,7 @@ class _Tools:
         self.handlers[tool.name] = handler
 
     def published(self, service: ServiceDescriptor, owner: str) -> Publication:
-        """What is published of them."""
+        """Return what is published of them."""
         return Publication(service, tuple(self._descriptors[name] for name in sorted(self._descriptors)), owner).with_digest()
 
 
@@ -215,7 +217,7 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
 def _function_handler(
     made: FunctionTool, service: str, bound: Callable[..., Any], services: Services, effect: Effect = "", retry: Retry | None = None
 ) -> tuple[ToolDescriptor, Handler] | None:
-    """A function's descriptor and handler; None when it needs a service that nobody provides."""
+    """Return a function's descriptor and handler; None when it needs a service that is not provided."""
     parameters = made.parameters
     if parameters is not None:
         parameters, changes = mended(parameters)

@@ -1,4 +1,4 @@
-"""What runs for each tool of a service."""
+"""The handlers of a service's tools."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Handler:
         retry: when a failed run is tried again, or None.
         isolated: the tool, when it runs in a child process; ``start`` is not called then.
         check: refuses arguments that do not fit; raises ToolError.
-        tenants: the only users whose calls run; empty for everybody's.
+        tenants: the only users whose calls run; empty for every user's.
         cache: whether an earlier answer may stand for a later one; None when only the caller has the tool's descriptor.
     """
 
@@ -122,7 +122,7 @@ class Served:
         return self.publication.service.id
 
     def handler(self, request: Request) -> Handler:
-        """The handler of a request.
+        """Return the handler of a request.
 
         Raises:
             ToolError: there is none for it, or it is not what a person allowed.
@@ -154,11 +154,11 @@ class Served:
             raise ToolError(f"a person allowed another call of {request.tool!r} than this one", type="forbidden", code="unconfirmed")
 
     def undeclared(self) -> list[str]:
-        """Tools that do not say what a second execution would do."""
+        """Return the tools that do not say what a second execution would do."""
         return sorted(name for name, handler in self._handlers.items() if not handler.effect)
 
     def isolated(self) -> list[FunctionTool]:
-        """Tools whose handlers run in child processes."""
+        """Return the tools whose handlers run in child processes."""
         return [handler.isolated for handler in self._handlers.values() if handler.isolated is not None]
 
     async def startup(self) -> None:

@@ -19,7 +19,7 @@ from toolbus.worker.sessions.session import Session, SessionRun
 CLEANUP_WITHIN = 10.0
 _STOPS_WITHIN = 5.0
 _MOST_CLEANUPS = 16
-# A session that more callers use at once ends when it is closed or idle, whoever of them leaves.
+# A session that more callers use at once ends when it is closed or idle, whichever of them leaves.
 _MOST_AGENTS = 64
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
 
@@ -58,7 +58,7 @@ class _Open:
         (self.runs if self.closed is None else self.waiting).add(run)
 
     def leave(self, agents: set[str]) -> bool:
-        """Whether nobody is left who uses it, now that these callers are gone."""
+        """Take note that these callers are gone; return whether none is left that uses it."""
         if not self.agents or self.agents.isdisjoint(agents):
             return False
         self.agents -= agents
@@ -101,7 +101,7 @@ class OpenSessions:
         return task
 
     def opened_by(self, request: Request) -> bool:
-        """Whether a running call is the one that opened its session here."""
+        """Return whether a running call is the one that opened its session here."""
         pair = session_of(request)
         found = self._open.get(Session(*pair)) if pair is not None else None
         return found is not None and found.first == request.id
@@ -141,12 +141,12 @@ class OpenSessions:
         task.add_done_callback(self._ending.discard)
 
     def left(self, agents: set[str], reason: str) -> None:
-        """End the sessions that nobody else uses, now that these callers are gone."""
+        """End the sessions that no other caller uses, now that these are gone."""
         for session in [session for session, found in self._open.items() if found.leave(agents)]:
             self.end(session, reason, stop=True)
 
     def agents(self) -> set[str]:
-        """The callers that use open sessions."""
+        """Return the callers that use open sessions."""
         return set().union(*(found.agents for found in self._open.values() if found.agents))
 
     async def aclose(self) -> None:

@@ -10,7 +10,7 @@ from toolbus.worker.sessions.session import Session
 
 
 class WorkerSessions:
-    """The open sessions of a worker, by service; hears of their ends."""
+    """The open sessions of a worker, by service: the broker's ``SessionListener``."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -34,7 +34,7 @@ class WorkerSessions:
     # -- SessionListener --------------------------------------------------------------------------
 
     def closed(self, service: str, user: str, session: str) -> None:
-        """A caller closed a session."""
+        """End a session that its caller closed."""
         if service in self._services:
             self._services[service].end(Session(user, session), "closed", stop=True)
         # What handlers called in it ends too.
@@ -43,20 +43,20 @@ class WorkerSessions:
         task.add_done_callback(self._closing.discard)
 
     def left(self, service: str, agent: str) -> None:
-        """A caller is going."""
+        """End the sessions that only a leaving caller used."""
         if service in self._services:
             self._services[service].left({agent}, "left")
 
     def moved(self, service: str, user: str, session: str) -> None:
-        """Another worker has, or had, the session."""
+        """End a session that another worker has, or had."""
         if service in self._services:
             self._services[service].end(Session(user, session), "moved")
 
     def agents(self) -> set[str]:
-        """The callers that use open sessions."""
+        """Return the callers that use open sessions."""
         return set().union(*(each.agents() for each in self._services.values()))
 
     def gone(self, agents: set[str]) -> None:
-        """Callers have died."""
+        """End the sessions that only dead callers used."""
         for each in self._services.values():
             each.left(agents, "gone")

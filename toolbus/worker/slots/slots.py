@@ -82,7 +82,7 @@ class Slots:
         self.deadlines = Deadlines(self._loop)
         self.threads = Threads(settings.concurrency)
         self.sessions = WorkerSessions(self)
-        self._nested = nested
+        self.nested = nested
         self._runs: dict[str, Run] = {}
         self._unwatched: list[Run] = []
         self._cancelled_early: dict[str, None] = {}
@@ -299,11 +299,11 @@ class Slots:
 
     async def caller(self) -> Caller:
         """Return the bus for nested calls, opened when a handler first makes one."""
-        return await self._nested.get()
+        return await self.nested.get()
 
     async def close_nested(self, user: str, session: str) -> None:
         """End a session that handlers' nested calls were made in."""
-        await self._nested.close_session(user, session)
+        await self.nested.close_session(user, session)
 
     # -- WorkerListener ---------------------------------------------------------------------------
 
