@@ -26,6 +26,8 @@ lint: $(STAMP) ## Check style and types
 	@$(BIN)/ruff format --check --quiet .
 	@echo "== mypy"
 	@$(BIN)/mypy --no-error-summary
+	@echo "== lint-imports"
+	@$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
 bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 	@$(BIN)/python -m benchmarks run --quick

@@ -145,11 +145,11 @@ class _View:
         return Call(self._portal_or_fail(), lambda: self._view.stream(tool, arguments, **options))
 
     def execute(self, tool: str, arguments: object = None, **options: Unpack[CallOptions]) -> ToolResult:
-        """Run one call as a model's: repaired, cast, validated and confirmed; see ``toolbus.ToolExecutor.execute``."""
+        """Run one call as a model's: repaired, cast, validated and confirmed; see ``ToolExecutor.execute``."""
         return _run(self._portal_or_fail(), lambda: self._view.executor(**options).execute(tool, arguments))
 
     def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
-        """Run a model's turn of tool calls; see ``toolbus.ToolExecutor.process_tool_calls``."""
+        """Run a model's turn of tool calls; see ``ToolExecutor.process_tool_calls``."""
         return _run(self._portal_or_fail(), lambda: self._view.process_tool_calls(message, concurrent=concurrent, **options))
 
     def usage(self, days: int = 1) -> list[Usage]:

@@ -9,10 +9,11 @@ import redis
 
 from tests.contract import Place
 from tests.servers import next_millisecond
-from toolbus import RegistrationRefused, ToolService
+from toolbus import ToolService
 from toolbus.broker import scripts
 from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
+from toolbus.results import RegistrationRefused
 
 
 class Registering:

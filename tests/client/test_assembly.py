@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus import Blob, ErrorInfo, Finished, Progress, Reset, Started, Text, ToolResult
+from toolbus import Blob, ErrorInfo, Progress, ToolResult
 from toolbus.client.calls import assembly
 from toolbus.client.calls.assembly import Assembly
 from toolbus.client.calls.call import result_of
 from toolbus.envelope import Frame
-from toolbus.events import Event
+from toolbus.events import Event, Finished, Reset, Started, Text
 
 Item = str | Blob | Progress
 

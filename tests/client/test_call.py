@@ -11,7 +11,9 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import CallCancelled, ConfigurationError, Finished, Text, ToolBus, ToolError, Worker, tool
+from toolbus import ConfigurationError, ToolBus, ToolError, Worker, tool
+from toolbus.events import Finished, Text
+from toolbus.results import CallCancelled
 
 pytestmark = pytest.mark.anyio
 

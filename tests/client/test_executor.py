@@ -13,23 +13,13 @@ import pytest
 
 from tests.client.executing import TwoTier, chat, pay, ran, repeat
 from tests.contract import Place
-from toolbus import (
-    Blob,
-    ConfigurationError,
-    Confirmation,
-    ConfirmationClosed,
-    Confirming,
-    Finished,
-    Requested,
-    Text,
-    ToolBus,
-    ToolEvent,
-    ToolService,
-    Worker,
-    tool,
-)
+from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, tool
+from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.executor.arguments import said
+from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.client.tools.names import wire_name
+from toolbus.events import Finished, Text
+from toolbus.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,11 @@ import pytest
 from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import Confirmation, Confirming, Requested, ToolBus, ToolResult, sync, tool
+from toolbus import ToolBus, ToolResult, sync, tool
 from toolbus.adapters.outcomes import outcome
 from toolbus.broker.protocols import ServiceRecord
+from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.executor.observers import Confirming, Requested
 from toolbus.compat.nanoclaw import BusRegistry
 from toolbus.middleware import Middleware, ToolCall
 

@@ -14,8 +14,9 @@ from toolbus.cli.common import Seconds, fail, output_option, print_json, with_bu
 from toolbus.display import visible
 
 if TYPE_CHECKING:
-    from toolbus import Tool, ToolBus, ToolResult
+    from toolbus import ToolBus, ToolResult
     from toolbus.client.calls.call import Call
+    from toolbus.client.tools.tool import Tool
 
 
 @click.command("call")
@@ -104,8 +105,9 @@ async def _allowed(
     Raises:
         ToolError: it is not given, or the arguments are wrong.
     """
-    from toolbus import Confirmation, ToolError
+    from toolbus import ToolError
     from toolbus.cli.prompt import Person
+    from toolbus.client.confirmations.confirmation import Confirmation
     from toolbus.envelope import new_run
 
     tool.check(arguments)
@@ -126,7 +128,8 @@ async def _allowed(
 
 async def _print(call: Call, *, quiet: bool) -> ToolResult:
     """Show what happens; ``quiet`` leaves out all but what somebody has to do."""
-    from toolbus import Asked, Finished, Progress, Reset, Text
+    from toolbus import Progress
+    from toolbus.events import Asked, Finished, Reset, Text
 
     printed = False
     async for event in call.events():

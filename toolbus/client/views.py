@@ -13,8 +13,8 @@ from toolbus.client.confirmations.pending import PendingConfirmations
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observations import LIMIT
 from toolbus.client.executor.observers import EventBus
+from toolbus.client.executor.state import BusState
 from toolbus.client.executor.turn import Turn
-from toolbus.client.state import BusState
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, merged
