@@ -122,7 +122,7 @@ class Call(msgspec.Struct, eq=False):
 
     @property
     def done(self) -> bool:
-        """Whether the call has its result."""
+        """True when the call has its result."""
         return self._result is not None
 
     async def __aenter__(self) -> Self:
@@ -383,6 +383,7 @@ def result_of(frame: Frame, call: str, ms: float) -> ToolResult:
     """Return the result of a call whose first frame is its last: the same as an ``Assembly`` makes of that frame.
 
     Args:
+        frame: the only frame.
         call: the call's id, for the result's ``meta``.
         ms: milliseconds since the call began, for the result's ``meta``.
     """

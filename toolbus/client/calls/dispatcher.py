@@ -48,7 +48,7 @@ class Dispatcher:
 
     @property
     def is_open(self) -> bool:
-        """Whether the registry's snapshot is loaded and the bus not closed."""
+        """True while the registry's snapshot is loaded and the bus not closed."""
         return self._connection is not None and self._connection.is_open
 
     async def open(self) -> None:
@@ -113,12 +113,12 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        """How many calls are published and have not ended."""
+        """The number of calls that are published and have not ended."""
         return len(self._calls)
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a worker."""
+        """The number of calls that wait for a worker."""
         return len(self._waiting)
 
     # -- calls ------------------------------------------------------------------------------------

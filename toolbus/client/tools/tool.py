@@ -14,7 +14,7 @@ ChangeKind = Literal["added", "updated", "removed"]
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """What the catalogue knows of a call's target; ``usual`` is the tool's own timeout (seconds), or 0."""
+    """The target of a call as the catalogue knows it; ``usual`` is the tool's own timeout (seconds), or 0."""
 
     service: str
     descriptor: ServiceDescriptor | None
@@ -63,7 +63,7 @@ class Tool:
 
     @property
     def description(self) -> str:
-        """What the model reads."""
+        """The description for the model."""
         return self.descriptor.description
 
     @property
@@ -87,12 +87,12 @@ class Tool:
         return self.descriptor.category
 
     def is_for(self, user: str) -> bool:
-        """Whether a user may see and call it."""
+        """Return whether a user may see and call it."""
         tenants = self.descriptor.tenants
         return not tenants or user in tenants
 
     def definition(self) -> dict[str, Any]:
-        """The bare function definition: ``{name, description, parameters}``."""
+        """Return the bare function definition: ``{name, description, parameters}``."""
         return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
     def check(self, arguments: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class Tool:
 
     @property
     def resolution(self) -> Resolution:
-        """Where calls of it go; worked out at the first one."""
+        """The target of its calls, made at the first one."""
         found = self._resolution
         if found is None:
             about = self.descriptor
