@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toolbus import Blob, ErrorInfo, Progress, ToolResult
 from toolbus.client.calls import assembly
 from toolbus.client.calls.assembly import Assembly
-from toolbus.client.calls.call import result_of
+from toolbus.client.calls.call import result_of_frame
 from toolbus.envelope import Frame
 from toolbus.events import Event, Finished, Reset, Started, Text
 
@@ -382,4 +382,4 @@ def test_the_only_frame_of_a_call_needs_no_assembly(response: str | None, data: 
     frame = Frame("c", "r", attempt, kind="end", end_of_stream=True, response=response, data=data, error=error, worker="w1")
     *_, last = Assembly().feed(frame)
     assert isinstance(last, Finished)
-    assert result_of(frame, "", 0.0) == last.result
+    assert result_of_frame(frame, "", 0.0) == last.result

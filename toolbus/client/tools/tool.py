@@ -14,10 +14,16 @@ ChangeKind = Literal["added", "updated", "removed"]
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """The target of a call as the catalogue knows it; ``usual`` is the tool's own timeout (seconds), or 0."""
+    """The target of a call as the catalogue knows it.
+
+    Attributes:
+        queue_limit: most requests in the queue, or 0 for the setting's.
+        usual: the tool's own timeout (seconds), or 0 for the setting's.
+    """
 
     service: str
-    descriptor: ServiceDescriptor | None
+    queue: str
+    queue_limit: int
     config: Mapping[str, Any]
     effect: str = ""
     usual: float = 0.0
@@ -114,8 +120,8 @@ class Tool:
         if found is None:
             about = self.descriptor
             # An operator's descriptor may stand for another service, which takes from the queue that it names.
-            service = about.service if self.service_descriptor is None else self.service_descriptor.id
-            found = Resolution(service, self.service_descriptor, about.config, about.effect, about.timeout, self.digest)
+            served = self.service_descriptor or ServiceDescriptor(about.service)
+            found = Resolution(served.id, served.queue, served.queue_limit, about.config, about.effect, about.timeout, self.digest)
             object.__setattr__(self, "_resolution", found)
         return found
 
