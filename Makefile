@@ -31,6 +31,8 @@ lint: $(STAMP) ## Check style and types
 	@$(BIN)/ruff format --check --quiet .
 	@echo "== mypy"
 	@$(BIN)/mypy --no-error-summary
+	@echo "== lint-imports"
+	@$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
 mutants: $(STAMP) ## Change the code in small ways and list the changes that no fast test notices
 	@$(BIN)/mutmut --version >/dev/null 2>&1 || \

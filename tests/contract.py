@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus import ConfirmationClosed, ConfirmationRequest, Settings, ToolBus, Worker, tool
+from toolbus import Settings, ToolBus, Worker, tool
+from toolbus.confirmations import ConfirmationRequest
+from toolbus.results import ConfirmationClosed
 
 
 class Place:

@@ -9,19 +9,8 @@ from typing import Any
 import pytest
 
 from tests.contract import Place
-from toolbus import (
-    Blob,
-    ConfigurationError,
-    Finished,
-    Progress,
-    Started,
-    Text,
-    ToolError,
-    ToolResult,
-    ToolService,
-    invocation,
-    tool,
-)
+from toolbus import Blob, ConfigurationError, Progress, ToolError, ToolResult, ToolService, invocation, tool
+from toolbus.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 

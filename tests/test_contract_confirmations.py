@@ -13,18 +13,12 @@ import redis
 
 from tests.contract import Place, first_of, withdrawn
 from tests.servers import eventually
-from toolbus import (
-    ConfirmationAnswer,
-    ConfirmationClosed,
-    Confirming,
-    ToolBus,
-    ToolResult,
-    ToolService,
-    tool,
-)
+from toolbus import ToolBus, ToolResult, ToolService, tool
 from toolbus.broker.agent import RedisAgentBroker
 from toolbus.client.calls.dispatcher import Dispatcher
-from toolbus.confirmations import digest_of
+from toolbus.client.executor.observers import Confirming
+from toolbus.confirmations import ConfirmationAnswer, digest_of
+from toolbus.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,8 @@ import time
 import pytest
 
 from tests.contract import Place, plugged
-from toolbus import (
-    CallCancelled,
-    invocation,
-    tool,
-)
+from toolbus import invocation, tool
+from toolbus.results import CallCancelled
 
 pytestmark = pytest.mark.anyio
 

@@ -12,17 +12,9 @@ import redis
 
 from tests.contract import Place, first_of, withdrawn
 from tests.servers import eventually
-from toolbus import (
-    Answered,
-    Asked,
-    ConfigurationError,
-    ConfirmationClosed,
-    Finished,
-    Text,
-    ToolError,
-    invocation,
-    tool,
-)
+from toolbus import ConfigurationError, ToolError, invocation, tool
+from toolbus.events import Answered, Asked, Finished, Text
+from toolbus.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,9 @@ import pytest
 
 from tests.contract import Place, plugged
 from tests.servers import eventually
-from toolbus import DescriptorError, RegistrationRefused, ToolBus, ToolError, ToolService, Worker, tool
+from toolbus import ToolBus, ToolError, ToolService, Worker, tool
 from toolbus.envelope import Request
+from toolbus.results import DescriptorError, RegistrationRefused
 from toolbus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio

@@ -13,9 +13,9 @@ import pytest
 from tests.agent.endpoint import calls, endpoint, says
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import RegistrationRefused, ToolBus, tool
+from toolbus import ToolBus, tool
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.results import ToolkitError
+from toolbus.results import RegistrationRefused, ToolkitError
 from toolbus.toolkit import Preset, for_actions, read_preset
 
 pytestmark = pytest.mark.anyio

@@ -17,8 +17,9 @@ from opentelemetry.trace import NoOpTracerProvider
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import Started, ToolBus, ToolService, telemetry, tool
+from toolbus import ToolBus, ToolService, telemetry, tool
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.events import Started
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.contract import Place
-from toolbus import ConfigurationError, Finished, RegistrationRefused, ToolRegistry, ToolResult, ToolService, tool
+from toolbus import ConfigurationError, ToolRegistry, ToolResult, ToolService, tool
+from toolbus.events import Finished
+from toolbus.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ import pytest
 import redis
 
 from tests.contract import Place
-from toolbus import Answered, Asked, Finished, Started, Text, invocation, tool
+from toolbus import invocation, tool
+from toolbus.events import Answered, Asked, Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from tests.servers import eventually
-from toolbus import ConfigurationError, Finished, Settings, Text, ToolError, Worker, tool
+from toolbus import ConfigurationError, Settings, ToolError, Worker, tool
+from toolbus.events import Finished, Text
 from toolbus.sync import ToolBus
 
 

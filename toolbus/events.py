@@ -1,4 +1,4 @@
-"""What ``Call.events()`` yields."""
+"""The events of a call, which ``Call.events()`` yields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The running handler waits for a person, for ``timeout`` seconds at most; the call's own time stands still.
+    """The running handler waits for a confirmation, for ``timeout`` seconds at most; the call's deadline is paused.
 
     ``bus.confirmations`` answers by the ``id``, in any process.
     """
@@ -33,7 +33,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """The handler waits no longer; ``allowed`` is None when nobody answered."""
+    """The handler waits no longer; ``allowed`` is None without an answer."""
 
     id: str
     allowed: bool | None = None
@@ -55,7 +55,7 @@ Event = Started | Text | Progress | Blob | Asked | Answered | Reset | Finished
 
 
 def size_of(event: object) -> int:
-    """About how many bytes an event has."""
+    """Return about how many bytes an event has."""
     if isinstance(event, Text):
         return len(event.text)
     return len(event.data) if isinstance(event, Blob) else 64

@@ -45,7 +45,7 @@ class ToolRegistry:
         settings: Settings | None = None,
         provide: Mapping[type, object] | None = None,
     ) -> None:
-        # Nobody else has this namespace, so that registries of one process do not meet.
+        # A random namespace keeps the registries of one process apart.
         self._settings = Settings.load(base=settings or Settings.load(), url="memory://", namespace=f"local-{secrets.token_hex(8)}")
         self._options: dict[str, Any] = {"user": user, "session": session}
         self._provide = provide
@@ -63,6 +63,7 @@ class ToolRegistry:
         """Add a function (decorated with ``@tool`` or as it is), a ``ToolService``, or a module: all of its tools or none.
 
         Args:
+            target: the function, service or module.
             replace: take the place of what has one of the names; the first keeps it otherwise.
 
         Raises:
@@ -86,7 +87,7 @@ class ToolRegistry:
             self._catalogue.on_service(one.id, ServiceRecord(one.publication, live=True))
 
     def get(self, name: str) -> Tool | None:
-        """A tool; None when there is none of that name."""
+        """Return a tool, or None when none has that name."""
         return self._tools.get(name)
 
     def list_tools(self) -> list[Tool]:
@@ -128,7 +129,7 @@ class ToolRegistry:
         return await self.executor().execute(name, dict(arguments or {}))
 
     def executor(self, **options: Unpack[CallOptions]) -> ToolExecutor:
-        """An executor of a model's tool calls, see ``ToolBus.executor``.
+        """Return an executor of a model's tool calls, see ``ToolBus.executor``.
 
         Raises:
             ConfigurationError: the registry is not open.
@@ -162,7 +163,7 @@ class ToolRegistry:
 
 
 def _served_alone(function: Any) -> type[ToolService]:
-    """A service of one function, since a module's functions are served whole."""
+    """Return a service of one function, since a module's functions are served whole."""
     made = tool_of(function)
     if made is None:
         tool(function)

@@ -67,7 +67,7 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether the call has its result."""
+        """True when the call has its result."""
         return self._call.done
 
     def __enter__(self) -> Self:
@@ -81,11 +81,11 @@ class Call:
         yield from self._iterate(self._call)
 
     def events(self) -> Iterator[Event]:
-        """Everything that happens, in order; the last event is ``Finished``."""
+        """Yield everything that happens, in order; the last event is ``Finished``."""
         yield from self._iterate(self._call.events())
 
     def result(self) -> ToolResult:
-        """The one result; what is still to come is drained."""
+        """Wait for the result; unread events are dropped."""
         return _run(self._portal, self._call.result)
 
     def cancel(self) -> None:
@@ -111,7 +111,7 @@ class Call:
 
 
 class _View:
-    """What a bus and a bound view share."""
+    """The methods that a bus and a bound view share."""
 
     _view: views.BusView
 
@@ -119,12 +119,12 @@ class _View:
         raise NotImplementedError
 
     def bind(self, **options: Unpack[CallOptions]) -> BoundBus:
-        """A cheap view with these options as defaults."""
+        """Return a cheap view with these options as defaults."""
         return BoundBus(self._portal_or_fail, self._view.bind(**options))
 
     @contextmanager
     def session(self, id: str, **options: Unpack[CallOptions]) -> Iterator[BoundBus]:
-        """A view bound to a session, which is closed at the end of the ``with``."""
+        """Return a view bound to a session, which is closed at the end of the ``with``."""
         options["session"] = id
         view = self.bind(**options)
         try:
@@ -141,23 +141,23 @@ class _View:
         return _run(self._portal_or_fail(), lambda: self._view.call(tool, arguments, **options))
 
     def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
-        """A call to be entered with ``with`` and read as it is produced; see ``toolbus.ToolBus.stream``."""
+        """Return a call to be entered with ``with`` and read as it is produced; see ``toolbus.ToolBus.stream``."""
         return Call(self._portal_or_fail(), lambda: self._view.stream(tool, arguments, **options))
 
     def execute(self, tool: str, arguments: object = None, **options: Unpack[CallOptions]) -> ToolResult:
-        """Run one call as a model's: repaired, cast, validated and confirmed; see ``toolbus.ToolExecutor.execute``."""
+        """Run one call as a model's: repaired, cast, validated and confirmed; see ``ToolExecutor.execute``."""
         return _run(self._portal_or_fail(), lambda: self._view.executor(**options).execute(tool, arguments))
 
     def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
-        """Run a model's turn of tool calls; see ``toolbus.ToolExecutor.process_tool_calls``."""
+        """Run a model's turn of tool calls; see ``ToolExecutor.process_tool_calls``."""
         return _run(self._portal_or_fail(), lambda: self._view.process_tool_calls(message, concurrent=concurrent, **options))
 
     def usage(self, days: int = 1) -> list[Usage]:
-        """What calls cost on the last days, by user and tool; see ``toolbus.ToolBus.usage``."""
+        """Return what calls cost on the last days, by user and tool; see ``toolbus.ToolBus.usage``."""
         return _run(self._portal_or_fail(), lambda: self._view.usage(days))
 
     def service(self, id: str) -> Service:
-        """The untyped lower tier of one service."""
+        """Return the untyped lower tier of one service."""
         return Service(self._portal_or_fail, self._view.service(id))
 
 
@@ -200,7 +200,7 @@ class Tools(dict[str, Tool]):
         categories: Collection[str] | None = None,
         names: Collection[str] | None = None,
     ) -> Tools:
-        """The tools in any of these groups, of any of these categories, with any of these names."""
+        """Return the tools in any of these groups, of any of these categories, with any of these names."""
         return Tools(self._portal, self._view.filter(groups=groups, categories=categories, names=names))
 
     def definitions(self, format: Format = "bare", *, strict: bool = False, namespaces: bool = True) -> list[dict[str, Any]]:
@@ -288,7 +288,7 @@ class ToolBus(_View):
         return _run(self._portal_or_fail(), lambda: self._bus.delete(key))
 
     def statistics(self) -> dict[str, int]:
-        """Counts: calls in flight, tools known, and the broker's own."""
+        """Return counts: calls in flight, tools known, and the broker's own."""
         return _run(self._portal_or_fail(), self._bus.statistics)
 
     def _portal_or_fail(self) -> BlockingPortal:

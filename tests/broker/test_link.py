@@ -13,12 +13,12 @@ import hiredis
 import pytest
 
 from tests.servers import eventually
-from toolbus import BrokerUnavailable
 from toolbus.broker import scripts
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.short_link import ShortLink
+from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

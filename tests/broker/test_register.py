@@ -9,9 +9,10 @@ import pytest
 from tests.broker.conftest import ScriptPlace
 from tests.contract import Place
 from tests.servers import next_millisecond
-from toolbus import RegistrationRefused, ToolService
+from toolbus import ToolService
 from toolbus.broker import scripts
 from toolbus.broker.admin import Admin
+from toolbus.results import RegistrationRefused
 
 
 class Registering:

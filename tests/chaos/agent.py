@@ -15,8 +15,9 @@ import msgspec
 from tests.chaos.history import Agent, Cancelled, Counted, Ended, Issued, Journal, read
 from tests.chaos.nursery import Order
 from tests.chaos.plan import POISON, Planned, plan
-from toolbus import BrokerError, Call, Finished, Reset, Text, ToolBus, ToolResult, telemetry
-from toolbus import Started as CallStarted
+from toolbus import BrokerError, Call, ToolBus, ToolResult, telemetry
+from toolbus.events import Finished, Reset, Text
+from toolbus.events import Started as CallStarted
 from toolbus.options import CallOptions
 
 _COUNT_EVERY = 2.0

@@ -89,6 +89,6 @@ class TwoTier(ToolService):
 
 
 def chat(id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """A call of chat completions."""
+    """Return a call of chat completions."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus import Blob, ErrorInfo, Finished, Progress, Reset, Started, Text, ToolResult
+from toolbus import Blob, ErrorInfo, Progress, ToolResult
 from toolbus.client.calls import assembly
 from toolbus.client.calls.assembly import Assembly
-from toolbus.client.calls.call import result_of
+from toolbus.client.calls.call import result_of_frame
 from toolbus.envelope import Frame
-from toolbus.events import Event
+from toolbus.events import Event, Finished, Reset, Started, Text
 
 Item = str | Blob | Progress
 
 
 def run(attempt: int, *items: Item, end: bool = True, token: str = "", **ending: Any) -> list[Frame]:
-    """The frames of one run of a handler that yields ``items``."""
+    """Return the frames of one run of a handler that yields ``items``."""
     frames: list[Frame] = []
     for item in items:
         frame = Frame("call", token or f"run-{attempt}", attempt, len(frames))
@@ -40,13 +40,13 @@ def run(attempt: int, *items: Item, end: bool = True, token: str = "", **ending:
 
 
 def fed(*frames: Frame) -> list[Event]:
-    """The events of a new assembly that takes in these frames."""
+    """Return the events of a new assembly that takes in these frames."""
     taken = Assembly()
     return [event for frame in frames for event in taken.feed(frame)]
 
 
 def seen(events: list[Event]) -> tuple[str, list[Blob]]:
-    """The text and blobs that a caller holds who obeys every Reset."""
+    """Return the text and blobs of a caller that obeys every Reset."""
     text, blobs = "", []
     for event in events:
         if isinstance(event, Reset):
@@ -59,14 +59,14 @@ def seen(events: list[Event]) -> tuple[str, list[Blob]]:
 
 
 def result(events: list[Event]) -> ToolResult:
-    """The result in the one Finished, which comes last."""
+    """Return the result of the one Finished, which comes last."""
     assert [type(event) for event in events].count(Finished) == 1
     assert isinstance(events[-1], Finished)
     return events[-1].result
 
 
 def kinds(events: list[Event]) -> list[type]:
-    """The events' types."""
+    """Return the events' types."""
     return [type(event) for event in events]
 
 
@@ -103,7 +103,7 @@ def test_a_last_output_replaces_the_text_in_the_result() -> None:
 
 
 def test_split_output_data_and_blobs_are_joined() -> None:
-    """What was too large for one frame arrives whole."""
+    """A value that is too large for one frame arrives whole."""
     encoded = msgspec.json.encode({"n": list(range(100))}).decode()
     frames = [
         Frame("call", "r", 1, 0, "text", "streamed", worker="w"),
@@ -169,7 +169,7 @@ def test_a_gap_is_waited_for_within_a_bound(pieces: int, size: int) -> None:
 
 
 def test_a_newer_run_ends_the_wait_for_frames_of_the_old_one() -> None:
-    """What is missing of a run that was replaced does not matter any more, and what was held back of it is dropped."""
+    """Missing frames of a replaced run do not matter any more, and its frames that were held back are dropped."""
     old, new = run(1, "a", "b", "c"), run(2, "a", "z")
     taken = Assembly()
     events = [event for frame in (old[0], old[2], new[0]) for event in taken.feed(frame)]
@@ -205,7 +205,7 @@ def test_an_identical_rerun_is_invisible(chunks: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("second", ["abX", "a", "", "Xbcdef", "abX" * 9])
 def test_a_different_or_shorter_rerun_resets(second: str) -> None:
-    """When a rerun's text is not what was delivered, a Reset says so and its whole text follows."""
+    """A Reset precedes the whole text of a rerun whose text differs from the delivered one."""
     events = fed(*run(1, "abc", end=False), *run(2, *([second] if second else [])))
     assert kinds(events).count(Reset) == 1
     assert seen(events)[0] == result(events).output == second
@@ -282,13 +282,13 @@ ITEMS = st.lists(st.sampled_from(["a", "b", "ab", ONE, TWO, Progress(1)]), max_s
 
 
 def chunked(draw: st.DrawFn, text: str) -> list[str]:
-    """The text, cut anywhere."""
+    """Draw a way to cut the text into pieces."""
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
     return [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
 
 
 def mixed(draw: st.DrawFn, runs: list[list[Frame]]) -> list[Frame]:
-    """The runs' frames in any order in which a reader may see them: each run's own, newer ones beginning later, repeats anywhere."""
+    """Draw the runs' frames in an order in which a reader may see them: newer runs begin later, and frames may repeat."""
     order: list[Frame] = []
     places = [0] * len(runs)
     begun = 1
@@ -382,4 +382,4 @@ def test_the_only_frame_of_a_call_needs_no_assembly(response: str | None, data: 
     frame = Frame("c", "r", attempt, kind="end", end_of_stream=True, response=response, data=data, error=error, worker="w1")
     *_, last = Assembly().feed(frame)
     assert isinstance(last, Finished)
-    assert result_of(frame, "", 0.0) == last.result
+    assert result_of_frame(frame, "", 0.0) == last.result

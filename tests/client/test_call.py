@@ -11,7 +11,9 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import CallCancelled, ConfigurationError, Finished, Text, ToolBus, ToolError, Worker, tool
+from toolbus import ConfigurationError, ToolBus, ToolError, Worker, tool
+from toolbus.events import Finished, Text
+from toolbus.results import CallCancelled
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +41,7 @@ async def hang():
 
 @pytest.fixture
 async def bus(namespace: str):
-    """A bus and a worker in process."""
+    """Open a bus and a worker in this process."""
     async with Worker(count, url="memory://", namespace=namespace), ToolBus("memory://", namespace=namespace) as opened:
         yield opened
 
@@ -230,5 +232,5 @@ def test_a_bus_needs_a_loop(namespace: str) -> None:
 
 
 def test_a_cancelled_call_is_told_apart() -> None:
-    """What check_cancelled() raises is not the tool's own failure."""
+    """The exception of check_cancelled() is not taken for the tool's own failure."""
     assert not issubclass(CallCancelled, ToolError)

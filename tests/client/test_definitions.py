@@ -23,19 +23,19 @@ SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}, "n": {"type"
 
 
 def described(name: str, **more: Any) -> ToolDescriptor:
-    """A tool."""
+    """Return a tool."""
     return ToolDescriptor(name, more.pop("description", f"Does {name}"), "svc", **{"parameters": SCHEMA, **more})
 
 
 def catalogue_of(*tools: ToolDescriptor) -> Catalogue:
-    """A catalogue that knows these tools."""
+    """Return a catalogue that knows these tools."""
     catalogue = Catalogue()
     catalogue.on_service("svc", ServiceRecord(Publication(ServiceDescriptor("svc"), tools, "o").with_digest(), live=True))
     return catalogue
 
 
 def view_of(*tools: ToolDescriptor) -> ToolView:
-    """A view of these tools."""
+    """Return a view of these tools."""
     return ToolView(catalogue_of(*tools))
 
 

@@ -13,37 +13,27 @@ import pytest
 
 from tests.client.executing import TwoTier, chat, pay, ran, repeat
 from tests.contract import Place
-from toolbus import (
-    Blob,
-    ConfigurationError,
-    Confirmation,
-    ConfirmationClosed,
-    Confirming,
-    Finished,
-    Requested,
-    Text,
-    ToolBus,
-    ToolEvent,
-    ToolService,
-    Worker,
-    tool,
-)
+from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, tool
+from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.executor.arguments import said
+from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.client.tools.names import wire_name
+from toolbus.events import Finished, Text
+from toolbus.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 async def bus(namespace: str) -> AsyncIterator[ToolBus]:
-    """A bus and a worker in process."""
+    """Open a bus and a worker in this process."""
     async with Worker([repeat, TwoTier], url="memory://", namespace=namespace), ToolBus("memory://", namespace=namespace) as opened:
         ran.clear()
         yield opened
 
 
 async def test_arguments_are_repaired_cast_and_told(bus: ToolBus) -> None:
-    """What a model almost said right is put right before it is validated, and the result tells what was changed."""
+    """Arguments that are almost right are corrected before they are validated, and the result lists the changes."""
     executor = bus.executor()
     result = await executor.execute("repeat", '```json\n{"text": "a", "times": "3",}\n```')
     assert result.output == "aaa"
@@ -211,7 +201,7 @@ async def test_a_confirmation_waits_for_anybody(bus: ToolBus) -> None:
 
 
 async def test_a_confirmation_that_nobody_gives_ends(bus: ToolBus) -> None:
-    """Nobody to ask is forbidden at once; nobody who answers in time is deadline_exceeded; one who raises has not allowed it."""
+    """Without a confirmer a call is forbidden, without an answer in time it is deadline_exceeded, and an exception allows nothing."""
 
     def broken(confirmation: Confirmation) -> bool:
         raise ValueError("no")
@@ -232,7 +222,7 @@ async def test_a_confirmation_that_nobody_gives_ends(bus: ToolBus) -> None:
 
 
 async def test_confirmations_can_not_be_disguised(bus: ToolBus) -> None:
-    """What a person reads shows control characters instead of obeying them."""
+    """The text of a confirmation shows control characters instead of obeying them."""
     seen: list[str] = []
     executor = bus.executor(confirmer=lambda confirmation: seen.append(str(confirmation)) or False)
 

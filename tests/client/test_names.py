@@ -52,6 +52,6 @@ def test_the_wire_name_of_another_tool_is_no_name_of_ones_own() -> None:
 
 
 def test_a_collision_is_refused(monkeypatch) -> None:
-    """When two names have one wire name after all, the first keeps it and the second is refused."""
+    """The first of two names with one wire name keeps it, and the second is refused."""
     monkeypatch.setattr(names, "wire_name", lambda name: "same--aaaaaaaaaaaa")
     assert replaced_names(["b.b", "a.a"]) == ({"same--aaaaaaaaaaaa": "a.a"}, {"b.b": "a.a"})

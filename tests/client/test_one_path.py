@@ -13,9 +13,11 @@ import pytest
 from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import Confirmation, Confirming, Requested, ToolBus, ToolResult, sync, tool
+from toolbus import ToolBus, ToolResult, sync, tool
 from toolbus.adapters.outcomes import outcome
 from toolbus.broker.protocols import ServiceRecord
+from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.executor.observers import Confirming, Requested
 from toolbus.compat.nanoclaw import BusRegistry
 from toolbus.middleware import Middleware, ToolCall
 
@@ -27,7 +29,7 @@ asked: list[Any] = []
 
 @pytest.fixture
 def local(namespace: str) -> Place:
-    """A namespace of the test's own in this process: what is tested happens before anything is sent."""
+    """Return a namespace of the test's own in this process; everything tested here happens before anything is sent."""
     return Place("memory://", namespace)
 
 
@@ -39,7 +41,7 @@ def fresh() -> None:
 
 
 def revision(kind: str = "asks") -> Any:
-    """A revision of the tool ``pay``: one that wants a person's permission, one that does not, or one that takes something else."""
+    """Return a revision of the tool ``pay``: one that needs a confirmation, one that does not, or one with other parameters."""
     if kind == "other":
 
         @tool(service="till", name="pay", effect="once", confirm=True, replace=True)
@@ -95,13 +97,13 @@ class Stage:
 
 # What the catalogue knows when the call is made, and what happens while it waits for a worker.
 async def live(stage: Stage) -> None:
-    """A worker serves it."""
+    """Start a worker that serves the tool."""
     await stage.come()
     await stage.bus.wait_for_tool("pay")
 
 
 async def absent(stage: Stage) -> None:
-    """Nobody has heard of it."""
+    """Leave the tool unknown."""
 
 
 async def gone(stage: Stage) -> None:
@@ -118,7 +120,7 @@ async def gone_and_free(stage: Stage) -> None:
 
 
 async def described(stage: Stage) -> None:
-    """An operator's descriptor without a permission stands for it, and no worker."""
+    """Let an operator's descriptor that needs no confirmation stand for the tool, without a worker."""
     document = {"type": "tool-service", "name": "pay", "description": "Pay.", "service": "till", "arguments": []}
     await stage.bus.put("tool/pay", json.dumps(document).encode())
     await eventually(lambda: "pay" in stage.bus.tools)
@@ -131,18 +133,18 @@ CALL = [chat("c1", "pay", {"amount": "7"})]
 
 
 async def execute(stage: Stage, how: dict[str, Any]) -> str:
-    """An executor's one call."""
+    """Make one call by an executor."""
     return str(await stage.bus.executor(**how).execute("pay", {"amount": "7"}))
 
 
 async def turn(stage: Stage, how: dict[str, Any]) -> str:
-    """A turn of a model."""
+    """Make the call as a turn of a model."""
     [message] = await stage.bus.executor(**how).process_tool_calls(CALL)
     return str(message["content"])
 
 
 async def streamed(stage: Stage, how: dict[str, Any]) -> str:
-    """A turn whose events are read."""
+    """Make the call as a turn whose events are read."""
     async with stage.bus.executor(**how).stream_tool_calls(CALL) as made:
         async for _ in made:
             pass
@@ -151,20 +153,20 @@ async def streamed(stage: Stage, how: dict[str, Any]) -> str:
 
 
 async def bound(stage: Stage, how: dict[str, Any]) -> str:
-    """A bound view with the options as defaults."""
+    """Make the call by a bound view that has the options as defaults."""
     options = {name: how.pop(name) for name in ("wait", "session", "user", "idempotency_key") if name in how}
     [message] = await stage.bus.bind(**options).executor(**how).process_tool_calls(CALL)
     return str(message["content"])
 
 
 async def adapter(stage: Stage, how: dict[str, Any]) -> str:
-    """What the adapters of frameworks call."""
+    """Make the call as the adapters of frameworks do."""
     content, _ = await outcome(stage.bus.executor(**how), "pay", '{"amount": "7"}')
     return content
 
 
 async def selected(stage: Stage, how: dict[str, Any]) -> str:
-    """An executor that may call some tools only."""
+    """Make the call by an executor that may call some tools only."""
     return str(await stage.bus.executor(tools=stage.bus.tools.filter(names=["pay"]), **how).execute("pay", {"amount": "7"}))
 
 
@@ -177,7 +179,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def says(answer: bool) -> Callable[[Confirmation], bool]:
-    """A person who says the same to everything."""
+    """Return a confirmer that gives the same answer to every request."""
 
     def confirmer(confirmation: Confirmation) -> bool:
         asked.append((dict(confirmation.arguments), list(ran)))
@@ -238,7 +240,7 @@ async def test_what_nobody_serves_is_not_asked_about(local: Place, state: Any, d
 async def test_a_permission_is_for_one_revision(
     local: Place, door: Door, middle: bool, becomes: str, questions: list[Any], result: list[Any]
 ) -> None:
-    """What is called is the tool as it was when a person was asked: another revision is prepared, and asked about, anew."""
+    """A call goes to the revision that was confirmed; another revision is prepared, and confirmed, again."""
 
     async def around(call: ToolCall, next: Any) -> ToolResult:
         await asyncio.sleep(0)
@@ -330,7 +332,7 @@ async def test_arguments_that_no_revision_takes_are_refused_unasked(local: Place
 
 
 async def test_whoever_has_the_arguments_in_hand_can_not_change_what_runs(local: Place) -> None:
-    """What runs is what was shown, though the confirmer, an observer and the program itself change the arguments meanwhile."""
+    """A call runs with the arguments that were shown, though the confirmer, an observer and the program change theirs meanwhile."""
     given = {"amount": 7}
     async with local.bus() as bus:
         stage = Stage(local, bus)
@@ -385,7 +387,7 @@ async def test_a_permission_is_used_up_by_one_publication(local: Place) -> None:
 
 
 async def test_observers_get_copies_of_the_arguments(local: Place) -> None:
-    """What an observer does to the arguments it is told of changes neither the call, nor the caller's, nor what the approver reads."""
+    """An observer that changes its arguments changes neither the call, nor the caller's arguments, nor the text of the confirmation."""
     given = {"amount": 7}
     read: list[Any] = []
 

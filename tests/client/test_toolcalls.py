@@ -23,7 +23,7 @@ class Dumped:
         self.content = content
 
     def model_dump(self) -> Any:
-        """The plain data."""
+        """Return the plain data."""
         return self.content
 
 
@@ -61,7 +61,7 @@ def test_words_alone_are_no_calls(message: Any) -> None:
 
 @pytest.mark.parametrize("message", ["words", 3, {"what": 1}])
 def test_something_else_is_refused(message: Any) -> None:
-    """What is no message is a mistake of the program, and says so."""
+    """A value that is no message is a mistake of the program, and the error says so."""
     with pytest.raises(ConfigurationError):
         tool_calls(message)
 

@@ -13,17 +13,10 @@ import pytest
 from tests.client.executing import chat, repeat
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import (
-    Finished,
-    Requested,
-    Started,
-    Text,
-    ToolBus,
-    ToolService,
-    Worker,
-    tool,
-)
+from toolbus import ToolBus, ToolService, Worker, tool
+from toolbus.client.executor.observers import Requested
 from toolbus.client.tools.names import wire_name
+from toolbus.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 

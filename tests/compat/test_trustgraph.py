@@ -14,7 +14,6 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import Text
 from toolbus.compat.trustgraph import (
     DynamicToolService,
     Error,
@@ -26,6 +25,7 @@ from toolbus.compat.trustgraph import (
     ToolServiceTimeout,
     TooManyRequests,
 )
+from toolbus.events import Text
 
 pytestmark = pytest.mark.anyio
 

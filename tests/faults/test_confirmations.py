@@ -16,8 +16,9 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import ConfirmationRequest, Settings, ToolBus, Worker, tool
+from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.confirmations import ConfirmationRequest
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,9 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import BrokerError, BrokerUnavailable, ConfigurationError, Settings, ToolBus, UnsupportedServer, Worker, tool
+from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.results import BrokerUnavailable, UnsupportedServer
 
 pytestmark = pytest.mark.anyio
 

@@ -23,8 +23,9 @@ from tests.cli.shell import Shell
 from tests.faults.wired import count, echo
 from tests.servers import KINDS, eventually
 from tests.tls import Authority, settings_for, terminating
-from toolbus import BrokerError, BrokerUnavailable, Settings, ToolBus, Worker, sync
+from toolbus import BrokerError, Settings, ToolBus, Worker, sync
 from toolbus.broker.embedded import EmbeddedServer, free_port
+from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,10 @@ from redis.crc import key_slot
 
 from tests.servers import eventually
 from tests.topologies import Cluster, Watched, until
-from toolbus import BrokerUnavailable, Session, Settings, ToolBus, ToolService, Worker, invocation, tool
+from toolbus import Session, Settings, ToolBus, ToolService, Worker, invocation, tool
 from toolbus.broker.embedded import HOST, EmbeddedServer
 from toolbus.broker.keys import Keys
+from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

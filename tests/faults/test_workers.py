@@ -14,7 +14,9 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually, put_down
-from toolbus import Finished, Reset, Started, StreamReset, Text, ToolBus
+from toolbus import ToolBus
+from toolbus.events import Finished, Reset, Started, Text
+from toolbus.results import StreamReset
 
 pytestmark = pytest.mark.anyio
 

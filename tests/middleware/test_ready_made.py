@@ -204,7 +204,7 @@ async def test_a_limit_that_can_not_be_asked_refuses(place: Place) -> None:
 
     class Gone:
         async def spend(self, name: str, limit: int, period: float) -> float:
-            from toolbus import BrokerUnavailable
+            from toolbus.results import BrokerUnavailable
 
             raise BrokerUnavailable("the connection is closed")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schema.test_strict import ANYTHING, SCHEMAS
-from toolbus import DescriptorError
+from toolbus.results import DescriptorError
 from toolbus.schema import Validator, mended, mended_document
 
 WORDS = [

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from toolbus import DescriptorError, ToolError
+from toolbus import ToolError
+from toolbus.results import DescriptorError
 from toolbus.schema import Validator, mended, plain_object
 from toolbus.schema.work import EndlessError, unfolded, work_of
 

@@ -10,23 +10,10 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus import (
-    Blob,
-    CallCancelled,
-    ConfigurationError,
-    EnvelopeError,
-    Finished,
-    Progress,
-    Session,
-    Started,
-    Text,
-    ToolError,
-    ToolResult,
-    ToolService,
-    invocation,
-    tool,
-)
+from toolbus import Blob, ConfigurationError, Progress, Session, ToolError, ToolResult, ToolService, invocation, tool
+from toolbus.events import Finished, Started, Text
 from toolbus.middleware import Timeout
+from toolbus.results import CallCancelled, EnvelopeError
 from toolbus.testing import InvocationEnvironment, NestedCall
 
 pytestmark = pytest.mark.anyio

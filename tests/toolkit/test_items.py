@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolbus import DescriptorError
+from toolbus.results import DescriptorError
 from toolbus.toolkit import Action, Tool, ToolGroup
 
 

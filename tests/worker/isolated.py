@@ -22,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from toolbus import Blob, CallCancelled, Progress, ToolError, ToolResult, invocation, tool
+from toolbus import Blob, Progress, ToolError, ToolResult, invocation, tool
+from toolbus.results import CallCancelled
 from toolbus.worker.isolation.child import Answer
 from toolbus.worker.isolation.messages import MESSAGE_HEADER, Message, framed_message
 

@@ -11,7 +11,9 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import Blob, CallCancelled, ConfigurationError, Finished, Progress, Text, ToolError, ToolResult, ToolService, invocation, tool
+from toolbus import Blob, ConfigurationError, Progress, ToolError, ToolResult, ToolService, invocation, tool
+from toolbus.events import Finished, Text
+from toolbus.results import CallCancelled
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from tests.worker import isolated
-from toolbus import Blob, Progress, Text
+from toolbus import Blob, Progress
+from toolbus.events import Text
 
 pytestmark = pytest.mark.anyio
 

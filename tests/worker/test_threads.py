@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.servers import eventually
-from toolbus import CallCancelled
+from toolbus.results import CallCancelled
 from toolbus.worker.run.threads import Threads
 
 pytestmark = pytest.mark.anyio

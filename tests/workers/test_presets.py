@@ -14,9 +14,10 @@ from toolbus_workers.graph_store.embedded import EmbeddedGraph, Limits
 
 from tests.agent.endpoint import calls, endpoint, says
 from tests.servers import eventually
-from toolbus import Finished, ToolBus, Worker
+from toolbus import ToolBus, Worker
 from toolbus.agent import Agent, ChatEndpoint
 from toolbus.client.executor.observers import ToolEvent
+from toolbus.events import Finished
 from toolbus.results import ToolkitError
 from toolbus.toolkit import Walk, for_actions, load_preset, toolkit_of
 from toolbus.toolkit.shipped import find_preset, shipped_presets

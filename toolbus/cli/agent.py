@@ -192,8 +192,9 @@ class _Screen:
         click.echo(f"{text}\n[y/N] ", nl=False, err=True)
 
     def _call(self, seen: Any) -> None:
-        from toolbus import Asked, Finished, Progress, Reset, Text
+        from toolbus import Progress
         from toolbus.client.executor.observers import Requested
+        from toolbus.events import Asked, Finished, Reset, Text
 
         event = seen.event
         if isinstance(event, Requested):

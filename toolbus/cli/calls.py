@@ -14,8 +14,9 @@ from toolbus.cli.common import Seconds, fail, output_option, print_json, with_bu
 from toolbus.display import visible
 
 if TYPE_CHECKING:
-    from toolbus import Tool, ToolBus, ToolResult
+    from toolbus import ToolBus, ToolResult
     from toolbus.client.calls.call import Call
+    from toolbus.client.tools.tool import Tool
 
 
 @click.command("call")
@@ -104,8 +105,9 @@ async def _allowed(
     Raises:
         ToolError: the call was not confirmed, or the arguments are invalid.
     """
-    from toolbus import Confirmation, ToolError
+    from toolbus import ToolError
     from toolbus.cli.prompt import TerminalPrompt
+    from toolbus.client.confirmations.confirmation import Confirmation
     from toolbus.envelope import new_run
 
     tool.check(arguments)
@@ -126,7 +128,8 @@ async def _allowed(
 
 async def _print(call: Call, *, quiet: bool) -> ToolResult:
     """Print the events of a call; ``quiet`` leaves out all but the questions to a person."""
-    from toolbus import Asked, Finished, Progress, Reset, Text
+    from toolbus import Progress
+    from toolbus.events import Asked, Finished, Reset, Text
 
     printed = False
     async for event in call.events():

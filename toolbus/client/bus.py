@@ -17,8 +17,8 @@ from toolbus.client.confirmations.pending import PendingConfirmations
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observations import LIMIT
 from toolbus.client.executor.observers import EventBus
+from toolbus.client.executor.state import BusState, MakeCall
 from toolbus.client.executor.turn import Turn
-from toolbus.client.state import BusState, MakeCall
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.client.views import BusView, ServiceView

@@ -13,8 +13,8 @@ from toolbus.client.confirmations.pending import PendingConfirmations
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observations import LIMIT
 from toolbus.client.executor.observers import EventBus
+from toolbus.client.executor.state import BusState
 from toolbus.client.executor.turn import Turn
-from toolbus.client.state import BusState
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, merged
@@ -35,12 +35,12 @@ class BusView:
         return self._state.tools if user is None else self._state.tools.filter(user=user)
 
     def bind(self, **options: Unpack[CallOptions]) -> BusView:
-        """A cheap view with these options as defaults, on top of this one's."""
+        """Return a cheap view with these options as defaults, on top of this one's."""
         return BusView(self._state, merged(self._defaults, options))
 
     @asynccontextmanager
     async def session(self, id: str, **options: Unpack[CallOptions]) -> AsyncIterator[BusView]:
-        """A view bound to a session, which is closed at the end of the ``async with``."""
+        """Return a view bound to a session, which is closed at the end of the ``async with``."""
         options["session"] = id
         view = self.bind(**options)
         try:
@@ -62,7 +62,7 @@ class BusView:
         await self._state.end_session(self._defaults.get("user", ""), session)
 
     async def usage(self, days: int = 1) -> list[Usage]:
-        """What calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
+        """Return what calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
 
         Raises:
             BrokerError: the server can't be reached.
@@ -84,7 +84,7 @@ class BusView:
 
     @property
     def confirmations(self) -> PendingConfirmations:
-        """What waits for a person: this bus's own calls by id, and ways to answer those of every process."""
+        """The open confirmations: this bus's own by id, and methods to answer those of every process."""
         return self._state.confirmations
 
     def executor(
@@ -99,7 +99,7 @@ class BusView:
         model: str = "",
         **options: Unpack[CallOptions],
     ) -> ToolExecutor:
-        """An executor of a model's tool calls, with these options for each of them.
+        """Return an executor of a model's tool calls, with these options for each of them.
 
         Args:
             tools: the tools that may be called (``bus.tools.filter(…)``); all when left out.
@@ -134,7 +134,7 @@ class BusView:
         return self.executor(**options).stream_tool_calls(message, concurrent=concurrent)
 
     def service(self, id: str) -> ServiceView:
-        """The untyped lower tier of one service."""
+        """Return the untyped lower tier of one service."""
         return ServiceView(self._state, id, self._defaults)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from toolbus import Finished, Reset, Settings, Started, Text, ToolBus, ToolResult
+from toolbus import Settings, ToolBus, ToolResult
+from toolbus.events import Finished, Reset, Started, Text
 
 PLUGGED = "plugged_in"
 UNARY_CALLS = 600

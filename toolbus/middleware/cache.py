@@ -22,7 +22,7 @@ _SCALARS = frozenset({str, int, bool, type(None)})
 
 
 class _Kept(NamedTuple):
-    """An answer; its data is encoded, so that nobody who gets it can change it."""
+    """An answer; its data is encoded, so that no caller can change it."""
 
     output: str | None
     data: bytes | None
@@ -32,7 +32,7 @@ class _Kept(NamedTuple):
 
 
 def user_and_session(call: ToolCall) -> tuple[str, str]:
-    """Nobody gets an answer of another user, or of another of the user's sessions."""
+    """Return the user and session, which never get the answers of another."""
     return call.user, call.session
 
 
@@ -90,7 +90,7 @@ class Cache:
         return result
 
     def statistics(self) -> dict[str, int]:
-        """Counts: answers kept, and their bytes."""
+        """Return counts: answers kept, and their bytes."""
         return {"kept": len(self._kept), "bytes": self._bytes}
 
     async def _changing(self, call: ToolCall, next: Next) -> ToolResult:
@@ -136,7 +136,7 @@ class Cache:
             text = msgspec.json.encode(told, order="deterministic")
         except (TypeError, ValueError, RecursionError):
             return None
-        # What nests in itself has no text, so that this comes to an end.
+        # A value that contains itself could not be encoded above, so this check ends.
         if not _is_json([call.config, call.arguments, call.metadata]):
             return None
         return hashlib.blake2b(text, digest_size=16).digest()
@@ -159,7 +159,7 @@ class Cache:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON says all of a value: the encoder writes NaN as null, and bytes, dates or sets as what other values are."""
+    """Return whether JSON expresses all of a value: the encoder writes NaN as null, and bytes, dates or sets like other values."""
     left = [value]
     while left:
         value = left.pop()

@@ -1,4 +1,4 @@
-"""What middleware is, what it sees, and how several become one."""
+"""``Middleware``: its type, the calls it sees, and the chain that several make."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cacheable(self) -> bool:
-        """Whether an earlier answer may stand for this one's."""
+        """True when an earlier answer may stand for this one's."""
         return self.effect == "read" if self.cache is None else self.cache
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> ToolCall:
-        """The same call with other arguments, for ``next``; they are checked like any others."""
+        """Return the same call with other arguments, for ``next``; they are checked like any others."""
         return msgspec.structs.replace(self, arguments=arguments)
 
 
 Next = Callable[[ToolCall], Awaitable[ToolResult]]
-"""What is further in: the next middleware, or the call or handler itself. Its failures are results with an ``error``."""
+"""The next middleware, or the call or handler itself. Its failures are results with an ``error``."""
 
 Middleware = Callable[[ToolCall, Next], Awaitable[ToolResult]]
 
@@ -89,7 +89,7 @@ def chained(middleware: Iterable[Middleware], innermost: Next) -> Next:
 
 
 def only(middleware: Middleware, *, tools: Collection[str]) -> Middleware:
-    """The middleware for some tools; calls of others pass it by."""
+    """Return middleware that applies to some tools only."""
     names = frozenset(tools)
 
     async def selective(call: ToolCall, next: Next) -> ToolResult:

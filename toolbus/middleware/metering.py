@@ -33,7 +33,7 @@ def size_of(result: ToolResult) -> int:
     """About how many bytes an answer has."""
     size = len(result.output.encode("utf-8", "replace")) if result.output else 0
     if result.data is not None:
-        # What can't be encoded is not sent, and fails later for that.
+        # A result that can't be encoded is not sent, and fails later for that reason.
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             size += len(msgspec.json.encode(result.data))
     return size + sum(len(blob.data) for blob in result.content)

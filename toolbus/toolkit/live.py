@@ -35,7 +35,7 @@ class Reach(msgspec.Struct, frozen=True):
     groups: frozenset[str]
 
     def accepts(self, tool: BusTool) -> bool:
-        """Whether a tool is among them."""
+        """Return whether a tool is among them."""
         return tool.name in self.names or tool.service in self.services or not self.groups.isdisjoint(tool.groups)
 
 
@@ -59,7 +59,7 @@ class ActionView(ToolView):
     tells_missing: bool
 
     def prompt(self) -> str:
-        """The recommended actions for a model: what each is, the tools it may call, and what may follow; empty without any."""
+        """Return the recommended actions for a model: each with its tools and the actions that may follow; empty without any."""
         if not self.actions:
             return ""
         lines = ["Actions that make sense now:"]
@@ -144,7 +144,7 @@ _graphs: WeakKeyDictionary[Catalogue, tuple[int, Toolkit]] = WeakKeyDictionary()
 
 
 def published(catalogue: Catalogue) -> Toolkit:
-    """The graph of all presets that are published, merged in the order of their names: what two define is the first's.
+    """Return the graph of all published presets, merged in the order of their names: the first one defines what several have.
 
     It is made when it is asked for after a change. A preset that can't be read is left out with a warning.
     """
@@ -167,7 +167,7 @@ def merged(documents: Mapping[str, bytes]) -> Toolkit:
 
 
 def operator_of(catalogue: Catalogue, name: str) -> OperatorEntry:
-    """An operator of the published presets, in the order of their names.
+    """Return an operator of the published presets, in the order of their names.
 
     Raises:
         ToolkitError: none of them has it.
@@ -201,7 +201,7 @@ def starts_of(graph: Toolkit, wanted: Iterable[str]) -> list[str]:
 
 
 def _resolved(graph: Toolkit, wanted: str) -> list[str]:
-    """The action of an id, or all actions of a name."""
+    """Return the action of an id, or all actions of a name."""
     if isinstance(graph.item(wanted), Action):
         return [wanted]
     name = wanted.strip().casefold()

@@ -1,4 +1,4 @@
-"""Frames reassembled, runs reconciled: pure logic, without tasks or clocks.
+"""``Assembly``: puts the frames of a call together, as pure logic without tasks or clocks.
 
 A call may be run more than once, when a worker dies. Frames of the new run are held back until its
 text reaches what was already delivered: when it is the same, the caller sees nothing of it.
@@ -16,10 +16,10 @@ HOLD_BACK = 1_048_576
 """Most characters of a new run's text that are held back for comparison."""
 
 GAP_SECONDS = 2.0
-"""How long frames are waited for that later ones have overtaken."""
+"""Seconds to wait for frames that later ones have overtaken."""
 
 _MOST_BANNED = 64
-# What is held back at most of the frames that came too early.
+# Limits of the frames that are kept because they came too early.
 _MOST_EARLY = 256
 _MOST_EARLY_BYTES = 1_048_576
 
@@ -88,7 +88,7 @@ class Assembly:
         return Finished(self.fail(ErrorInfo("outcome_unknown", "frames_missing", message)))
 
     def fail(self, error: ErrorInfo) -> ToolResult:
-        """The result of a call that ends here for ``error``: what was delivered is kept as its partial output."""
+        """Return the result of a call that ends with ``error``; the text delivered so far is its partial output."""
         self.finished = True
         return ToolResult(
             success=False,
@@ -217,7 +217,7 @@ class Assembly:
             self._diverge(held, events)
 
     def _own_text(self) -> str:
-        """What the current run said so far: held back, or compared and the same as what was delivered."""
+        """Return the text of the current run so far: held back, or equal to what was delivered."""
         return "".join(self.text if self._held is None else self._held)
 
     def _diverge(self, text: str, events: list[Event]) -> None:

@@ -122,7 +122,7 @@ class Call(msgspec.Struct, eq=False):
 
     @property
     def done(self) -> bool:
-        """Whether the call has its result."""
+        """True when the call has its result."""
         return self._result is not None
 
     async def __aenter__(self) -> Self:
@@ -199,7 +199,7 @@ class Call(msgspec.Struct, eq=False):
         assembly = self._assembly
         if assembly is None and frame.end_of_stream and frame.seq == 0 and not self.streaming:
             # Most calls are answered by one frame: assembling nothing saves a sixth of the caller's time.
-            self._end(result_of(frame, self.id, self._elapsed_ms()))
+            self._end(result_of_frame(frame, self.id, self._elapsed_ms()))
             return
         self.last_heard = now
         assembly = self._assembled()
@@ -379,10 +379,11 @@ class Call(msgspec.Struct, eq=False):
         return trouble
 
 
-def result_of(frame: Frame, call: str, ms: float) -> ToolResult:
+def result_of_frame(frame: Frame, call: str, ms: float) -> ToolResult:
     """Return the result of a call whose first frame is its last: the same as an ``Assembly`` makes of that frame.
 
     Args:
+        frame: the only frame.
         call: the call's id, for the result's ``meta``.
         ms: milliseconds since the call began, for the result's ``meta``.
     """

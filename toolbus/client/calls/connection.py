@@ -1,4 +1,4 @@
-"""``BusConnection``: what a bus has between its opening and its close."""
+"""``BusConnection``: the state of a bus between its opening and its close."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from toolbus.deadlines import Deadlines
 from toolbus.results import ErrorInfo
 from toolbus.settings import Settings
 
-# How many forks lie above this process: asking for the pid at each call cost 6 % of a caller's time.
+# The number of forks above this process, since asking for the pid at each call cost 6 % of a caller's time.
 process_forks = [0]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: process_forks.__setitem__(0, process_forks[0] + 1))
 
 
 class BusConnection:
-    """What lasts from one opening of a bus to its close; only the event loop, thread and process that opened it may use it.
+    """The state from one opening of a bus to its close; only the event loop, thread and process that opened it may use it.
 
     Attributes:
         is_open: False before the registry's snapshot is loaded, and after the close.

@@ -18,7 +18,6 @@ from toolbus.client.calls.sessions import UsedSessions
 from toolbus.client.calls.waiting import WaitingCalls, may_appear
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Resolution, Tool
-from toolbus.descriptors import ServiceDescriptor
 from toolbus.envelope import Frame, Request, new_id
 from toolbus.options import seconds
 from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolbusError, ToolError
@@ -48,7 +47,7 @@ class Dispatcher:
 
     @property
     def is_open(self) -> bool:
-        """Whether the registry's snapshot is loaded and the bus not closed."""
+        """True while the registry's snapshot is loaded and the bus not closed."""
         return self._connection is not None and self._connection.is_open
 
     async def open(self) -> None:
@@ -113,12 +112,12 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        """How many calls are published and have not ended."""
+        """The number of calls that are published and have not ended."""
         return len(self._calls)
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a worker."""
+        """The number of calls that wait for a worker."""
         return len(self._waiting)
 
     # -- calls ------------------------------------------------------------------------------------
@@ -240,7 +239,7 @@ class Dispatcher:
         if isinstance(found, ErrorInfo):
             return found
         request = self._request(call, found, connection.agent)
-        return self._send(call, request, found.descriptor, connection)
+        return self._send(call, request, found, connection)
 
     def _resolve(self, call: Call, catalogue: Catalogue) -> Resolution | ErrorInfo:
         """Return where a call goes, or why its arguments, its target or its permission keep it from being published."""
@@ -252,7 +251,9 @@ class Dispatcher:
             descriptor, available = catalogue.service(service)
             if descriptor is None:
                 return unknown_service(service)
-            return Resolution(descriptor.id, descriptor, config) if available else unavailable(f"service {service!r}", service)
+            if not available:
+                return unavailable(f"service {service!r}", service)
+            return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config)
         tool = catalogue.tools.get(name)
         if tool is None or (tool.descriptor.tenants and not tool.is_for(call.options.get("user", ""))):
             return unknown_tool(name, catalogue)
@@ -298,11 +299,11 @@ class Dispatcher:
                 request = msgspec.structs.replace(request, traceparent=call.span.traceparent)
         return request
 
-    def _send(self, call: Call, request: Request, service: ServiceDescriptor | None, connection: BusConnection) -> ErrorInfo | None:
+    def _send(self, call: Call, request: Request, found: Resolution, connection: BusConnection) -> ErrorInfo | None:
         now = time.monotonic()
         call.request = request
-        call.queue = request.service if service is None else service.queue
-        limit = (0 if service is None else service.queue_limit) or self.settings.queue_limit
+        call.queue = found.queue
+        limit = found.queue_limit or self.settings.queue_limit
         try:
             connection.broker.publish(request, call.queue, limit, now + request.timeout, call)
         except EnvelopeError as error:

@@ -14,7 +14,7 @@ _TELLING = 2.0
 
 
 class UsedSessions:
-    """Which queues each session's calls went to."""
+    """Records the queues to which each session's calls went."""
 
     def __init__(self) -> None:
         self._sessions: dict[tuple[str, str], set[str]] = {}

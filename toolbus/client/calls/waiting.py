@@ -29,7 +29,7 @@ class Arrival(msgspec.Struct, eq=False):
 
 
 class WaitingCalls:
-    """Everything that waits for a worker to register; whoever ends one of them wakes the catalogue."""
+    """The calls that wait for a worker to register; to end one, wake the catalogue, too."""
 
     def __init__(self) -> None:
         self._waiting: set[Call | Arrival] = set()
@@ -47,6 +47,9 @@ class WaitingCalls:
         """Try to publish a call after each change of the registry, until it is published or ended, at most ``limit`` seconds.
 
         Args:
+            call: the call.
+            catalogue: the catalogue that tells of changes.
+            limit: seconds.
             publish: returns why the call could not be published, or None.
         """
         problem: ErrorInfo | None = None

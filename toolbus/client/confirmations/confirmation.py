@@ -82,7 +82,7 @@ class Confirmation:
 
     @property
     def answered(self) -> bool:
-        """Whether it was allowed or denied, or has expired."""
+        """True when it was allowed or denied, or has expired."""
         return self._answer.done()
 
     def allow(self) -> bool:

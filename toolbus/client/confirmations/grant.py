@@ -1,4 +1,4 @@
-"""What a model's call may be published as: the tool it was prepared for, and what a person allowed."""
+"""``Grant``: the permit under which a model's call is published."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Grant(msgspec.Struct, eq=False):
     """A permit to publish one call, once; without one a program calls on its own account.
 
     Attributes:
-        tool: the revision that the arguments were prepared for and that a person was asked about.
-        digest: of what the person allowed, see ``digest_of``; empty when nobody was asked.
+        tool: the revision for which the arguments were prepared and confirmed.
+        digest: of the call that was confirmed, see ``digest_of``; empty without a confirmation.
         superseded: whether the call was not published because the tool is another one by now.
         published: whether the call was published, which uses a permission up.
     """
@@ -28,7 +28,7 @@ class Grant(msgspec.Struct, eq=False):
     published: bool = False
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ErrorInfo | None:
-        """Why a call of a tool with these arguments may not be published, or None."""
+        """Return why a call of a tool with these arguments may not be published, or None."""
         if tool is not self.tool and tool != self.tool:
             self.superseded = True
             return ErrorInfo("unavailable", "revised", f"the tool {tool.name!r} has changed since the call was prepared", retryable=True)

@@ -107,6 +107,8 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         """Ask, and wait for the first answer.
 
         Args:
+            confirmation: the confirmation.
+            confirmer: a function of this process that answers.
             shared: ask all processes.
 
         Returns:

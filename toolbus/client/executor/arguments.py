@@ -1,4 +1,4 @@
-"""From what a model said to arguments that a tool takes: repaired, cast where the schema leaves no doubt, and validated."""
+"""Preparation of a model's arguments: repaired, cast where the schema leaves no doubt, and validated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_PREPARERS = 20_000
 
 
 def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
-    """The arguments that a model said, as an object, and what was repaired.
+    """Return the arguments of a model as an object, and the list of repairs.
 
     Raises:
         ToolError: ``invalid_arguments``: they can't be read without guessing.
@@ -37,7 +37,7 @@ class Preparer:
     def __init__(self, tool: Tool) -> None:
         self.tool = tool
         self._schema = tool.descriptor.schema
-        # The types of the two-tier form are for the model and enforced by nobody, but they say what a text stands for.
+        # The types of the two-tier form are for the model and not enforced, but they tell what a text stands for.
         self._shape = None if tool.descriptor.arguments is None or self._schema is None else Validator(self._schema)
 
     def prepare(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

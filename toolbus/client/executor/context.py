@@ -10,7 +10,7 @@ from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.observations import LIMIT
-from toolbus.client.state import BusState
+from toolbus.client.executor.state import BusState
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE

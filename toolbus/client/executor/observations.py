@@ -1,4 +1,4 @@
-"""What a model reads of a result: within a budget, and with what it can do next when the call failed."""
+"""Observations: the text of a result for a model, within a budget and with the next step after a failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEXT: Mapping[ErrorType, str] = {
 
 
 def observe(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT) -> str:
-    """The text of a result for a model, at most ``limit`` characters or the tool's own ``output_limit``.
+    """Return the text of a result for a model, at most ``limit`` characters or the tool's own ``output_limit``.
 
     Too long a text loses its middle: seven tenths are its beginning and three its end, around a line that says how much is
     missing. A failure ends with the next step. What an external tool says is introduced as untrusted.
@@ -49,7 +49,7 @@ def observe(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT)
 
 
 def cut(text: str, limit: int) -> str:
-    """The text, or its first seven and last three tenths around a line that says how many characters were left out."""
+    """Return the text, or its first seven and last three tenths around a line with the number of characters left out."""
     if len(text) <= limit:
         return text
     # The line's own length depends on the number in it, which has no more digits than this.
@@ -63,7 +63,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def next_step(error: ErrorInfo) -> str:
-    """What the model can do after this failure."""
+    """Return the next step that the model can take after this failure."""
     if error.type == "tool_error" and error.retryable:
         return "try again, or use another tool"
     wait = f" {error.retry_after:g} s" if error.retry_after else ""

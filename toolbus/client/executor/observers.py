@@ -1,4 +1,4 @@
-"""What executors do, told to those who listen: audit logs, user interfaces, meters. Their failures never reach a call."""
+"""Events of executors for observers such as audit logs, user interfaces and meters, whose failures never reach a call."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _STEP = re.compile(r"\.?([^.\[\]]+)|\[(-?\d+)\]|\[(?:\"([^\"]*)\"|'([^']*)')\]")
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is left of a call for later ones; ``size`` in bytes."""
+    """The result of a call as later calls may refer to it; ``size`` in bytes."""
 
     tool: str
     value: Any
@@ -39,7 +39,7 @@ class Memory:
         self.size = 0
 
     def get(self, reference: str) -> Kept | None:
-        """The result of a call, or the latest of a tool."""
+        """Return the result of a call, or the latest of a tool."""
         found = self.results.get(reference)
         if found is not None:
             return found
@@ -57,7 +57,7 @@ class Memories:
         self._size = 0
 
     def of(self, user: str, session: str) -> Memory:
-        """The memory of a session; without one, an empty memory that nobody else has."""
+        """Return the memory of a session; without a session, a new empty one."""
         if not session:
             return Memory()
         memory = self._sessions.setdefault((user, session), Memory())
@@ -90,7 +90,7 @@ class Memories:
 
 
 def kept_of(tool: str, result: ToolResult) -> Kept:
-    """What a later call may refer to: the data of a success, or its text."""
+    """Return the value that a later call may refer to: the data of a success, or its text."""
     if result.error is not None:
         return Kept(tool, None, 0, f"failed ({result.error.type})")
     value = result.output if result.data is None else result.data
@@ -102,7 +102,7 @@ def kept_of(tool: str, result: ToolResult) -> Kept:
 
 
 def references(value: Any, level: int = 0) -> Iterator[str]:
-    """The calls and tools that arguments refer to."""
+    """Yield the calls and tools that arguments refer to."""
     if isinstance(value, dict):
         if _is_reference(value):
             yield value[FROM]
@@ -115,7 +115,7 @@ def references(value: Any, level: int = 0) -> Iterator[str]:
 
 
 def resolved(value: Any, find: Callable[[str], Kept | None], path: str = "$", level: int = 0, *, where: str = "in this session") -> Any:
-    """The arguments with what they refer to in its place; ``where`` says to the model which results can be referred to.
+    """Return the arguments with each reference replaced by its result; ``where`` tells the model which results it can refer to.
 
     Raises:
         ToolError: ``invalid_arguments``: there is no such result, or nothing at that path of it.

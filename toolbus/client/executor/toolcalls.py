@@ -35,7 +35,7 @@ class ModelCall(msgspec.Struct, frozen=True):
 
 
 def tool_calls(message: object) -> list[ModelCall]:
-    """The calls in a message, in order.
+    """Return the calls in a message, in order.
 
     Takes a message or response of OpenAI's chat completions or responses, or of Anthropic's messages, as plain data or the
     SDK's own objects; or a list of calls, items or content blocks; or plain ``{"name", "arguments", "id"?}``. What is no call
@@ -50,7 +50,7 @@ def tool_calls(message: object) -> list[ModelCall]:
 
 
 def answers(calls: Sequence[ModelCall], observations: Sequence[tuple[str, bool]]) -> list[dict[str, Any]]:
-    """The messages that tell the model what came of its calls, in order; each observation is a text and whether it is a success.
+    """Return the messages that answer a model's calls, in order; each observation is a text and whether it is a success.
 
     Anthropic wants all results of a turn in one message; the others want one each.
     """
@@ -130,6 +130,6 @@ def _made(id: object, name: object, arguments: object, shape: Shape, index: int)
 
 
 def _plain(value: object) -> Any:
-    """An SDK's object as plain data; everything else as it is."""
+    """Return an SDK's object as plain data; everything else as it is."""
     dump = getattr(value, "model_dump", None)
     return dump() if callable(dump) else value

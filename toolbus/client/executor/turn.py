@@ -27,11 +27,11 @@ from toolbus.envelope import new_run
 from toolbus.events import Asked, Finished, size_of
 from toolbus.results import ConfigurationError, ErrorInfo, ToolError, ToolResult
 
-# What may wait for the reader of a turn's events before the calls wait for the reader.
+# Limits of a turn's unread events; beyond, the calls wait for the reader.
 _MOST_EVENTS = 1000
 _MOST_BYTES = 1_048_576
 _MOST_CANDIDATES = 1000
-# How often a call is prepared anew because its tool has changed.
+# Limit of how often a call is prepared again because its tool has changed.
 _MOST_REVISIONS = 5
 
 
@@ -79,7 +79,7 @@ class Turn:
         self._order(concurrent)
 
     def _order(self, concurrent: bool) -> None:
-        """Who waits for whom: calls of tools that want to be alone, and repetitions of a call under its own id."""
+        """Set which calls wait for others: those of sequential tools, and repetitions of a call under its own id."""
         barrier: _Running | None = None
         seen: dict[str, _Running] = {}
         for running in self._calls:
@@ -106,7 +106,7 @@ class Turn:
         await self._stack.aclose()
 
     async def __aiter__(self) -> AsyncIterator[ToolEvent]:
-        """Everything that happens to the calls, each call's events in order; each call ends with ``Finished``."""
+        """Yield everything that happens to the calls, each call's events in order; each call ends with ``Finished``."""
         while True:
             while self._events:
                 event = self._events.popleft()
@@ -120,7 +120,7 @@ class Turn:
             await self._arrived.wait()
 
     async def results(self) -> list[ToolResult]:
-        """The calls' results in their order, when all have ended; events that nobody read are dropped.
+        """Wait for all calls and return their results in order; unread events are dropped.
 
         Raises:
             ConfigurationError: an option is wrong, or the bus was closed.
@@ -135,7 +135,7 @@ class Turn:
         return [running.result for running in self._calls if running.result is not None]
 
     async def messages(self) -> list[dict[str, Any]]:
-        """The messages that tell the model what came of its calls, in the shape in which it made them.
+        """Wait for all calls and return the messages that answer them, in the shape in which the model made them.
 
         Raises:
             ConfigurationError: an option is wrong, or the bus was closed.
@@ -197,7 +197,7 @@ class Turn:
         raise ToolError(message, type="unavailable", code="revised", retryable=True)
 
     async def _present(self, running: _Running, patience: float) -> tuple[Tool, float]:
-        """The tool as it is now, waited for if it may come, and the seconds that are left to wait for it.
+        """Wait for the tool if it may appear, and return it with the seconds that are left to wait.
 
         Raises:
             ToolError: there is no such tool.
@@ -232,7 +232,7 @@ class Turn:
                 # Observers may change what they are given, and must not change the call.
                 self._emit(running, Requested(_copied(arguments), noted))
         grant = Grant(tool)
-        # A tool that nobody serves is asked for in vain, and a grant without a permission publishes nothing if it comes now.
+        # A confirmation is useless while no worker serves the tool; if one appears now, the grant without a permission publishes nothing.
         if tool.descriptor.confirm and tool.available:
             arguments, grant.digest = await self._confirmed(running, tool, arguments)
         result = await self._call(running, grant, arguments, patience)
@@ -265,11 +265,11 @@ class Turn:
             await asyncio.gather(*relays, return_exceptions=True)
 
     async def _resolved(self, running: _Running, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments with earlier results in the place of references; those of this turn are waited for."""
+        """Return the arguments with references replaced by earlier results, after waiting for those of this turn."""
         earlier = self._calls[: running.index]
 
         def latest(reference: str) -> _Running | None:
-            """A call of this turn before this one, by its id or its tool."""
+            """Return an earlier call of this turn, by its id or its tool."""
             by_id = next((other for other in earlier if other.call.id == reference), None)
             return by_id or next((other for other in reversed(earlier) if reference in {other.name, other.call.name}), None)
 
@@ -291,10 +291,10 @@ class Turn:
         return made
 
     async def _confirmed(self, running: _Running, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Wait for a person's word; returns the arguments that it is for, and their digest.
+        """Wait for a confirmation; return the arguments that it is for, and their digest.
 
         Raises:
-            ToolError: ``forbidden`` or ``deadline_exceeded``, or ``invalid_arguments`` that nobody can be shown.
+            ToolError: ``forbidden`` or ``deadline_exceeded``, or ``invalid_arguments`` that can't be shown.
         """
         executor = self._executor
         if executor.confirmer is None and not executor.confirm_anywhere and not executor.events and not self._streaming:
@@ -308,7 +308,7 @@ class Turn:
         return confirmation.arguments, confirmation.digest
 
     def _confirmation(self, running: _Running, tool: Tool, arguments: dict[str, Any], asked: Asked | None = None) -> Confirmation:
-        """The request for a call before it runs, or for what its running handler asks."""
+        """Return the request for a call before it runs, or for the question of its running handler."""
         executor = self._executor
         return Confirmation(
             new_run() if asked is None else asked.id,

@@ -66,7 +66,7 @@ class Catalogue:
         self._tools_of: dict[str, dict[str, Tool]] = {}
         # Counts changes of tools, so that what was made of them can be kept until the next one.
         self.version = 0
-        # Published toolkit presets by name, which are read when somebody asks for the graph.
+        # Published toolkit presets by name, which are parsed when the graph is first used.
         self.presets: dict[str, bytes] = {}
         self.presets_version = 0
         self._queues = Queues()
@@ -84,7 +84,7 @@ class Catalogue:
         return self._names
 
     def restricted(self) -> bool:
-        """Whether any tool is for some tenants alone."""
+        """Return whether any tool is for some tenants alone."""
         if self._restricted[0] != self.version:
             self._restricted = (self.version, any(tool.descriptor.tenants for tool in self.tools.values()))
         return self._restricted[1]
@@ -99,7 +99,7 @@ class Catalogue:
         return difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
 
     def service(self, id: str) -> tuple[ServiceDescriptor | None, bool]:
-        """The descriptor of a service, named by its id or its queue, if it is known, and whether it can be called now.
+        """Return the descriptor of a service, named by its id or queue, or None, and whether it can be called now.
 
         A static descriptor is answered by the service that takes from the queue it names.
         """
@@ -111,7 +111,7 @@ class Catalogue:
         return service, record.live or service.scale_to_zero
 
     def subscription(self) -> Subscription:
-        """A new subscription to changes; leaving its context ends it."""
+        """Return a new subscription to changes; leaving its context ends it."""
         subscription = Subscription(self._subscriptions.remove)
         self._subscriptions.append(subscription)
         return subscription
@@ -185,7 +185,7 @@ class Catalogue:
             else:
                 self.presets[name] = document
             return
-        # What is replaced by an invalid document is gone, as it is for agents that start later.
+        # An invalid document removes the one before, so that this agent sees the same as agents that start later.
         (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
         self._refused_items.pop(key, None)
         if document is None:

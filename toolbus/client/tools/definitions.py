@@ -28,7 +28,7 @@ _MANY = 500
 
 
 def description_of(tool: Tool) -> str:
-    """What the model reads: the publisher's words, marked when the tool runs outside of the operator's control."""
+    """Return the description for the model: the publisher's, marked when the tool runs outside of the operator's control."""
     return f"{EXTERNAL_MARK} {tool.description}" if tool.descriptor.external else tool.description
 
 
@@ -38,7 +38,7 @@ def bare(tool: Tool, enforce: bool = False) -> Definition:
 
 
 def openai(tool: Tool, enforce: bool = False) -> Definition:
-    """A tool of OpenAI's chat completions.
+    """Return a tool of OpenAI's chat completions.
 
     Raises:
         DescriptorError: the schema can't be carried.
@@ -51,7 +51,7 @@ def openai(tool: Tool, enforce: bool = False) -> Definition:
 
 
 def responses(tool: Tool, enforce: bool = False) -> Definition:
-    """A function of OpenAI's responses; ``strict`` is always said, since leaving it out means true there.
+    """Return a function of OpenAI's responses; ``strict`` is always given, since its default there is true.
 
     Raises:
         DescriptorError: the schema can't be carried.
@@ -62,7 +62,7 @@ def responses(tool: Tool, enforce: bool = False) -> Definition:
 
 
 def anthropic(tool: Tool, enforce: bool = False) -> Definition:
-    """A tool of Anthropic's messages.
+    """Return a tool of Anthropic's messages.
 
     Raises:
         DescriptorError: the schema can't be carried.
@@ -75,7 +75,7 @@ def anthropic(tool: Tool, enforce: bool = False) -> Definition:
 
 
 def mcp(tool: Tool, enforce: bool = False) -> Definition:
-    """A tool of the Model Context Protocol, with hints about its effect.
+    """Return a tool of the Model Context Protocol, with hints about its effect.
 
     Raises:
         DescriptorError: the schema is impossible.
@@ -117,7 +117,7 @@ class Definitions:
         self._named = -1
 
     def kept(self, key: Key) -> list[Definition] | None:
-        """The list that was made since the last change, if there is one."""
+        """Return the list that was made since the last change, or None."""
         found = self._lists.get(key)
         if found is None or found[0] != self._catalogue.version:
             return None
@@ -155,7 +155,7 @@ class Definitions:
         return listed
 
     def named(self, wire: str) -> str | None:
-        """The tool that a replaced name stands for."""
+        """Return the tool that a replaced name stands for."""
         self._name()
         return self._replaced.get(wire)
 
@@ -178,7 +178,7 @@ def _made(tool: Tool, format: Format, enforce: bool) -> Definition | None:
 
 
 def _schema(tool: Tool, dialect: Dialect | None) -> tuple[dict[str, Any], bool]:
-    """The schema for a provider, and whether the provider can enforce it."""
+    """Return the schema for a provider, and whether the provider can enforce it."""
     schema = tool.descriptor.schema or {"type": "object"}
     if dialect is None:
         check_possible(schema)

@@ -19,12 +19,12 @@ _READABLE = 50
 
 
 def is_replaced(name: str) -> bool:
-    """Whether this is, or looks like, what ``wire_name`` makes of a name that does not fit."""
+    """Return whether a name is, or looks like, what ``wire_name`` makes of a name that does not fit."""
     return _REPLACED.match(name) is not None
 
 
 def wire_name(name: str) -> str:
-    """The name under which a model calls a tool."""
+    """Return the name under which a model calls a tool."""
     if _PLAIN.match(name) and not ("--" in name and is_replaced(name)):
         return name
     hashed = base64.b32encode(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=10).digest()).decode().lower()
@@ -33,9 +33,9 @@ def wire_name(name: str) -> str:
 
 
 def replaced_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Those wire names that differ, with the names they stand for; and names that are refused, with what has their wire name.
+    """Return the wire names that differ, with their names, and the refused names, with those that have their wire name.
 
-    Two names with one wire name are as good as impossible, unless somebody looks for them; the first in order has it.
+    Two names share a wire name only if an attacker makes them so; the first in order keeps it.
     """
     taken: dict[str, str] = {}
     refused: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Which services take from which queue, for descriptors that name a queue and not who serves it."""
+"""The services that take from each queue, for descriptors that name a queue and no service."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class Queues:
         return changed
 
     def serving(self, queue: str) -> ServiceRecord | None:
-        """Who takes from a queue; of several a live one, the first by name."""
+        """Return the service that takes from a queue; of several a live one, the first by name."""
         records = self._records.get(queue, _NONE)
         return min(records.values(), key=lambda record: (not record.live, record.publication.service.id), default=None)

@@ -14,10 +14,16 @@ ChangeKind = Literal["added", "updated", "removed"]
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """What the catalogue knows of a call's target; ``usual`` is the tool's own timeout (seconds), or 0."""
+    """The target of a call as the catalogue knows it.
+
+    Attributes:
+        queue_limit: most requests in the queue, or 0 for the setting's.
+        usual: the tool's own timeout (seconds), or 0 for the setting's.
+    """
 
     service: str
-    descriptor: ServiceDescriptor | None
+    queue: str
+    queue_limit: int
     config: Mapping[str, Any]
     effect: str = ""
     usual: float = 0.0
@@ -63,7 +69,7 @@ class Tool:
 
     @property
     def description(self) -> str:
-        """What the model reads."""
+        """The description for the model."""
         return self.descriptor.description
 
     @property
@@ -87,12 +93,12 @@ class Tool:
         return self.descriptor.category
 
     def is_for(self, user: str) -> bool:
-        """Whether a user may see and call it."""
+        """Return whether a user may see and call it."""
         tenants = self.descriptor.tenants
         return not tenants or user in tenants
 
     def definition(self) -> dict[str, Any]:
-        """The bare function definition: ``{name, description, parameters}``."""
+        """Return the bare function definition: ``{name, description, parameters}``."""
         return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
     def check(self, arguments: Mapping[str, Any]) -> None:
@@ -109,13 +115,13 @@ class Tool:
 
     @property
     def resolution(self) -> Resolution:
-        """Where calls of it go; worked out at the first one."""
+        """The target of its calls, made at the first one."""
         found = self._resolution
         if found is None:
             about = self.descriptor
             # An operator's descriptor may stand for another service, which takes from the queue that it names.
-            service = about.service if self.service_descriptor is None else self.service_descriptor.id
-            found = Resolution(service, self.service_descriptor, about.config, about.effect, about.timeout, self.digest)
+            served = self.service_descriptor or ServiceDescriptor(about.service)
+            found = Resolution(served.id, served.queue, served.queue_limit, about.config, about.effect, about.timeout, self.digest)
             object.__setattr__(self, "_resolution", found)
         return found
 

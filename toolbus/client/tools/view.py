@@ -18,7 +18,7 @@ class Accepting(Protocol):
     """Says which tools are selected; equal ones select the same."""
 
     def accepts(self, tool: Tool) -> bool:
-        """Whether a tool is selected."""
+        """Return whether a tool is selected."""
 
     def __hash__(self) -> int: ...
 
@@ -31,7 +31,7 @@ class Selection(msgspec.Struct, frozen=True):
     names: frozenset[str] | None = None
 
     def accepts(self, tool: Tool) -> bool:
-        """Whether a tool is selected."""
+        """Return whether a tool is selected."""
         return (
             (self.names is None or tool.name in self.names)
             and (self.categories is None or tool.category in self.categories)
@@ -79,9 +79,12 @@ class ToolView(Mapping[str, Tool]):
         names: Collection[str] | None = None,
         user: str | None = None,
     ) -> ToolView:
-        """A live view of the tools in any of these groups, of any of these categories, with any of these names.
+        """Return a live view of the tools in any of these groups, of any of these categories, with any of these names.
 
         Args:
+            groups: groups, or the name of one.
+            categories: categories, or the name of one.
+            names: tools, or the name of one.
             user: leave out tools that are for other tenants.
         """
         selections, selection = self._selections, Selection(_frozen(groups), _frozen(categories), _frozen(names))
@@ -91,11 +94,11 @@ class ToolView(Mapping[str, Tool]):
 
     @property
     def catalogue(self) -> Catalogue:
-        """What the view is of."""
+        """The catalogue that the view shows."""
         return self._catalogue
 
     def within(self, selection: Accepting) -> tuple[Catalogue, tuple[Accepting, ...], Definitions, str | None]:
-        """What makes a view of another class that is narrower by a selection."""
+        """Return the arguments for a view of another class that is narrower by a selection."""
         return self._catalogue, (*self._selections, selection), self._definitions, self._user
 
     def definitions(self, format: Format = "bare", *, strict: bool = False, namespaces: bool = True) -> list[dict[str, Any]]:
@@ -121,17 +124,17 @@ class ToolView(Mapping[str, Tool]):
         return kept.copy()
 
     def by_wire_name(self, name: str) -> Tool | None:
-        """The tool that a model means: by the name in its definition, or by its own."""
+        """Return the tool that a model means: by the name in its definition, or by its own."""
         own = (self._definitions.named(name) or name) if is_replaced(name) else name
         tool = self._catalogue.tools.get(own)
         return tool if tool is not None and self._accepts(tool) else None
 
     def subscribe(self) -> Subscription:
-        """Changes of the whole catalogue from now on; ``changes`` is the usual way to read them."""
+        """Return a subscription to changes of the whole catalogue from now on; ``changes`` is the usual way to read them."""
         return self._catalogue.subscription()
 
     async def changes(self) -> AsyncIterator[ToolChange]:
-        """Changes from now on, until the bus closes. A slow reader gets each tool's latest change only."""
+        """Yield changes from now on, until the bus closes. A slow reader gets each tool's latest change only."""
         with self.subscribe() as subscription:
             async for change in subscription:
                 if self._accepts(change.tool):
