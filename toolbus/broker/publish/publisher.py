@@ -25,7 +25,7 @@ _MEMO_TTL = 600
 _MOST_REQUESTS = 256
 _MOST_BYTES = 1_048_576
 
-# What may wait for a connection.
+# Bounds of the calls that wait for a connection.
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 * 1024 * 1024
 

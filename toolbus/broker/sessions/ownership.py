@@ -173,7 +173,7 @@ class Ownership:
         reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
         generation, before, after, verdicts = reply
         if before != after:
-            # What was ours when the script ran and was not handed over by it is ours still.
+            # Deliveries that were ours when the script ran, and that it did not hand over, are ours still.
             old, new = Fence(generation, before), Fence(generation, after)
             for delivery in stream.held.values():
                 if delivery.fence == old:

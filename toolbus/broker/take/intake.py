@@ -84,14 +84,14 @@ class Intake:
         if self._is_interrupted():
             return []
         if self._upkeep.has_postponed:
-            # What it starts takes slots.
+            # Requests that it starts take slots, so read nothing with the old number.
             await self._upkeep.reap_postponed()
             return []
         streams = [stream for stream in self._streams.values() if not stream.paused]
         if not streams or not self._links.blocking.connected:
             await self.pause()
             return []
-        # What is known of the fence before anything is delivered: a later state may be the result of losing it again.
+        # The fence as it is known before anything is delivered: a later state may be the result of losing it again.
         fences = {stream: stream.fence_known for stream in streams}
         batch = await self._read(streams, slots)
         taken = [
