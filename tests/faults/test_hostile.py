@@ -20,8 +20,8 @@ from toolbus import Settings, ToolBus, ToolbusError, ToolService, Worker, tool
 from toolbus.background import MOST_FAILURES
 from toolbus.broker import reading
 from toolbus.broker.admin import Admin
-from toolbus.broker.agent import RedisAgentBroker
 from toolbus.broker.keys import Keys
+from toolbus.broker.replies.reader import ReplyReader
 from toolbus.broker.take.requests import GROUP
 from toolbus.envelope import Request, new_id, share_digest
 from toolbus.results import BrokerError
@@ -350,14 +350,14 @@ async def test_a_failing_task_begins_again(canary: Canary, monkeypatch: pytest.M
     """A bug in the reader is logged with its traceback, and costs neither the connections nor the calls."""
     failures = 3
 
-    async def failing(self: RedisAgentBroker, entries: list[object]) -> None:
+    def failing(self: ReplyReader, entries: list[object]) -> bool:
         nonlocal failures
         failures -= 1
-        monkeypatch.setattr(RedisAgentBroker, "_take", taking if failures == 0 else failing)
+        monkeypatch.setattr(ReplyReader, "_take", taking if failures == 0 else failing)
         raise RuntimeError("a bug")
 
-    taking = RedisAgentBroker._take
-    monkeypatch.setattr(RedisAgentBroker, "_take", failing)
+    taking = ReplyReader._take
+    monkeypatch.setattr(ReplyReader, "_take", failing)
     assert (await canary.bus.call("canary_echo", {"text": "late"}, timeout=20.0)).output == "late"
     assert canary.said()["task.failed"] == 3
 
@@ -366,10 +366,10 @@ async def test_a_failing_task_begins_again(canary: Canary, monkeypatch: pytest.M
 async def test_an_agent_that_cannot_read_says_so_and_ends_its_calls(canary: Canary, monkeypatch: pytest.MonkeyPatch) -> None:
     """When reading fails for good, calls end long before their time, and new ones are refused."""
 
-    async def failing(self: RedisAgentBroker, entries: list[object]) -> None:
+    def failing(self: ReplyReader, entries: list[object]) -> bool:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(RedisAgentBroker, "_take", failing)
+    monkeypatch.setattr(ReplyReader, "_take", failing)
     running, once = await asyncio.gather(
         canary.bus.call("canary_echo", {"text": "x"}, timeout=30.0), canary.bus.call("canary_pay", {"text": "x"}, timeout=30.0)
     )

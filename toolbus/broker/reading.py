@@ -1,6 +1,6 @@
 """Readers of what a server holds. Any client may have written it, so each value is checked: its type, its size, its bounds.
 
-Each reader raises ``EnvelopeError`` and nothing else. Who can do without the value skips it with ``skip``.
+Each reader raises ``EnvelopeError`` and nothing else. Callers that can do without the value skip it with ``skip``.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class RedisWorkerBroker:
         paused = await steps.link.execute("SISMEMBER", self._keys.paused, service.id, repeatable=True)
         stream.pause(bool(paused), clock.monotonic())
         steps.streams[service.id] = stream
-        # What the last worker handed back has waited for this one.
+        # Requests that the last worker handed back have waited for this one.
         await steps.upkeep.take_back(stream)
         # A new worker holds nothing, so it may claim requests that must run alone.
         await steps.upkeep.recover()

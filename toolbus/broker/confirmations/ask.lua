@@ -1,7 +1,7 @@
 -- Open a confirmation request, keep it open, or hear its answer. The asker runs it again and again while it waits: an asker that
 -- has died lets go of its request, and a server that forgot the request is told anew.
 -- KEYS: 1 the request, 2 the open requests
--- ARGV: 1 id, 2 document, 3 who is told of the answer: "agent <agent>" or "worker <queue>", 4 milliseconds until nobody may answer any
+-- ARGV: 1 id, 2 document, 3 who is told of the answer: "agent <agent>" or "worker <queue>", 4 milliseconds until it can't be answered any
 --       more, 5 milliseconds for which the request stays open without this script, 6 bound, 7 channel that tells of requests,
 --       8 the whole arguments, when the document has a part of them; else empty
 -- Returns {"open"}, {"answered", answer} or {"full", number of open requests}.

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Note the later deadline of a call whose handler waits for a person, for whoever runs it next, and keep what must outlive it.
+-- Note the later deadline of a call whose handler waits for a confirmation, for its next run, and keep what must outlive it.
 -- KEYS: 1 the note, 2.. keys that must outlive the deadline, where they exist
 -- ARGV: 1 note: "<deadline> <since> <until>" (ms; the last two 0 when it does not wait now), 2 TTL of the note (ms), 3 TTL of the others (ms)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

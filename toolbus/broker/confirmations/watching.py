@@ -34,7 +34,7 @@ class Watchers:
             while not self._closed:
                 event.clear()
                 open_now = await look()
-                # What is not open any more is not remembered.
+                # Forget requests that are not open any more.
                 told &= {request.id for request in open_now}
                 for request in open_now:
                     if request.id not in told:

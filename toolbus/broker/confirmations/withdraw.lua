@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Take back a confirmation request that nobody has answered.
+-- Take back a confirmation request that has no answer.
 -- KEYS: 1 the request, 2 the open requests
 -- ARGV: 1 id, 2 channel that tells of requests
 -- Returns the answer when there is one after all, else nothing.

@@ -44,7 +44,7 @@ while at <= #ARGV do
   end
 end
 
--- What can fail is behind us.
+-- Nothing can fail from here on.
 for _, record in ipairs(freed) do redis.call('DEL', record) end
 if #accepted > 0 then
   redis.call('XACK', queue, 'g', unpack(accepted))

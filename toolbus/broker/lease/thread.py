@@ -119,7 +119,7 @@ class LeaseThread:
         self._stale.set()
         sock = getattr(getattr(self._client, "connection", None), "_sock", None)
         if sock is not None:
-            # What reads from it in the thread hears of its end at once. The thread alone closes it.
+            # A read in the thread ends with it at once. The thread alone closes it.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self.nudge()

@@ -14,7 +14,7 @@ if known.err then
   known = {}
 end
 local used = known[1] == current and tonumber(known[2]) or 0
--- What is no number of uses counts as none.
+-- A value that is no number of uses counts as none.
 if not (used >= 0 and used <= 1e15) then used = 0 end
 if used >= limit then return math.ceil(left) end
 redis.call('HSET', KEYS[1], 'period', current, 'used', used + 1)

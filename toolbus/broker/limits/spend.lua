@@ -10,7 +10,7 @@ local interval = period / limit
 -- When everything used so far will have been refilled.
 local known = redis.pcall('GET', KEYS[1])
 known = type(known) == 'string' and tonumber(known) or 0
--- No use makes it later than this; a value that does was written under another clock, or by somebody else.
+-- No use makes it later than this; a value that does was written under another clock, or by another client.
 if not (known <= now + period) then known = now + period end
 local full = math.max(known, now) + interval
 local wait = full - period - now

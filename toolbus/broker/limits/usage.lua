@@ -11,7 +11,7 @@ for i = 4, #ARGV, 5 do
   end
   for j, count in ipairs({'calls', 'errors', 'ms', 'bytes'}) do
     local added = redis.pcall('HINCRBY', KEYS[1], count .. pair, ARGV[i + j])
-    -- What can't be added to begins anew.
+    -- A value that can't be added to begins anew.
     if type(added) == 'table' and not added.err:find('WRONGTYPE', 1, true) then redis.call('HSET', KEYS[1], count .. pair, ARGV[i + j]) end
   end
 end

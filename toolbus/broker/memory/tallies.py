@@ -23,7 +23,7 @@ class MemoryTallies:
         now = time.monotonic()
         full = max(self._full.get(name, 0.0), now) + period / limit
         wait = full - period - now
-        # What is a rounding away has arrived: one interval off is what a limit is about.
+        # A rounding error is no wait: the limit is about whole intervals.
         if wait > 1e-6:
             return wait
         if len(self._full) >= _MOST_KEPT:

@@ -1,5 +1,5 @@
 -- Remove an entry that no worker has, or tell the workers: "removed", "signalled" or "gone" (already finished).
--- What waits for the worker that has its session, before its first attempt, never ran.
+-- A request that waits for the worker that has its session, before its first attempt, never ran.
 local function cancel(queue, cancelled, entry, call, left, wake)
   local pending = redis.pcall('XPENDING', queue, 'g', entry, entry, 1)
   if pending.err or #pending == 0 then

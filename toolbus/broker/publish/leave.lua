@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include publish/_cancel
 -- include transport/_moving
--- A caller of a shared call waits no more: the call is cancelled when nobody else waits for it.
+-- A caller of a shared call waits no more: the call is cancelled when no other caller waits for it.
 -- KEYS: 1 record of the key, 2 request stream, 3 cancelled calls
 -- ARGV: 1 the caller's call id, 2 id of the call that runs, 3 entry, 4 milliseconds until the deadline, 5 wake channel, 6 key prefix,
 --       7 1 when the work must not happen twice
@@ -23,6 +23,6 @@ end
 if waits then return 'shared' end
 local entry = own and redis.call('HGET', KEYS[1], 'entry') or ARGV[3]
 local fate = cancel(KEYS[2], KEYS[3], entry, ARGV[2], ARGV[4], ARGV[5])
--- Whoever comes next starts it anew. What has finished keeps its result, and so does what may have had its effect and must not happen twice.
+-- The next caller starts it anew. Finished work keeps its result, and so does work that may have had its effect and must not happen twice.
 if own and (fate == 'removed' or (fate == 'signalled' and ARGV[7] ~= '1')) then redis.call('DEL', KEYS[1]) end
 return fate

@@ -10,7 +10,7 @@ local earlier = (#ARGV - 3) % 4 == 1 and ARGV[#ARGV]
 local memo = redis.call('HMGET', KEYS[1], slot, earlier and earlier % 64 or slot)
 if memo[1] then
   local flush, verdicts = memo[1]:match('^(%d+) (.*)$')
-  -- Somebody else's words are no verdicts.
+  -- Words of another client are no verdicts.
   local _, words = (verdicts or ''):gsub('[%d!-]+', '')
   if flush == ARGV[1] and words == math.floor((#ARGV - 3) / 4) and not verdicts:find('[^%d! -]') then return verdicts end
 end

@@ -25,7 +25,7 @@ _MEMO_TTL = 600
 _MOST_REQUESTS = 256
 _MOST_BYTES = 1_048_576
 
-# What may wait for a connection.
+# Bounds of the calls that wait for a connection.
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 * 1024 * 1024
 
@@ -71,7 +71,10 @@ class Publisher:
     the server publishes in the order of the calls also when it refuses some for a while.
     """
 
-    def __init__(self, link: Transport, keys: Keys, agent: str, mastership: Mastership) -> None:
+    def __init__(
+        self, link: Transport, keys: Keys, agent: str, mastership: Mastership, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
         self._link = link
         self._mastership = mastership
         self._keys = keys
@@ -153,7 +156,7 @@ class Publisher:
         server = self._link.server
         streams: dict[str, int] = {}
         args: list[bytes | str | int] = [self._flush_number, _MEMO_TTL * 1000, server.run_id if once and server is not None else ""]
-        now = time.monotonic()
+        now = self._monotonic()
         batch = [publish for publish in batch if not publish.sender.done]
         if not batch:
             return

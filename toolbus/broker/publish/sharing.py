@@ -1,7 +1,7 @@
 """Calls that carry an idempotency key, from the agent's side.
 
-Such a call is published once, and answered in a stream of its own that outlives its agent. Whoever
-calls with the same key meanwhile, or within the retention, reads that stream from its start.
+Such a call is published once, and answered in a stream of its own that outlives its agent. Every
+caller with the same key meanwhile, or within the retention, reads that stream from its start.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class SharedCalls:
     def positions(self) -> list[tuple[bytes, bytes]]:
         """Return the streams of the read that begins now, each with the entry to read after.
 
-        Who came since the last one needs it all, and the others drop what they have by its seq. What a read brings that had begun
-        before is not for newcomers: it is a middle.
+        Callers that came since the last read need the whole stream, and the others drop what they have by its seq. A read that had begun
+        before is not for newcomers, since it begins in the middle.
         """
         for followed in self._followed.values():
             if followed.newcomers:

@@ -33,7 +33,7 @@ local function set_back(stream)
     if field(group, 'name') == 'g' then
       local last = newest(stream)
       if not is_beyond(field(group, 'last-delivered-id'), last) then return false end
-      -- What was delivered is pending until it is removed, and came in order: the rest waits behind the newest of it.
+      -- Delivered entries are pending until they are removed, and came in order: the rest waits behind the newest of them.
       local pending = redis.call('XPENDING', stream, 'g')[3] or '0-0'
       redis.call('XGROUP', 'SETID', stream, 'g', is_beyond(pending, last) and last or pending)
       return true

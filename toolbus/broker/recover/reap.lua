@@ -3,7 +3,7 @@
 -- include lease/_pulse
 -- include lease/_lease
 -- include transport/_moving
--- Move to this consumer what was handed back or over to it, and entries of dead consumers, and entries nobody renews.
+-- Move to this consumer what was handed back or over to it, and entries of dead consumers, and entries that are not renewed.
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back or over,
 --       6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone,
@@ -45,8 +45,8 @@ local function answer()
   return {generation, counter, taken, left}
 end
 
--- What may have killed its workers is taken alone: it must not take others with it, not even those that wait behind it. Who
--- holds nothing looks for such an entry first; who holds anything leaves it, and hears of it if it has waited.
+-- A suspect, which may have killed its workers, is taken alone: it must not take others with it, not even those behind it. A worker
+-- that holds nothing looks for a suspect first; a busy one leaves it, and hears of it if it has waited.
 local function is_suspect(attempt) return attempt >= alone end
 
 -- A note of another type is none.
@@ -55,7 +55,7 @@ local function note_of(id)
   return type(note) == 'string' and note or ''
 end
 
--- What is taken keeps its delivery count until its new consumer says that it runs it (count.lua): one that dies before has tried nothing.
+-- An entry keeps its delivery count until its new consumer says that it runs it (count.lua): one that dies before has tried nothing.
 local function take(entry, counted)
   local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
   if not found[1] then return false end
@@ -64,7 +64,7 @@ local function take(entry, counted)
   return true
 end
 
--- "~back" and "~to:<instance>" are no workers: what waits under them keeps its delivery count, since nobody died of it.
+-- "~back" and "~to:<instance>" are no workers: what waits under them keeps its delivery count, since no worker died of it.
 local function waits(owner) return owner:sub(1, 1) == '~' end
 
 local function take_suspect(pending, once_more)
@@ -83,7 +83,7 @@ local function take_suspect(pending, once_more)
   return false
 end
 
--- Whoever's own lease has ended would lose at once what it took, and with it an attempt.
+-- A worker whose own lease has ended would lose at once what it took, and with it an attempt.
 if (lease_end_of(KEYS[3], fence, ARGV[2], me, now) or 0) < now then return answer() end
 
 for _, consumer in ipairs({'~to:' .. me, '~back'}) do
@@ -121,7 +121,7 @@ local consumers, dead = redis.call('XINFO', 'CONSUMERS', queue, 'g'), {}
 workers = 0
 for _, consumer in ipairs(consumers) do
   local name, held = consumer[2], consumer[4]
-  -- Who it is that entries wait for.
+  -- The worker that entries wait for.
   local instance = name:match('^~to:(.*)$') or name
   if not waits(name) then workers = workers + 1 end
   if instance ~= me then
@@ -129,7 +129,7 @@ for _, consumer in ipairs(consumers) do
     local is_dead = (lease_end or 0) < now
     if is_dead and held > 0 and #dead < 64 and name ~= '~back' then
       local pending = redis.call('XPENDING', queue, 'g', '-', '+', 64, name)
-      -- What must run alone waits half a lease for a worker that holds nothing, before others make room for it.
+      -- A suspect waits half a lease for a worker that holds nothing, before others make room for it.
       dead[#dead + 1] = {name, pending, (lease_end or 0) > now - lease / 2}
     elseif not lease_end and held == 0 then
       -- Nothing pending, so deleting the consumer drops nothing. One that comes back is told by its beat to register again,
@@ -146,7 +146,7 @@ for _, consumer in ipairs(dead) do
   if room > 0 then claim(consumer[2], consumer[1], consumer[3]) end
 end
 
--- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost. Nobody ran it, so a first
+-- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost. No worker ran it, so a first
 -- delivery does not count again.
 if room > 0 then
   local idle = redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me)

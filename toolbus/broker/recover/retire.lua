@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Leave a request stream: end this worker's lease, delete its consumer if nothing is pending for it, likewise the one under which
--- entries of its sessions wait, and the stream itself if nobody serves it and nothing waits in it.
+-- entries of its sessions wait, and the stream itself if no worker serves it and nothing waits in it.
 -- KEYS: 1 request stream, 2 fence, 3 cancelled calls, 4 the service's instances, 5 live instances
 -- ARGV: 1 consumer, 2 service
 -- One that could not leave the registry before is swept out of it when its lease has ended.

@@ -8,7 +8,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local written = 0
 
--- Tables live as long as somebody uses them. One from which the last field was taken is gone, and where a cluster moves the slot that is
+-- Tables live as long as a process uses them. One from which the last field was taken is gone, and where a cluster moves the slot that is
 -- an error.
 local function keep(tables)
   for _, key in ipairs(tables) do redis.pcall('PEXPIRE', key, ttl) end
@@ -47,7 +47,7 @@ local function keys_of(position)
   return {instances = KEYS[first], queue = KEYS[first + 1], fence = KEYS[first + 2], cancelled = KEYS[first + 3]}
 end
 
--- Make the newest start's publication the current one; forget publications that nobody serves any more.
+-- Make the newest start's publication the current one; forget publications that no worker serves any more.
 local function settle(service, own)
   local key = own.instances
   local all = redis.call('HGETALL', key)
@@ -109,7 +109,7 @@ local function settle(service, own)
   if redis.call('XLEN', own.queue) == 0 then
     redis.call('DEL', own.queue, own.fence, own.cancelled)
   else
-    -- Draining workers keep it alive with their beats; what nobody takes within an hour is past its use.
+    -- Draining workers keep it alive with their beats; a request that no worker takes within an hour is past its use.
     redis.call('PEXPIRE', own.queue, 3600000)
     redis.call('PEXPIRE', own.fence, 3600000)
   end

@@ -1,6 +1,6 @@
 -- include finish/_append
 -- include registry/_registry
--- Publish a service and its tools for one instance: all of it, or nothing when a name is somebody else's.
+-- Publish a service and its tools for one instance: all of it, or nothing when a name belongs to another owner.
 -- KEYS (after the common six): the service's four
 -- ARGV (after the common four): 5 service, 6 instance, 7 owner, 8 digest, 9 publication, 10 lease (ms),
 --       11 new group generation, 12 scale to zero ("1"), 13 queue, 14 earlier start number or 0, then tool names
@@ -52,7 +52,7 @@ redis.call('PEXPIRE', fence, ttl)
 local start = tonumber(ARGV[14])
 if start == 0 then
   start = redis.pcall('HINCRBY', meta, 'start', 1)
-  -- What is no number, or the last one, begins anew with the time, which is more than any number of starts.
+  -- A counter that is no number, or the last one, begins anew with the time, which is more than any number of starts.
   if type(start) == 'table' then
     start = now
     redis.call('HSET', meta, 'start', string.format('%.0f', start))

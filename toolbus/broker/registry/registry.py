@@ -196,7 +196,7 @@ class RegistryFollower:
         # The position is read first: a change during the scan is read twice rather than missed.
         newest = await self._link.execute("XREVRANGE", self._keys.log, "+", "-", "COUNT", 1, repeatable=True)
         if newest and uses_up(newest[0][0]):
-            # What is added to a log that was made anew would stand before our position.
+            # Entries that are added to a log that was made anew would stand before our position.
             skip(self._keys.log, "the id of an entry leaves no room for others; the log is made anew", field=newest[0][0])
             await self._link.execute("DEL", self._keys.log, repeatable=True)
             newest = []

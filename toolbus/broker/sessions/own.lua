@@ -2,7 +2,7 @@
 -- include take/_fence
 -- include lease/_pulse
 -- include lease/_lease
--- Settle which worker has the sessions of some entries: whoever asks first has a session until it gives it up or its lease ends. An entry
+-- Settle which worker has the sessions of some entries: the first worker to ask has it until it gives it up or its lease ends. An entry
 -- of a session that another live worker has waits for that one under the consumer "~to:<instance>": its attempt is still to come.
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse, 5 the service's instances, 6.. owners of sessions
 -- ARGV: 1 consumer, 2 service, 3 known generation, 4 lease (ms), 5 TTL of an owner (ms), 6 wake channel,
@@ -15,7 +15,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local last, quiet = read_pulse(KEYS[4])
 local judges = not (is_silence(last, now, tonumber(ARGV[4])) or now < quiet)
 
--- After a silence everybody's lease looks ended: then only who is not registered at all has no sessions. Who drains is not.
+-- After a silence every lease looks ended: then only a worker that is not registered has no sessions. A draining one is not registered.
 local function is_live(instance)
   if redis.call('HEXISTS', KEYS[5], 'i:' .. instance) == 0 then return false end
   local ends = lease_end_of(KEYS[3], fence, service, instance, now)
@@ -27,7 +27,7 @@ for i = 7, #ARGV, 3 do
   local key, id = KEYS[tonumber(ARGV[i])], ARGV[i + 1]
   local owner = redis.pcall('GET', key)
   if type(owner) == 'table' then
-    -- What is of another type is nobody's.
+    -- A key of another type is no owner.
     if not owner.err:find('WRONGTYPE', 1, true) then return redis.error_reply(owner.err) end
     owner = false
   end

@@ -31,7 +31,7 @@ _KEEP_EVERY = _TTL / 3
 # Seconds for the server to say who owns a session; after that its calls are dropped, to be taken anew.
 _PATIENCE = 5.0
 
-Pair = tuple[str, str]
+SessionName = tuple[str, str]
 """User and session."""
 
 
@@ -43,16 +43,26 @@ class Ownership:
     Args:
         lease: seconds.
         sessions: hears of sessions that are another worker's now.
+        monotonic: the local clock, in seconds.
     """
 
-    def __init__(self, link: Transport, keys: Keys, lease: float, instance: str, sessions: SessionListener) -> None:
+    def __init__(
+        self,
+        link: Transport,
+        keys: Keys,
+        lease: float,
+        instance: str,
+        sessions: SessionListener,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
         self._link = link
         self._keys = keys
         self._lease = lease
         self._instance = instance
         self._sessions = sessions
         # When the server was last asked about a session and said that it is ours (monotonic).
-        self._owned: dict[RequestStream, dict[Pair, float]] = {}
+        self._owned: dict[RequestStream, dict[SessionName, float]] = {}
         # Since when our lease has been unbroken, and until when it lasts at least.
         self._since = self._until = 0.0
         self._gaining = True
@@ -87,10 +97,10 @@ class Ownership:
 
     def doubt(self) -> None:
         """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
-        self._since = max(self._since, time.monotonic())
+        self._since = max(self._since, self._monotonic())
 
     def _certain(self, asked: float) -> bool:
-        return asked >= self._since and time.monotonic() < self._until
+        return asked >= self._since and self._monotonic() < self._until
 
     # -- deliveries -------------------------------------------------------------------------------
 
@@ -98,12 +108,12 @@ class Ownership:
         """Return the deliveries that are to run here; the others now wait for the workers that have their sessions."""
         self._gaining = False
         for stream, owned in self._owned.items():
-            told: set[str] = set()
+            answered: set[str] = set()
             # Asking takes time, in which what was certain may cease to be.
-            while unsure := [each for each in deliveries if each.queue is stream and self._is_unsure(owned, each, told)][:_MOST]:
+            while unsure := [each for each in deliveries if each.queue is stream and self._is_unsure(owned, each, answered)][:_MOST]:
                 if not await self._ask(stream, owned, unsure):
                     return self._without(deliveries, unsure)
-                told |= {delivery.run for delivery in unsure}
+                answered |= {delivery.run for delivery in unsure}
                 deliveries = [each for each in deliveries if each.queue is not stream or stream.held.get(each.entry) is each]
         return deliveries
 
@@ -113,12 +123,12 @@ class Ownership:
         asked = None if pair is None else self._owned[delivery.queue].get(pair)
         return asked is not None and not self._certain(asked)
 
-    def _is_unsure(self, owned: dict[Pair, float], delivery: StreamDelivery, told: set[str]) -> bool:
+    def _is_unsure(self, owned: dict[SessionName, float], delivery: StreamDelivery, answered: set[str]) -> bool:
         pair = session_of(delivery.request)
         if pair is None:
             return False
         asked = owned.get(pair)
-        return asked is None or (delivery.run not in told and not self._certain(asked))
+        return asked is None or (delivery.run not in answered and not self._certain(asked))
 
     def _without(self, deliveries: list[StreamDelivery], unsure: list[StreamDelivery]) -> list[StreamDelivery]:
         """Drop deliveries whose session owner could not be determined. Their leases expire and another worker claims them."""
@@ -128,10 +138,10 @@ class Ownership:
         left = {id(delivery) for delivery in unsure}
         return [delivery for delivery in deliveries if id(delivery) not in left]
 
-    async def _ask(self, stream: RequestStream, owned: dict[Pair, float], deliveries: list[StreamDelivery]) -> bool:
+    async def _ask(self, stream: RequestStream, owned: dict[SessionName, float], deliveries: list[StreamDelivery]) -> bool:
         """Ask who owns the sessions of some deliveries, and let go of those of other workers; False when the server did not answer."""
         pairs = [(each.request.user, each.request.session) for each in deliveries]
-        asked = time.monotonic()
+        asked = self._monotonic()
         try:
             async with asyncio.timeout(_PATIENCE):
                 verdicts = await self._own(stream, pairs, [(each.entry, each.attempt) for each in deliveries])
@@ -151,8 +161,8 @@ class Ownership:
                 self._gain(stream, owned, pair, asked, new=verdict == b"new")
         return True
 
-    async def _own(self, stream: RequestStream, pairs: Sequence[Pair], entries: Sequence[tuple[bytes, int]]) -> list[bytes]:
-        index: dict[Pair, int] = {}
+    async def _own(self, stream: RequestStream, pairs: Sequence[SessionName], entries: Sequence[tuple[bytes, int]]) -> list[bytes]:
+        index: dict[SessionName, int] = {}
         args: list[Any] = []
         for pair, (entry, attempt) in zip(pairs, entries, strict=True):
             args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt)
@@ -163,7 +173,7 @@ class Ownership:
         reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
         generation, before, after, verdicts = reply
         if before != after:
-            # What was ours when the script ran and was not handed over by it is ours still.
+            # Deliveries that were ours when the script ran, and that it did not hand over, are ours still.
             old, new = Fence(generation, before), Fence(generation, after)
             for delivery in stream.held.values():
                 if delivery.fence == old:
@@ -171,14 +181,14 @@ class Ownership:
         stream.fence_is(generation, after)
         return list(verdicts)
 
-    def _gain(self, stream: RequestStream, owned: dict[Pair, float], pair: Pair, asked: float, *, new: bool) -> None:
+    def _gain(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName, asked: float, *, new: bool) -> None:
         if new and pair in owned:
             # Another worker may have had it meanwhile, so the state that is here is out of date.
             self._sessions.moved(stream.service, *pair)
         self._gaining = self._gaining or new
         owned[pair] = asked
 
-    def _lose(self, stream: RequestStream, owned: dict[Pair, float], pair: Pair) -> None:
+    def _lose(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName) -> None:
         if owned.pop(pair, None) is not None:
             self._sessions.moved(stream.service, *pair)
 
@@ -190,7 +200,7 @@ class Ownership:
         Raises:
             BrokerError: the server can't be asked.
         """
-        asked = time.monotonic()
+        asked = self._monotonic()
         for stream, owned in self._owned.items():
             due = [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY][:_MOST]
             if not due:
@@ -201,7 +211,7 @@ class Ownership:
                 elif pair in owned:
                     self._gain(stream, owned, pair, asked, new=verdict == b"new")
 
-    def release(self, service: str, pair: Pair) -> None:
+    def release(self, service: str, pair: SessionName) -> None:
         """Give up a session that has ended here. Returns at once; all of one tick go together."""
         for stream, owned in self._owned.items():
             if stream.service == service and owned.pop(pair, None) is not None:
@@ -226,7 +236,7 @@ class Ownership:
                 args = (self._instance, stream.wake, stream.service, _MOST)
                 passed = await self._link.execute_script(scripts.PASS_ON, (stream.key,), args, repeatable=True)
 
-    def _key(self, stream: RequestStream, pair: Pair) -> str:
+    def _key(self, stream: RequestStream, pair: SessionName) -> str:
         return self._keys.session(stream.queue, hashlib.blake2b(msgspec.json.encode(pair), digest_size=16).hexdigest())
 
 

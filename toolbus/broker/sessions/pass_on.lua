@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- What waits for a consumer that leaves may be taken by anybody.
+-- Let any worker take what waits for a consumer that leaves.
 -- KEYS: 1 request stream
 -- ARGV: 1 consumer, 2 wake channel, 3 service, 4 most entries
 -- Returns how many were passed on.

@@ -10,7 +10,7 @@ local function bump_fence(fence, consumer)
   local time = redis.call('TIME')
   redis.call('HSETNX', fence, 'c:' .. consumer, string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
   local bumped = redis.pcall('HINCRBY', fence, 'c:' .. consumer, 1)
-  -- What is no number, or the last one, equals no counter that anybody knows once it is the time again.
+  -- A counter that is no number, or the last one, begins with the time again, which equals no counter that a worker knows.
   if type(bumped) == 'table' then redis.call('HSET', fence, 'c:' .. consumer, string.format('%.0f', time[1] * 1000 + 1)) end
 end
 

@@ -84,23 +84,23 @@ class Intake:
         if self._is_interrupted():
             return []
         if self._upkeep.has_postponed:
-            # What it starts takes slots.
+            # Requests that it starts take slots, so read nothing with the old number.
             await self._upkeep.reap_postponed()
             return []
         streams = [stream for stream in self._streams.values() if not stream.paused]
         if not streams or not self._links.blocking.connected:
             await self.pause()
             return []
-        # What is known of the fence before anything is delivered: a later state may be the result of losing it again.
+        # The fence as it is known before anything is delivered: a later state may be the result of losing it again.
         fences = {stream: stream.fence_known for stream in streams}
-        look = await self._look(streams, slots)
+        batch = await self._read(streams, slots)
         taken = [
             delivery
-            for stream, entries in look.found
+            for stream, entries in batch.found
             for delivery in self._deliveries(stream, fences[stream], [(entry, 1, fields) for entry, fields in entries])
         ]
-        if look.refused and self._upkeep.taking:
-            await self._mend(look.refused)
+        if batch.refused and self._upkeep.taking:
+            await self._restore(batch.refused)
         if not taken:
             return []
         taken = self._within(await self._abandoned.without(taken), slots)
@@ -125,14 +125,14 @@ class Intake:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    async def _look(self, streams: list[RequestStream], slots: int) -> Batch:
+    async def _read(self, streams: list[RequestStream], slots: int) -> Batch:
         self._reading = True
         try:
             if len(streams) > 1 and (self._more or slots < len(streams)):
-                look = await self._sweep(streams, slots)
-                self._more = bool(look.found)
-                if look.found or look.refused or self._upkeep.has_postponed or self._interrupted.is_set():
-                    return look
+                batch = await self._sweep(streams, slots)
+                self._more = bool(batch.found)
+                if batch.found or batch.refused or self._upkeep.has_postponed or self._interrupted.is_set():
+                    return batch
             return await self._wait(streams, slots)
         except BrokerUnavailable:
             return Batch([], [])
@@ -165,20 +165,20 @@ class Intake:
             scripts.TAKE, tuple(stream.key for stream in streams), (self._instance, most)
         )
         self._first += last
-        look = Batch([], [])
+        batch = Batch([], [])
         for stream, result in zip(streams, results, strict=True):
             if isinstance(result, bytes):
-                look.refused.append((stream, result.decode("utf-8", "replace")))
+                batch.refused.append((stream, result.decode("utf-8", "replace")))
             elif result:
-                look.found.append((stream, result))
-        return look
+                batch.found.append((stream, result))
+        return batch
 
     def _part(self, depth: int) -> int:
         """Return how many requests to take at once from streams that hold ``depth``."""
         part = max(_LEAST_PART, min(depth // 2, _MOST_PART))
         return min(part, _GAINING_PART) if self._ownership.gaining else part
 
-    async def _mend(self, refused: list[tuple[RequestStream, str]]) -> None:
+    async def _restore(self, refused: list[tuple[RequestStream, str]]) -> None:
         missing = [stream.service for stream, error in refused if error.startswith("NOGROUP")]
         if missing:
             telemetry.log.warning("requests.group_missing", error=refused[0][1])

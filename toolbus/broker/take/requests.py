@@ -120,7 +120,7 @@ class RequestStream:
         self.depth = 0
         self.paused = False
         self._paused_since = float("-inf")
-        # Whether calls of one session go to one worker.
+        # True when calls of one session go to one worker.
         self.sticky = False
         self._keys = keys
         self._clock = clock

@@ -8,7 +8,7 @@ local room, last = tonumber(ARGV[2]), #KEYS
 local found, open = {}, {}
 for i = 1, #KEYS do found[i], open[i] = {}, i end
 
--- What has been delivered must reach the worker, so an error concerns its stream alone.
+-- Requests that were delivered must reach the worker, so an error concerns its stream alone.
 local function read(i, count)
   local reply = redis.pcall('XREADGROUP', 'GROUP', 'g', ARGV[1], 'COUNT', count, 'STREAMS', KEYS[i], '>')
   if not reply then return 0 end

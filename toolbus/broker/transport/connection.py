@@ -192,7 +192,7 @@ class Connector:
     def _advice(self, reason: str) -> str:
         """Return advice about a server that can't be reached."""
         late, cut = reason.startswith("Timeout"), _CUT.search(reason)
-        # What has answered once speaks the right protocol.
+        # A server that has answered once speaks the right protocol.
         if self._reached or not (cut or (late and self._tls)):
             return f"start a server with `toolbus dev`, or set {PREFIX}URL"
         if late:

@@ -85,7 +85,7 @@ class Link(Wire):
         self._closed = asyncio.Event()
         self._relocated = asyncio.Event()
         self._refused: deque[Refused] = deque()
-        # Whether the refused commands are sent again, and whether the first of them waits for its moment or another node.
+        # True while the refused commands are sent again, and while the first of them waits for its moment or another node.
         self._repeating = self._waiting = False
         self._refusals = 0
         self._leaving = False
@@ -115,7 +115,7 @@ class Link(Wire):
         self._connects += 1
         self._leaving = False
         self._connected_at = self._loop.time()
-        # What was written to the old connection and may be repeated goes first, then what never left.
+        # Repeatable commands of the old connection go first, then those that never left.
         again = list(self._unanswered)
         self._unanswered.clear()
         for channel in sorted(self._channels):
@@ -285,7 +285,7 @@ class Link(Wire):
         if self._repeating:
             self._refused.extendleft(reversed(commands))
         else:
-            # What was refused was sent before what was not answered.
+            # Refused commands were sent before those that were not answered.
             self._refused.extend(commands)
         self._all_answered()
 

@@ -55,7 +55,7 @@ class Wire(asyncio.Protocol):
         self._unanswered: deque[Command] = deque()
         self._flushing = False
         self._paused = False
-        # Whether nothing is written because refused commands come first.
+        # True while nothing is written because refused commands come first.
         self._held_up = False
         self._closing = False
         self._heard = 0.0

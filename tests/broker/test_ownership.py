@@ -1,0 +1,230 @@
+"""Which worker has a session: what is certain, what is asked about, and what becomes of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
+from toolbus.broker.sessions.ownership import Ownership
+from toolbus.broker.take.requests import Fence, StreamDelivery
+from toolbus.results import BrokerUnavailable
+
+pytestmark = pytest.mark.anyio
+
+LEASE = SETTINGS.lease
+
+
+class Owning:
+    """One worker's sessions; the server answers ``verdicts``, or that every session is its own."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.sessions = self.bench.listener.sessions
+        self.verdicts: list[bytes] | None = None
+        self.after = FENCE.counter
+        self.bench.link.answers["own"] = self._own
+        self.ownership = Ownership(self.bench.as_link, KEYS, LEASE, "mine", cast("Any", self.sessions), self.bench.times)
+        self.ownership.serve(self.bench.stream)
+        self.number = 0
+
+    def _own(self, keys: Any, args: Any) -> Any:
+        asked = (len(args) - 6) // 3
+        return [FENCE.generation, FENCE.counter, self.after, self.verdicts or [b"mine"] * asked]
+
+    @property
+    def asked(self) -> int:
+        """How often the server was asked."""
+        return self.bench.link.names.count("own")
+
+    def beat(self, *, missing: bool = False) -> None:
+        """Beat now."""
+        self.ownership.beaten(self.bench.times.now, self.bench.times.now, missing=missing)
+
+    def take(self, session: str = "s", user: str = "u") -> StreamDelivery:
+        """Take a request of a session."""
+        self.number += 1
+        return self.bench.hold(f"{self.number}-0".encode(), user=user, session=session)
+
+    async def settle(self, *deliveries: StreamDelivery) -> list[StreamDelivery]:
+        """Settle whose they are."""
+        return await self.ownership.settle(list(deliveries))
+
+
+@pytest.fixture
+async def owning() -> AsyncIterator[Owning]:
+    """A worker that has beaten."""
+    made = Owning()
+    made.beat()
+    yield made
+    made.bench.forget()
+
+
+async def test_a_session_is_asked_about_once_while_the_lease_is_unbroken(owning: Owning) -> None:
+    """Afterwards its calls cost what others do."""
+    first = owning.take()
+    assert await owning.settle(first) == [first]
+    args = owning.bench.link.args("own")[0]
+    assert args == ("mine", "pool", FENCE.generation, 6_000, 3_600_000, owning.bench.stream.wake, 6, b"1-0", 1)
+    second = owning.take()
+    assert await owning.settle(second) == [second]
+    assert owning.asked == 1
+    other, stranger = owning.take("other"), owning.take("other", "another")
+    assert await owning.settle(other, stranger) == [other, stranger]
+    assert owning.asked == 2
+    assert len(owning.bench.link.keys("own")[1]) == 5 + 2, "a session of another user is another session"
+
+
+async def test_calls_without_a_session_are_not_asked_about(owning: Owning) -> None:
+    """They are of no session, so any worker runs them."""
+    none = owning.take("", "")
+    assert await owning.settle(none) == [none]
+    assert owning.asked == 0
+
+
+@pytest.mark.parametrize(("passed", "asked"), [(LEASE, 1), (LEASE + 0.1, 2)])
+async def test_a_lease_that_lapsed_makes_sessions_uncertain(owning: Owning, passed: float, asked: int) -> None:
+    """Another worker may have had them since, even if this one has a lease again."""
+    await owning.settle(owning.take())
+    owning.bench.times.now += passed
+    owning.beat()
+    await owning.settle(owning.take())
+    assert owning.asked == asked
+
+
+async def test_nothing_is_certain_while_there_is_no_lease(owning: Owning) -> None:
+    """It has ended, and no beat was answered since: each request is asked about."""
+    await owning.settle(owning.take())
+    owning.bench.times.now += LEASE
+    await owning.settle(owning.take())
+    await owning.settle(owning.take())
+    assert owning.asked == 3
+
+
+async def test_an_unbroken_lease_keeps_what_is_known(owning: Owning) -> None:
+    """Each beat before its end prolongs it."""
+    await owning.settle(owning.take())
+    for _ in range(5):
+        owning.bench.times.now += LEASE / 2
+        owning.beat()
+        await owning.settle(owning.take())
+    assert owning.asked == 1
+
+
+@pytest.mark.parametrize("why", ["missing", "doubt"])
+async def test_a_lost_registration_or_another_server_makes_sessions_uncertain(owning: Owning, why: str) -> None:
+    """Others saw no owner then."""
+    await owning.settle(owning.take())
+    assert owning.asked == 1
+    owning.bench.times.now += 1.0
+    if why == "missing":
+        owning.beat(missing=True)
+    else:
+        owning.ownership.doubt()
+    assert owning.ownership.doubts(owning.bench.stream.held[b"1-0"])
+    await owning.settle(owning.take())
+    assert owning.asked == 2
+
+
+async def test_another_workers_requests_are_handed_over(owning: Owning) -> None:
+    """They are held no more, and what is here of the session ends if it was here."""
+    await owning.settle(owning.take())
+    owning.ownership.doubt()
+    owning.bench.times.now += 1.0
+    owning.ownership.doubt()
+    owning.verdicts = [b"moved", b"mine", b"lost"]
+    moved, mine, lost = owning.take(), owning.take("other"), owning.take("third")
+    assert await owning.settle(moved, mine, lost) == [mine]
+    assert moved.entry not in owning.bench.stream.held
+    assert owning.bench.listener.lost == [lost]
+    assert owning.sessions.said == [("moved", "pool", "u", "s")]
+
+
+async def test_a_new_session_that_was_known_here_is_another_one(owning: Owning) -> None:
+    """It was another worker's in between, so its state here is out of date; a burst of new ones takes small parts."""
+    owning.verdicts = [b"new"]
+    await owning.settle(owning.take())
+    assert owning.sessions.said == []
+    assert owning.ownership.gaining
+    await owning.settle(owning.take())
+    assert not owning.ownership.gaining
+    owning.bench.times.now += LEASE + 0.1
+    owning.beat()
+    await owning.settle(owning.take())
+    assert owning.sessions.said == [("moved", "pool", "u", "s")]
+
+
+async def test_when_the_server_does_not_say_whose_a_session_is_its_calls_are_dropped(owning: Owning) -> None:
+    """Their leases expire and another worker claims them; others run."""
+    known = owning.take("", "")
+    unsure = owning.take()
+    owning.bench.link.answers["own"] = BrokerUnavailable("gone")
+    assert await owning.settle(known, unsure) == [known]
+    assert set(owning.bench.stream.held) == {known.entry}
+    assert owning.bench.listener.lost == [], "nothing runs that could be told"
+
+
+async def test_what_was_ours_when_the_script_ran_is_ours_under_the_new_fence(owning: Owning) -> None:
+    """Handing over moves the fence; deliveries of another state stay as they are."""
+    owning.after = b"6"
+    mine, older = owning.take(), owning.take("other")
+    older.fence = Fence(FENCE.generation, b"4")
+    await owning.settle(mine)
+    assert mine.fence == Fence(FENCE.generation, b"6") == owning.bench.stream.fence_known
+    assert older.fence == Fence(FENCE.generation, b"4")
+
+
+async def test_owners_are_renewed_before_their_keys_end(owning: Owning) -> None:
+    """A third of their time on, without meaning a request; those that are another's by then end here."""
+    await owning.settle(owning.take())
+    owning.bench.times.now += 1_200.0
+    await owning.ownership.keep()
+    assert owning.asked == 1
+    owning.bench.times.now += 0.1
+    owning.verdicts = [b"mine"]
+    await owning.ownership.keep()
+    assert owning.bench.link.args("own")[1][6:] == (6, b"", 0)
+    await owning.ownership.keep()
+    assert owning.asked == 2
+    owning.bench.times.now += 1_201.0
+    owning.verdicts = [b"moved"]
+    await owning.ownership.keep()
+    assert owning.sessions.said == [("moved", "pool", "u", "s")]
+    owning.bench.times.now += 1_201.0
+    await owning.ownership.keep()
+    assert owning.asked == 3, "it is not ours any more"
+
+
+async def test_sessions_that_end_are_given_up_together(owning: Owning) -> None:
+    """Those of one tick in one script, only by their owner; a session that is not here is left alone."""
+    await owning.settle(owning.take("one"), owning.take("two"))
+    owning.ownership.release("pool", ("u", "one"))
+    owning.ownership.release("pool", ("u", "two"))
+    owning.ownership.release("pool", ("u", "two"))
+    owning.ownership.release("other", ("u", "one"))
+    await asyncio.sleep(0)
+    assert [len(keys) for keys in owning.bench.link.keys("disown")] == [2]
+    assert owning.bench.link.args("disown") == [("mine",)]
+
+
+async def test_a_leaving_worker_lets_others_take_what_waits_for_it(owning: Owning) -> None:
+    """Part by part, until a part is not full."""
+    left = [256, 256, 3]
+    owning.bench.link.answers["pass_on"] = lambda keys, args: left.pop(0)
+    await owning.ownership.pass_on()
+    assert left == []
+    assert owning.bench.link.args("pass_on")[0] == ("mine", owning.bench.stream.wake, "pool", 256)
+
+
+async def test_a_run_is_doubted_only_after_the_lease_lapsed(owning: Owning) -> None:
+    """What was never asked about, or is of no session, is not doubted."""
+    one = owning.take()
+    assert not owning.ownership.doubts(one)
+    await owning.settle(one)
+    assert not owning.ownership.doubts(one)
+    owning.bench.times.now += LEASE
+    assert owning.ownership.doubts(one)
+    assert not owning.ownership.doubts(owning.take("", ""))

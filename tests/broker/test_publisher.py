@@ -1,0 +1,244 @@
+"""The publisher alone: what goes in which flush, what waits, and what becomes of answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tests.broker.fakes import KEYS, FakeLink, Times
+from toolbus.broker.protocols import Verdict
+from toolbus.broker.publish.publisher import ABSENT, Publish, Publisher, failure, fate_of, read_verdicts
+from toolbus.broker.transport.command import ReplyError
+from toolbus.results import BrokerUnavailable, EnvelopeError
+
+pytestmark = pytest.mark.anyio
+
+
+class Call:
+    """A call that waits for its verdict."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.verdict: Verdict | None = None
+
+    def settle(self, verdict: Verdict) -> None:
+        """Take in what became of the publication."""
+        assert self.verdict is None
+        self.verdict = verdict
+
+
+class Publishing:
+    """A publisher, and a mastership that admits what the test says."""
+
+    def __init__(self) -> None:
+        self.link = FakeLink()
+        self.times = Times()
+        self.admitted = {True, False}
+        self.link.answers["publish"] = lambda keys, args: b" ".join([b"1-1"] * ((len(args) - 3) // 4))
+        self.publisher = Publisher(cast("Any", self.link), KEYS, "agent", cast("Any", self), self.times)
+        self.calls: dict[str, Call] = {}
+
+    def admits(self, *, once: bool) -> bool:
+        """Return whether work may be published now."""
+        return once in self.admitted
+
+    def publish(self, name: str, *, once: bool = False, size: int = 2, queue: str = "pool", deadline: float = 105.0) -> Call:
+        """Publish a call."""
+        made = self.calls[name] = Call()
+        self.publisher.publish(Publish(name, queue, 10, deadline, b"x" * size, made, once))
+        return made
+
+    async def turn(self) -> None:
+        """Let this tick end."""
+        await asyncio.sleep(0)
+
+    @property
+    def statuses(self) -> list[str]:
+        """What became of each call."""
+        return ["waits" if call.verdict is None else call.verdict.status for call in self.calls.values()]
+
+
+@pytest.fixture
+async def publishing() -> Publishing:
+    """A publisher of the test's own."""
+    return Publishing()
+
+
+async def test_calls_of_one_tick_are_one_script(publishing: Publishing) -> None:
+    """Each names its stream, bound, time left and document; streams are named once."""
+    for name, queue in (("one", "pool"), ("two", "other"), ("three", "pool")):
+        publishing.publish(name, queue=queue)
+    assert publishing.link.names == []
+    await publishing.turn()
+    assert publishing.link.keys("publish") == [(KEYS.flushes("agent"), KEYS.queue("pool"), KEYS.queue("other"))]
+    assert publishing.link.args("publish") == [(0, 600_000, "", 2, 10, 5_000, b"xx", 3, 10, 5_000, b"xx", 2, 10, 5_000, b"xx")]
+    assert publishing.link.options == [(True, False)]
+    assert publishing.link.flushes == 1
+    assert publishing.statuses == ["queued"] * 3
+    assert publishing.publisher.published == 3
+
+
+async def test_what_its_caller_gave_up_is_not_published(publishing: Publishing) -> None:
+    """A flush of nothing else is none."""
+    publishing.publish("one").done = True
+    await publishing.turn()
+    assert publishing.link.names == []
+    publishing.publish("two").done = True
+    publishing.publish("three")
+    await publishing.turn()
+    assert publishing.publisher.published == 1
+    assert publishing.link.args("publish")[0][0] == 0, "the number of the first flush"
+
+
+async def test_a_call_whose_time_is_up_has_a_millisecond(publishing: Publishing) -> None:
+    """Its worker says that it came too late."""
+    publishing.publish("late", deadline=99.0)
+    await publishing.turn()
+    assert publishing.link.args("publish")[0][5] == 1
+
+
+async def test_scripts_are_bounded(publishing: Publishing) -> None:
+    """256 requests, or 1 MiB, are one script."""
+    for number in range(257):
+        publishing.publish(str(number))
+    await publishing.turn()
+    assert [(len(args) - 3) // 4 for args in publishing.link.args("publish")] == [256, 1]
+    for number in range(3):
+        publishing.publish(f"large {number}", size=500_000)
+    await publishing.turn()
+    assert [(len(args) - 3) // 4 for args in publishing.link.args("publish")[2:]] == [2, 1]
+    assert [args[0] for args in publishing.link.args("publish")] == [0, 1, 2, 3]
+
+
+async def test_each_flush_names_the_one_before_it_that_is_unanswered(publishing: Publishing) -> None:
+    """So the server keeps the order of the calls, and a flush that it refused is sent again behind what is still open."""
+    publishing.link.holding = True
+    for name in ("one", "two", "three"):
+        publishing.publish(name)
+        await publishing.turn()
+    assert [args[7:] for args in publishing.link.args("publish")] == [(), (0,), (1,)]
+    publishing.link.release()
+    publishing.link.answers["publish"] = lambda keys, args: ReplyError("NOTYET flush 0 was not carried out")
+    publishing.link.release()
+    assert publishing.statuses == ["queued", "waits", "waits"]
+    assert [args[0] for args in publishing.link.args("publish")] == [0, 1, 2, 1]
+    assert publishing.link.args("publish")[3][7:] == (), "nothing before it is open"
+    publishing.link.release()
+    assert publishing.link.args("publish")[4][7:] == (1,)
+    publishing.link.answers["publish"] = lambda keys, args: b"1-1"
+    publishing.link.release()
+    publishing.link.release()
+    assert publishing.statuses == ["queued"] * 3
+
+
+async def test_without_a_connection_calls_wait(publishing: Publishing) -> None:
+    """What is cancelled meanwhile was certainly never published."""
+    publishing.link.connected = False
+    publishing.publish("one")
+    publishing.publish("two")
+    await publishing.turn()
+    assert publishing.link.names == []
+    fates: list[str] = []
+    publishing.publisher.cancel("one", "pool", "", 1_000, fates.append)
+    publishing.publisher.cancel("none", "pool", "", 1_000, fates.append)
+    assert fates == ["removed", "unknown"]
+    publishing.link.connected = True
+    publishing.publisher.flush()
+    assert publishing.statuses == ["waits", "queued"]
+
+
+async def test_what_waits_is_bounded(publishing: Publishing) -> None:
+    """By number and by bytes; those beyond end as failed, certainly not queued, and those that are written do not count."""
+    publishing.link.connected = False
+    publishing.publish("large", size=64 * 1024 * 1024)
+    beyond = publishing.publish("beyond", size=1)
+    await publishing.turn()
+    assert beyond.verdict is not None
+    assert beyond.verdict.status == "failed"
+    assert publishing.calls["large"].verdict is None
+    many = Publishing()
+    many.link.connected = False
+    for number in range(10_001):
+        many.publish(str(number))
+    await many.turn()
+    assert many.statuses == ["waits"] * 10_000 + ["failed"]
+    many.link.connected = True
+    many.publisher.flush()
+    assert "waits" not in many.statuses
+
+
+async def test_work_that_must_not_happen_twice_waits_for_a_sure_master(publishing: Publishing) -> None:
+    """Other work goes on; when it is published it names the server, and goes to no other."""
+    publishing.admitted = {False}
+    publishing.publish("pay", once=True)
+    publishing.publish("given up", once=True).done = True
+    publishing.publish("read")
+    await publishing.turn()
+    assert publishing.statuses == ["waits", "waits", "queued"]
+    publishing.admitted = {True, False}
+    publishing.publisher.flush()
+    assert publishing.statuses == ["queued", "waits", "queued"]
+    assert publishing.link.args("publish")[1][2] == "run-one"
+    assert publishing.link.options == [(True, False), (True, True)]
+
+
+async def test_a_master_that_is_being_replaced_gets_nothing(publishing: Publishing) -> None:
+    """It would lose what it acknowledges."""
+    publishing.admitted = set()
+    publishing.publish("one")
+    await publishing.turn()
+    assert publishing.link.names == []
+    assert publishing.statuses == ["waits"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (BrokerUnavailable("lost"), "unknown"),
+        (ReplyError("OOM command not allowed"), "failed"),
+        (b"1-1", "queued"),
+        (b"-", "absent"),
+        (b"!7", "full"),
+        (b"1-1 1-2", "unknown"),
+        (b"!x", "unknown"),
+    ],
+)
+async def test_each_answer_is_a_verdict(publishing: Publishing, answer: Any, status: str) -> None:
+    """A lost answer says nothing; an error says that nothing was written."""
+    publishing.link.answers["publish"] = lambda keys, args: answer
+    call = publishing.publish("one")
+    await publishing.turn()
+    assert call.verdict is not None
+    assert call.verdict.status == status
+    assert call.verdict.depth == (7 if status == "full" else 0)
+    assert call.verdict.entry == ("1-1" if status == "queued" else "")
+    publishing.link.answers["publish"] = lambda keys, args: b"1-2"
+    publishing.publish("two")
+    await publishing.turn()
+    assert publishing.link.args("publish")[1][7:] == (), "the first one is answered"
+
+
+async def test_a_call_is_cancelled_where_it_is_queued(publishing: Publishing) -> None:
+    """The workers hear of it for as long as it could run."""
+    fates: list[str] = []
+    for answer in (b"removed", b"signalled", b"gone", b"shared", b"nonsense", BrokerUnavailable("lost")):
+        publishing.link.answers["cancel"] = lambda keys, args, answer=answer: answer
+        publishing.publisher.cancel("call", "pool", "1-1", 0, fates.append)
+    assert fates == ["removed", "signalled", "gone", "shared", "unknown", "unknown"]
+    assert publishing.link.keys("cancel")[0] == (KEYS.queue("pool"), KEYS.cancelled("pool"))
+    assert publishing.link.args("cancel")[0] == ("1-1", "call", 1, KEYS.wake("pool"))
+    publishing.publisher.cancel("call", "pool", "1-1", 500, None)
+    assert publishing.link.args("cancel")[-1][2] == 500
+
+
+def test_verdicts_are_read_in_order() -> None:
+    """One word for each request, or the answer can't be read."""
+    assert read_verdicts(b"1-1 - !3", 3) == [Verdict("queued", "1-1"), ABSENT, Verdict("full", depth=3)]
+    with pytest.raises(EnvelopeError):
+        read_verdicts(b"1-1", 2)
+    with pytest.raises(EnvelopeError):
+        read_verdicts(b"1" * 42, 1)
+    assert failure(ReplyError("OOM")).message == "OOM"
+    assert fate_of("call", b"removed") == "removed"

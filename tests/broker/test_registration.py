@@ -1,0 +1,243 @@
+"""A worker's registration, and the registry it is written to: what is sent, refused, repeated and swept."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
+from toolbus import RegistrationRefused
+from toolbus.broker.registry.registration import WorkerRegistration
+from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer, RegistryFollower
+from toolbus.broker.transport.command import ReplyError
+from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
+from toolbus.results import BrokerUnavailable
+
+pytestmark = pytest.mark.anyio
+
+PUBLICATION = Publication(ServiceDescriptor("pool"), (ToolDescriptor(name="echo", description="Echo.", service="pool"),), "owner", "digest")
+
+
+class Registering:
+    """A worker whose registry answers as the test says."""
+
+    def __init__(self) -> None:
+        self.bench = bench = Bench()
+        self.doubts = 0
+        bench.link.answers["register"] = lambda keys, args: [b"ok", 4, *FENCE]
+        self.registry = RedisRegistry(bench.as_link, KEYS, SETTINGS)
+        self.registration = WorkerRegistration(bench.as_link, KEYS, "mine", self.registry, bench.streams, self.doubt)
+
+    def doubt(self) -> None:
+        """Count."""
+        self.doubts += 1
+
+    def listed(self, service: bytes | None, instance: bytes | None) -> None:
+        """Let the tables say so."""
+        self.bench.link.answers["HGET"] = lambda keys, args: service if args[0] == KEYS.services else instance
+
+    @property
+    def starts(self) -> list[int]:
+        """The start numbers under which the worker registered."""
+        return [args[13] for args in self.bench.link.args("register")]
+
+
+@pytest.fixture
+async def registering() -> Registering:
+    """A worker that has registered."""
+    made = Registering()
+    await made.registration.register(PUBLICATION)
+    return made
+
+
+async def test_a_registration_names_everything_that_is_published(registering: Registering) -> None:
+    """All of it, or nothing when a name is another owner's."""
+    args = registering.bench.link.args("register")[0]
+    assert (args[0], args[2], args[3]) == (KEYS.prefix, 30 * 86_400_000, int(SETTINGS.cooldown * 1000))
+    assert args[4:8] == ("pool", "mine", "owner", "digest")
+    assert msgspec.json.decode(args[8], type=Publication) == PUBLICATION
+    assert args[9] == 6_000
+    assert args[11:] == (0, "pool", 0, "echo")
+    instances, queue, fence, cancelled = (key.decode() for key in registering.bench.link.keys("register")[0][6:])
+    assert (instances, queue, fence, cancelled) == (KEYS.instances("pool"), KEYS.queue("pool"), KEYS.fence("pool"), KEYS.cancelled("pool"))
+
+
+async def test_a_refusal_names_the_owners(registering: Registering) -> None:
+    """Even those that can't be read."""
+    registering.bench.link.answers["register"] = lambda keys, args: [b"refused", b"tool/echo", b"another", b"queue/pool", b"\xff"]
+    with pytest.raises(RegistrationRefused, match="tool/echo belongs to 'another', queue/pool belongs to") as error:
+        await registering.registry.register(PUBLICATION, "mine", 0)
+    assert set(error.value.names) == {"tool/echo", "queue/pool"}
+
+
+async def test_a_lost_registration_is_repeated_under_its_start(registering: Registering) -> None:
+    """Its place in the order of starts stays, its fence may be another, and sessions are doubted."""
+    registering.bench.link.answers["register"] = lambda keys, args: [b"ok", 4, b"2.b", b"8"]
+    held = registering.bench.hold()
+    await registering.registration.register_again(["pool"])
+    assert registering.starts == [0, 4]
+    assert registering.doubts == 1
+    assert registering.bench.listener.lost == [held]
+    assert registering.bench.stream.fence_known == (b"2.b", b"8")
+
+
+@pytest.mark.parametrize("answer", [BrokerUnavailable("gone"), [b"refused", b"tool/echo", b"another"]])
+async def test_a_registration_that_fails_again_is_logged(registering: Registering, answer: Any) -> None:
+    """The next beat, or the next turn, tries once more."""
+    registering.bench.link.answers["register"] = lambda keys, args: answer
+    await registering.registration.register_again(["pool"])
+    assert registering.bench.stream.fence_known == FENCE
+
+
+async def test_a_worker_that_leaves_is_not_registered_again(registering: Registering) -> None:
+    """Nor does it stay when it left while it registered."""
+    registering.registration.active = False
+    await registering.registration.register_again(["pool"])
+    await registering.registration.register_missing()
+    assert registering.starts == [0]
+    registering.registration.active = True
+
+    def leaving(keys: Any, args: Any) -> Any:
+        registering.registration.active = False
+        return [b"ok", 4, *FENCE]
+
+    registering.bench.link.answers["register"] = leaving
+    await registering.registration.register_again(["pool"])
+    assert registering.bench.link.args("unregister")[0][4:] == (b"pool/mine",)
+
+
+@pytest.mark.parametrize(
+    ("service", "instance", "again"),
+    [
+        (b"+" + msgspec.json.encode(PUBLICATION), b"4:digest", False),
+        (None, b"4:digest", True),
+        (b"+nonsense", b"4:digest", True),
+        (b"+" + msgspec.json.encode(PUBLICATION), None, True),
+        (b"+" + msgspec.json.encode(PUBLICATION), b"3:digest", True),
+        (b"+" + msgspec.json.encode(PUBLICATION), b"4:other", True),
+    ],
+)
+async def test_a_worker_that_the_tables_do_not_list_registers_again(
+    registering: Registering, service: bytes | None, instance: bytes | None, again: bool
+) -> None:
+    """Each table is looked at, since a beat sees the lease alone."""
+    registering.listed(service, instance)
+    await registering.registration.register_missing()
+    assert registering.starts == ([0, 4] if again else [0])
+
+
+async def test_leaving_takes_every_service_out(registering: Registering) -> None:
+    """In one script; a worker of no service sends none."""
+    registering.bench.streams["other"] = registering.bench.new_stream("other")
+    registering.bench.link.answers["HGET"] = lambda keys, args: b"mapped" if args[0] == KEYS.instances("other").encode() else None
+    await registering.registration.unregister()
+    assert registering.bench.link.args("unregister")[0][4:] == (b"pool/mine", b"other/mine")
+    keys = registering.bench.link.keys("unregister")[0]
+    assert KEYS.queue("mapped").encode() in keys
+    assert KEYS.queue("pool").encode() in keys
+    registering.bench.streams.clear()
+    await registering.registration.unregister()
+    assert registering.bench.link.names.count("unregister") == 1
+
+
+@pytest.mark.parametrize(("answer", "trusted"), [(1, True), (0, True), (-1, False)])
+async def test_a_sweep_names_what_seems_dead_and_distrusts_another_clock(registering: Registering, answer: int, trusted: bool) -> None:
+    """The script says when the server's clock is not what was expected: then no lease is judged for a while."""
+    bench = registering.bench
+    for _ in range(5):
+        bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
+        bench.times.now += SETTINGS.lease / 4
+    bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
+    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead"], "sweep": lambda keys, args: answer}
+    await registering.registry.sweep(bench.clock)
+    now = int(bench.clock.server_ms())
+    assert bench.link.args("ZRANGE") == [(KEYS.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, 64)]
+    assert bench.link.args("sweep")[0][4:] == (now, 6_000, b"pool/dead")
+    assert bench.clock.trusted is trusted
+
+
+async def test_a_table_of_a_wrong_type_does_not_stop_a_sweep(registering: Registering) -> None:
+    """It is repaired, and its service is taken for one on its own queue; other errors are passed on."""
+    bench = registering.bench
+    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead"], "sweep": 1, "HGET": ReplyError("WRONGTYPE no hash"), "mend": []}
+    await registering.registry.sweep(bench.clock)
+    assert bench.link.keys("mend") == [(KEYS.instances("pool").encode(),)]
+    assert KEYS.queue("pool").encode() in bench.link.keys("sweep")[0]
+    bench.link.answers["HGET"] = ReplyError("NOPERM")
+    with pytest.raises(ReplyError, match="NOPERM"):
+        await registering.registry.sweep(bench.clock)
+
+
+async def test_items_are_put_and_deleted_by_their_owners(registering: Registering) -> None:
+    """A refusal says whose the name is, and what to do."""
+    bench = registering.bench
+    bench.link.answers["item"] = lambda keys, args: [b"ok", 1]
+    await registering.registry.put_item("tool/x", b"{}", "owner")
+    assert bench.link.args("item")[0][4:] == ("tool/x", b"{}", "owner")
+    assert await registering.registry.delete_item("tool/x")
+    assert bench.link.args("item")[1][4:] == ("tool/x", "", "")
+    bench.link.answers["item"] = lambda keys, args: [b"ok", 0]
+    assert not await registering.registry.delete_item("tool/x")
+    bench.link.answers["item"] = lambda keys, args: [b"refused", b"another"]
+    with pytest.raises(RegistrationRefused, match="published by 'another'"):
+        await registering.registry.put_item("tool/x", b"{}")
+    with pytest.raises(RegistrationRefused, match="belongs to 'another'"):
+        await registering.registry.put_item("tool/x", b"{}", "owner")
+    with pytest.raises(RegistrationRefused, match="belongs to 'another'"):
+        await registering.registry.delete_item("tool/x", "owner")
+
+
+class Hearing:
+    """A listener of the registry."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def on_service(self, service: str, record: Any) -> None:
+        """Take note."""
+        self.said.append(("service", service, None if record is None else record.live))
+
+    def on_item(self, key: str, document: bytes | None) -> None:
+        """Take note."""
+        self.said.append(("item", key, document))
+
+    def on_registry(self, services: Any, items: Any) -> None:
+        """Take note."""
+        self.said.append(("registry", sorted(services), items))
+
+
+def change(op: bytes, key: bytes, document: bytes, token: bytes, before: bytes) -> list[bytes]:
+    """Return the fields of a log entry."""
+    return [b"op", op, b"key", key, b"doc", document, b"token", token, b"prev", before]
+
+
+async def test_changes_are_applied_in_order_until_one_is_missing() -> None:
+    """Each names the one before it; a gap is not jumped over."""
+    bench, hearing = Bench(), Hearing()
+    published = msgspec.json.encode(PUBLICATION)
+    bench.link.answers |= {
+        "XREVRANGE": lambda keys, args: [[b"1-0", change(b"up", b"x", b"", b"t1", b"")]],
+        "HSCAN": lambda keys, args: [b"0", [b"pool", b"+" + published, b"\xff", b"", b"bad", b"+x"] if args[0] == KEYS.services else []],
+    }
+    follower = RegistryFollower(bench.as_link, KEYS, cast("Any", hearing))
+    await follower.load()
+    assert (follower.position, hearing.said) == (b"1-0", [("registry", ["pool"], {})])
+    hearing.said.clear()
+    entries = [
+        (b"2-0", change(b"up", b"pool", published, b"t2", b"t1")),
+        (b"3-0", change(b"down", b"pool", published, b"t3", b"t2")),
+        (b"4-0", change(b"gone", b"pool", b"", b"t4", b"t3")),
+        (b"5-0", change(b"item", b"tool/x", b"{}", b"t5", b"t4")),
+        (b"6-0", change(b"item", b"tool/x", b"", b"t6", b"t5")),
+        (b"7-0", change(b"up", b"\xff", b"", b"t7", b"t6")),
+    ]
+    assert follower.apply(entries)
+    expected = [("service", "pool", True), ("service", "pool", False), ("service", "pool", None), ("item", "tool/x", b"{}")]
+    assert hearing.said == [*expected, ("item", "tool/x", None)]
+    assert follower.position == b"7-0"
+    assert not follower.apply([(b"9-0", change(b"gone", b"pool", b"", b"t9", b"t8"))])
+    assert follower.position == b"7-0"
+    assert not follower.apply([(b"9999999999999999-0", change(b"gone", b"pool", b"", b"t8", b"t7"))])
+    assert isinstance(RegisterAnswer(1, b"", b""), tuple)
