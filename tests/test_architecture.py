@@ -30,7 +30,7 @@ LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadline
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules a file imports when it is loaded."""
+    """Return the modules that a file imports when it is loaded."""
     found: set[str] = set()
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.Import):

@@ -35,7 +35,7 @@ async def erase(rows: int, note: str = "") -> str:
 
 
 def keys_like(place: Place, pattern: str) -> list[str]:
-    """The namespace's keys of a pattern."""
+    """Return the namespace's keys that match a pattern."""
     with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
         return sorted(client.scan_iter(match=f"tb:{{{place.settings.namespace}}}:{pattern}", count=1000))
 

@@ -36,7 +36,7 @@ stage: Stage
 
 @pytest.fixture(autouse=True)
 def fresh_stage(anyio_backend: Any) -> None:
-    """A stage of the test's own."""
+    """Return a stage for one test."""
     global stage  # noqa: PLW0603
     stage = Stage()
 

@@ -65,7 +65,7 @@ class Trace:
         self.spans.append(Span(published, *self._handled[key]))
 
     def idly_waited(self, slots: int) -> float:
-        """The longest time that any call stood in a queue while a slot was free."""
+        """Return the longest time that any call waited in a queue while a slot was free."""
         changes = sorted([(span.began, 1) for span in self.spans] + [(span.ended, -1) for span in self.spans])
         free: list[tuple[float, float]] = []
         running, since = 0, 0.0

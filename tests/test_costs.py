@@ -202,7 +202,7 @@ async def settled(bus: ToolBus) -> int:
 
 
 async def one_of_each(bus: ToolBus) -> None:
-    """A call that returns, a stream, a call that fails, and one that is cancelled while it runs."""
+    """Make a call that returns, a stream, a call that fails, and one that is cancelled while it runs."""
     assert (await bus.call("echo", {"text": TEXT}, timeout=TIMEOUT)).success
     async with bus.stream("stroll", {"count": 3, "size": 50}, timeout=TIMEOUT) as call:
         assert [text async for text in call]

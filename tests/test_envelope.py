@@ -73,7 +73,7 @@ ODD = [b"", b"null", b"[]", b'"\xff"', b'[{"id":"a","run":"\xed\xa0\x80"}]', b"1
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A good message that is cut off, or has a byte replaced by others."""
+    """Return a valid message that is cut off, or has a byte replaced by others."""
     good = envelope.encode(draw(REQUESTS | FRAMES))
     at = draw(st.integers(0, len(good) - 1))
     return good[:at] + draw(st.just(b"") | st.binary(max_size=3).map(lambda other: other + good[at + 1 :]))

@@ -22,7 +22,7 @@ CALL = {"tool": "add", "user": "u1", "id": "Zr3hcbT0qVYf0pXn9WbQ3A", "attempt": 
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """The library's logger, put back as it was."""
+    """Provide the library's logger, and restore it afterwards."""
     logger = logging.getLogger("toolbus")
     before = logger.level, logger.propagate, logger.handlers[:], logger.filters[:]
     yield logger
@@ -56,7 +56,7 @@ class Mute(Exception):
 
 
 def deep() -> list[Any]:
-    """A list of more levels than Python's stack has."""
+    """Return a list with more levels than Python's stack has."""
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]

@@ -56,7 +56,7 @@ def reader() -> Iterator[InMemoryMetricReader]:
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """The library's logger, put back as it was."""
+    """Provide the library's logger, and restore it afterwards."""
     logger = logging.getLogger("toolbus")
     before = logger.level, logger.propagate, logger.handlers[:]
     yield logger

@@ -48,20 +48,20 @@ async def recite(lines: int) -> AsyncIterator[str | Progress]:
 
 @tool
 async def broken() -> str:
-    """Always fail."""
+    """Fail on every call."""
     raise RuntimeError("out of order")
 
 
 @asynccontextmanager
 async def executing(namespace: str = "") -> AsyncIterator[ToolExecutor]:
-    """An executor with the tools above."""
+    """Provide an executor with the tools above."""
     namespace = namespace or uuid.uuid4().hex
     async with Worker([add, say, broken], url="memory://", namespace=namespace), ToolBus("memory://", namespace=namespace) as bus:
         yield bus.executor(model="m")
 
 
 def whole(**document: Any) -> Canned:
-    """An answer in one piece."""
+    """Return an answer in one piece."""
     return Canned(json.dumps(document).encode(), kind="application/json")
 
 

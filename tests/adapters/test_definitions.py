@@ -20,7 +20,7 @@ pydantic = pytest.importorskip("pydantic")
 
 
 def adapter(package: str, name: str) -> Any:
-    """What checks a definition."""
+    """Return the validator of a definition."""
     return pydantic.TypeAdapter(getattr(pytest.importorskip(package), name))
 
 
@@ -33,7 +33,7 @@ FORMATS: list[tuple[Format, str, str]] = [
 
 
 def tools(*schemas: dict[str, Any]) -> ToolView:
-    """A catalogue with one tool for each schema."""
+    """Return a catalogue with one tool for each schema."""
     catalogue = Catalogue()
     described = [
         ToolDescriptor(f"tool.{index}", "A tool", "s", parameters=schema, groups=("g",) if index % 2 else ())

@@ -58,14 +58,14 @@ async def hang() -> str:
 
 @pytest.fixture
 def shell(shell: Shell) -> Shell:
-    """A shell with a tool file in its folder."""
+    """Return a shell with a tool file in its folder."""
     (shell.folder / "loud.py").write_text(TOOLS)
     return shell
 
 
 @pytest.fixture
 def served(shell: Shell) -> Shell:
-    """The same, with a worker of that file running."""
+    """Provide a shell with a tool file in its folder and a running worker of that file."""
     shell.start("worker", "loud.py")
     assert shell.run("call", "who", "--wait", "20").returncode == 0
     return shell

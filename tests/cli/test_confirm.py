@@ -37,14 +37,14 @@ def tidy():
 
 @pytest.fixture
 def shell(shell: Shell) -> Shell:
-    """A shell in a folder with a tool that wants permission, and a worker that serves it."""
+    """Provide a shell with a tool that needs confirmation, and a worker that serves it."""
     (shell.folder / "shop.py").write_text(TOOLS)
     shell.start("worker", "shop.py")
     return shell
 
 
 def waiting(shell: Shell, count: int = 1) -> list[dict[str, object]]:
-    """The open requests, once there are so many."""
+    """Return the open requests, once there are this many."""
     deadline = time.monotonic() + 20
     while True:
         found: list[dict[str, object]] = shell.json("confirm", "list")

@@ -52,7 +52,7 @@ def victim() -> str:
 
 
 def published(url: str, namespace: str) -> bytes:
-    """What the registry holds of the service."""
+    """Return the registry's record of the service."""
     with redis.Redis.from_url(url) as server:
         record = server.hget(Keys(namespace).services, "bad-siblings")
     assert isinstance(record, bytes)

@@ -124,7 +124,7 @@ def test_groups_over_connections_and_groups_of_toolbus(service: ToolkitService, 
 
 @pytest.fixture
 def sums() -> Iterator[str]:
-    """The name of a module with a plain function and a coroutine function."""
+    """Return the name of a module with a plain function and a coroutine function."""
     module = types.ModuleType("chat2graph_sums")
     exec("def add(a: int, b: int): return a + b\nasync def double(a: int): return 2 * a", vars(module))
     sys.modules[module.__name__] = module

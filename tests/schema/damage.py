@@ -12,7 +12,7 @@ Quote = Callable[[str], str]
 
 
 def written(value: Any, quote: Quote = json.dumps, *, comma: str = "", words: tuple[str, str, str] = ("true", "false", "null")) -> str:
-    """A value as JSON, but for the strings, what stands before closing brackets, and the words."""
+    """Return a value as JSON, except for the strings, the text before closing brackets, and the words."""
     if isinstance(value, str):
         return quote(value)
     if value is None or isinstance(value, bool):
@@ -102,5 +102,5 @@ ENDS = ["", '"}', "'}", "]}"]
 
 
 def hostile(start: str, unit: str, end: str, size: int) -> str:
-    """A text of about so many characters that repeats a unit."""
+    """Return a text of about this many characters that repeats a unit."""
     return start + unit * (size // len(unit)) + end

@@ -104,7 +104,7 @@ def test_explicit_parameters_are_the_schema() -> None:
     """A schema of the author's is enforced and its arguments passed by name."""
 
     def weather(city: str, days: int = 1) -> None:
-        """The weather."""
+        """Report the weather."""
 
     derived = derive(weather, parameters=WEATHER)
     assert derived.parameters == WEATHER

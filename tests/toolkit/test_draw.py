@@ -20,7 +20,7 @@ SAMPLE = (("a0", "a1", 0.8), ("a1", "a0", 0.3), ("a1", "a1"), ("a0", "t0", 0.25)
 
 
 def drawn(figure: Figure) -> dict[str, object]:
-    """The figure's patches by the names they were given."""
+    """Return the figure's patches by their names."""
     return {str(patch.get_gid()): patch for patch in figure.axes[0].patches}
 
 

@@ -53,13 +53,13 @@ class Parsed(HTMLParser):
             self.texts[self.within][-1] += data
 
     def data(self) -> dict[str, Any]:
-        """The graph in the page."""
+        """Return the graph in the page."""
         return json.loads(self.texts["script"][0])
 
 
 @pytest.fixture
 def hostile() -> Toolkit:
-    """A graph whose ids, names and descriptions try to be markup."""
+    """Return a graph whose ids, names and descriptions try to be markup."""
     toolkit = Toolkit()
     for number, text in enumerate(HOSTILE):
         toolkit.add_vertex(f"a{text}", data=Action(f"a{text}", text, text))

@@ -12,7 +12,7 @@ from toolbus.toolkit import Action, Tool, ToolGroup, ToolkitError, ToolkitServic
 
 @pytest.fixture
 def service() -> ToolkitService:
-    """A service with two actions, the first of which leads to the second."""
+    """Return a service with two actions, the first of which leads to the second."""
     made = ToolkitService()
     second = Action("b", "Write")
     made.add_action(second)
@@ -21,7 +21,7 @@ def service() -> ToolkitService:
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The events that were warned of."""
+    """Return the events of the logged warnings."""
     return [record.getMessage().split()[0] for record in caplog.records if record.levelno == logging.WARNING]
 
 

@@ -2,7 +2,7 @@
 
 
 def failed(result, type, code):
-    """The message of a result that must be this failure."""
+    """Return the message of a result after checking that it is this failure."""
     assert not result.success
     assert (result.error.type, result.error.code) == (type, code), result.error
     assert len(result.error.message) < 1_000

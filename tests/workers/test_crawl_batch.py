@@ -18,7 +18,7 @@ def crawler(fetching=None, *, pause=0.0, per_host=50, **options):
 
 
 async def crawl(service, urls, config=None, **arguments):
-    """What the call yields: texts, progress and the result."""
+    """Return the items that the call yields: texts, progress and the result."""
     items = [item async for item in service.invoke("alice", config or {}, {"urls": urls, **arguments})]
     texts = [item for item in items if isinstance(item, str)]
     progress = [item for item in items if isinstance(item, Progress)]

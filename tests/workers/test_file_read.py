@@ -50,7 +50,7 @@ async def read(bus, path, **arguments):
 
 
 def failed(result, type, code):
-    """The message of a result that must be this failure, and must not say what may not be read."""
+    """Return the message of a result that must be this failure and must not reveal protected content."""
     assert SECRET not in str(result)
     return outcomes.failed(result, type, code)
 

@@ -221,7 +221,7 @@ async def test_broken_documents_are_set_aside_and_counted(folder):
 
 
 def smashed(method):
-    """A docx whose packed text is broken, while its table of contents is whole."""
+    """Return a docx whose packed text is broken, while its table of contents is valid."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", method) as archive:
         archive.writestr("word/document.xml", "<w:p>" + "honey and wax " * 500 + "</w:p>")

@@ -20,7 +20,7 @@ DOCUMENT = "# A heading\n\nBees make honey in a hive. Honey keeps for years.\n\n
 
 @pytest.fixture(params=["memory", "server"])
 async def bus(request, namespace):
-    """A bus with every example worker behind it."""
+    """Provide a bus with every example worker behind it."""
     address = "memory://" if request.param == "memory" else request.getfixturevalue("valkey_server")
     modules = examples()
     async with Worker(modules, url=address, namespace=namespace), ToolBus(address, namespace=namespace) as opened:

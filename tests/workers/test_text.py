@@ -50,7 +50,7 @@ Second
 
 
 def run(items):
-    """The text, the other items before the end, and the result of a handler's stream."""
+    """Return the text, the other items before the end, and the result of a handler's stream."""
     listed = list(items)
     assert isinstance(listed[-1], ToolResult)
     assert listed[-1].success

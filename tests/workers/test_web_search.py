@@ -46,7 +46,7 @@ async def refused(backend, config=None, **arguments):
 
 @pytest.fixture
 def closed_port():
-    """A port of this machine on which nobody listens."""
+    """Return a port of this machine without a listener."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
