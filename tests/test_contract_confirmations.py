@@ -172,7 +172,7 @@ async def test_a_worker_runs_what_was_allowed(place: Place, monkeypatch: pytest.
 
 
 async def test_a_sibling_that_changes_leaves_a_confirmed_tool_callable(place: Place) -> None:
-    """When another tool of the service changes, calls name the publication that is there now, and are run."""
+    """After another tool of the service changed, calls name the current publication, and are run."""
 
     def sibling(text: str) -> Any:
         async def changed() -> str:
@@ -246,7 +246,7 @@ async def test_wrong_ids_are_told(place: Place) -> None:
 
 
 async def test_a_cancelled_call_withdraws_its_request(place: Place) -> None:
-    """Nobody is asked any more when nobody waits any more."""
+    """A request is withdrawn when its caller stops waiting."""
     async with place.serving(erase) as bus, place.bus() as other:
         call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
         request = await first_of(other)

@@ -80,7 +80,7 @@ async def test_a_call_is_one_trace(place: Place, spans: InMemorySpanExporter) ->
 
 @pytest.mark.parametrize("name", ["traced_outer", "traced_thread"])
 async def test_a_nested_call_joins_the_trace(place: Place, spans: InMemorySpanExporter, name: str) -> None:
-    """What a handler calls, from a coroutine or a thread, hangs below the handler's span."""
+    """Nested calls of a handler, from a coroutine or a thread, hang below the handler's span."""
     async with place.serving(traced_inner, traced_outer) as bus:
         assert (await bus.call(name)).success
         found = await ended(spans, 6)

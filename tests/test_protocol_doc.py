@@ -159,7 +159,7 @@ async def permit() -> str:
 
 
 def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
-    """Whoever answers: look for open requests, answer one twice with one token, and once more with another."""
+    """Act as the answerer: look for open requests, answer one twice with one token, and once more with another."""
     found: list[bytes] = []
     while not found:
         found = server.redis.zrange(f"{server.prefix}confirms", 0, 999)
@@ -179,7 +179,7 @@ def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
 
 
 async def test_a_request_is_answered_by_hand(redis_place: Place) -> None:
-    """What a real worker asks is found, read and answered with the page's keys and scripts; the caller sees both frames."""
+    """A real worker's question is found, read and answered with the page's keys and scripts; the caller sees both frames."""
     server = Server(redis_place)
     async with redis_place.serving(permit) as bus, bus.stream("permit") as call:
         seen: list[Any] = []
@@ -198,7 +198,7 @@ async def test_a_request_is_answered_by_hand(redis_place: Place) -> None:
 
 
 def ask_by_hand(server: Server) -> list[Any]:
-    """Whoever asks: open a request, keep it open, hear of the answer on the reply stream, read it; then withdraw another."""
+    """Act as the asker: open a request, keep it open, read the answer from the reply stream; then withdraw another."""
     agent, identity = secrets.token_hex(8), secrets.token_hex(6)
     replies = f"{server.prefix}rsp:{agent}"
     server.run("listen", [f"rsp:{agent}"], 15_000)

@@ -160,7 +160,7 @@ async def test_openai_agents_run_the_tools() -> None:
 
 
 async def test_langchain_says_the_schema_as_it_was_published() -> None:
-    """What LangChain tells a model of a tool is the published schema."""
+    """LangChain shows models the published schema of a tool."""
     pytest.importorskip("langchain_core")
     from langchain_core.utils.function_calling import convert_to_openai_tool
 

@@ -60,7 +60,7 @@ def test_definitions_are_what_the_sdk_says_they_are(format: Format, package: str
 
 @pytest.mark.parametrize(("format", "package", "name"), FORMATS, ids=[each[0] for each in FORMATS])
 def test_mended_schemas_make_definitions_too(format: Format, package: str, name: str) -> None:
-    """Whatever was mended can be carried by every format."""
+    """Every format can express any corrected schema."""
     check = adapter(package, name)
     given_ = [{"type": "object", "properties": {"a": part}} for part, _ in PARTS]
     given_ += [{"type": "dict", "properties": {"a": {"type": word}}, "required": ["a"]} for word, _ in WORDS]

@@ -170,7 +170,7 @@ async def test_two_operators_redrive_a_letter_once(place: Place) -> None:
 
 
 async def test_a_full_or_missing_queue_leaves_the_letter(place: Place) -> None:
-    """What can't be published now stays where it is."""
+    """A dead letter that can't be published now stays where it is."""
     service = Frail()
     async with Admin(place.settings) as admin:
         async with place.worker(service), place.bus() as bus:

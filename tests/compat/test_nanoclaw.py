@@ -292,5 +292,5 @@ def test_file_tools_stay_in_their_folder(tmp_path: Path) -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    """What that project's modules export can be imported."""
+    """Every name that nanoClaw's modules export can be imported."""
     assert all(hasattr(nanoclaw, name) for name in nanoclaw.__all__)

@@ -71,7 +71,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def is_said(text: str) -> bool:
-    """Whether a text is JSON or a Python literal without any slip, whatever value was meant."""
+    """Return whether a text is JSON or a Python literal without any slip, with any value."""
     try:
         json.loads(text, parse_constant=_refuse)
     except ValueError:

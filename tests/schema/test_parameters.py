@@ -165,7 +165,7 @@ def test_a_property_named_like_an_injected_parameter_is_refused() -> None:
 
 
 def test_a_schema_looser_than_the_function_still_refuses() -> None:
-    """What the schema lets pass but the function can't take is a refusal, not a TypeError in the handler."""
+    """Arguments that the schema accepts but the function can't take are refused, without a TypeError in the handler."""
 
     def f(city: str, days: int) -> None: ...
 

@@ -69,7 +69,7 @@ def hostile() -> Toolkit:
 
 
 def test_nothing_in_a_graph_becomes_markup(hostile: Toolkit) -> None:
-    """Whatever names, descriptions, ids and the title say, the elements are those of an empty page, and the data says it all."""
+    """For any names, descriptions, ids and title, the elements are those of an empty page, and the data is complete."""
     title = HOSTILE[0] + HOSTILE[3]
     parsed = Parsed(page(hostile, title))
     assert [tag for tag, _ in parsed.elements] == [tag for tag, _ in Parsed(page(Toolkit())).elements]

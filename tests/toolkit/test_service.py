@@ -67,7 +67,7 @@ def test_a_tool_that_is_called_stays_when_it_is_added_without_callers(service: T
 
 
 def test_next_ids_and_tools_of_an_action_become_edges(caplog: pytest.LogCaptureFixture) -> None:
-    """What an action says itself is connected with 1.0, actions that come later included, without a warning."""
+    """The connections in an action's own fields get the score 1.0, also to actions that come later, without a warning."""
     service = ToolkitService()
     service.add_action(Action("a", "A", next_action_ids=["b", "a"], tools=[Tool("t", "T")]))
     service.add_action(Action("b", "B", next_action_ids=["a"]))

@@ -1,4 +1,4 @@
-"""How the tests of ready-made services look at a failure."""
+"""Checks of failures for the tests of built-in services."""
 
 
 def failed(result, type, code):

@@ -143,7 +143,7 @@ async def test_requests_to_one_host_keep_their_distance():
 
 
 async def test_hosts_that_nobody_uses_are_forgotten():
-    """What is remembered of hosts is bounded."""
+    """The number of remembered hosts is bounded."""
     politeness = Politeness(pause=0.0)
     for number in range(2_000):
         async with politeness.turn(f"h{number}.test") as turn:

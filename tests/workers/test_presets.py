@@ -61,7 +61,7 @@ async def published(url, namespace, name):
 
 
 class Heard:
-    """What an agent's tools answered."""
+    """The results of an agent's tools."""
 
     def __init__(self):
         self.results = []
@@ -188,7 +188,7 @@ async def test_a_preset_names_tools_that_its_command_serves(name, valkey_server,
 
 
 def test_a_name_means_a_file_before_a_shipped_preset(tmp_path, monkeypatch):
-    """What lies in the folder goes before; a path stays a path; an unknown name is told with those there are."""
+    """A file in the folder wins over a shipped preset, a path stays a path, and an unknown name is reported with the known ones."""
     monkeypatch.chdir(tmp_path)
     assert find_preset("graph").name == "graph.yaml"
     (tmp_path / "graph").write_text("name: mine\nactions: []\n")

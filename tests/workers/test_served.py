@@ -30,7 +30,7 @@ async def bus(request, namespace):
 
 
 async def test_every_tool_is_listed_with_a_description_and_its_arguments(bus):
-    """What the modules define is what an agent sees, and no more."""
+    """An agent sees the tools that the modules define, and no others."""
     assert set(bus.tools) == TOOLS
 
 

@@ -106,7 +106,7 @@ async def test_bad_config_is_told(config):
 
 
 async def test_a_search_that_takes_too_long_ends_in_time():
-    """Whatever the backend waits for."""
+    """A search ends at its time limit when the backend does not answer."""
 
     class Slow(Backend):
         async def search(self, search):
