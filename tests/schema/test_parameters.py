@@ -108,7 +108,7 @@ def test_explicit_parameters_are_the_schema() -> None:
 
     derived = derive(weather, parameters=WEATHER)
     assert derived.parameters == WEATHER
-    assert derived.description == "The weather."
+    assert derived.description == "Report the weather."
     assert derived.bind({"city": "x", "days": 2}) == {"city": "x", "days": 2}
     assert refused(derived.bind, {"city": 3}).startswith("Expected `string`, got `integer` - at `$.city`")
 
