@@ -100,7 +100,7 @@ class _Pool:
                 if isinstance(event, Started):
                     first = first or event.worker
                 elif isinstance(event, Reset):
-                    raise RuntimeError("the stream started anew")  # noqa: TRY004 - not an error of types
+                    raise RuntimeError("the stream started again")  # noqa: TRY004 - not an error of types
                 elif isinstance(event, Text):
                     longest, last = max(longest, now - last), now
                     if not killed and now > began + kill_after:

@@ -32,7 +32,7 @@ LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadline
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules a file imports when it is loaded."""
+    """Return the modules that a file imports when it is loaded."""
     found: set[str] = set()
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.Import):
@@ -80,7 +80,7 @@ def test_imports_form_no_cycles() -> None:
 
 
 def test_only_the_broker_speaks_redis() -> None:
-    """redis and hiredis are imported in toolbus/broker and nowhere else."""
+    """Only toolbus/broker imports redis and hiredis."""
     for path in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workers").rglob("*.py")]:
         if "broker" not in path.relative_to(PACKAGE.parent).parts:
             assert not {name.partition(".")[0] for name in imports_of(path)} & {"redis", "hiredis"}, path
@@ -91,7 +91,7 @@ MAKERS |= {"Connection", "SSLConnection", "UnixDomainSocketConnection"}
 
 
 def test_one_module_makes_redis_clients() -> None:
-    """Who makes a client or connection elsewhere gets redis-py's ten retries with it, so only toolbus/broker/transport/clients.py does."""
+    """Only toolbus/broker/transport/clients.py makes clients and connections, since others would get redis-py's ten retries."""
     found = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

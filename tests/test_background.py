@@ -47,7 +47,7 @@ async def test_work_that_fails_for_good_is_given_up() -> None:
 
 
 async def test_failures_that_are_far_apart_are_not_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has worked for a while begins to count anew."""
+    """A task that has worked for a while starts counting failures from zero."""
     monkeypatch.setattr(background, "_SETTLED", -1.0)
     work = Work(3 * MOST_FAILURES)
     await keep_running("work", work)

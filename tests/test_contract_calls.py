@@ -198,7 +198,7 @@ class Failing(ToolService):
     ],
 )
 async def test_a_failure_is_a_value_and_the_worker_goes_on(place: Place, name: str, kind: str, code: str, words: str) -> None:
-    """Whatever a handler does wrong becomes its caller's error, and the next call is served."""
+    """Every mistake of a handler becomes its caller's error, and the next call is served."""
     async with place.serving(Failing, coroutine) as bus:
         result = await bus.call(name)
         assert not result.success

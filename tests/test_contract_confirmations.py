@@ -30,7 +30,7 @@ async def erase(rows: int, note: str = "") -> str:
 
 
 def keys_like(place: Place, pattern: str) -> list[str]:
-    """The namespace's keys of a pattern."""
+    """Return the namespace's keys that match a pattern."""
     with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
         return sorted(client.scan_iter(match=f"tb:{{{place.settings.namespace}}}:{pattern}", count=1000))
 
@@ -167,7 +167,7 @@ async def test_a_worker_runs_what_was_allowed(place: Place, monkeypatch: pytest.
 
 
 async def test_a_sibling_that_changes_leaves_a_confirmed_tool_callable(place: Place) -> None:
-    """When another tool of the service changes, calls name the publication that is there now, and are run."""
+    """After another tool of the service changed, calls name the current publication, and are run."""
 
     def sibling(text: str) -> Any:
         async def changed() -> str:
@@ -241,7 +241,7 @@ async def test_wrong_ids_are_told(place: Place) -> None:
 
 
 async def test_a_cancelled_call_withdraws_its_request(place: Place) -> None:
-    """Nobody is asked any more when nobody waits any more."""
+    """A request is withdrawn when its caller stops waiting."""
     async with place.serving(erase) as bus, place.bus() as other:
         call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
         request = await first_of(other)

@@ -1,4 +1,4 @@
-"""What ends and bounds calls, over every transport: time, cancellation, slots, queues and sizes."""
+"""Limits on calls, over every transport: time, cancellation, slots, queues and sizes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Stage:
-    """What the tools of this file have seen."""
+    """Observations of the tools of this file."""
 
     def __init__(self) -> None:
         self.runs: list[str] = []
@@ -34,7 +34,7 @@ stage: Stage
 
 @pytest.fixture(autouse=True)
 def fresh_stage(anyio_backend: Any) -> None:
-    """A stage of the test's own."""
+    """Return a stage for one test."""
     global stage  # noqa: PLW0603
     stage = Stage()
 
@@ -167,7 +167,7 @@ async def test_nobody_answers_a_handler(place: Place) -> None:
 
 
 async def test_waiting_is_bounded(place: Place) -> None:
-    """However long a handler asks for, its caller waits the longest time there is for a call, and its own timeout on top."""
+    """The longest wait of a caller is the maximum timeout of a call plus its own timeout, however long a handler asks for."""
     async with place.serving(ask_for, max_timeout=0.5) as bus:
         started = time.monotonic()
         error = (await bus.call("ask_for", {"seconds": 500.0}, timeout=0.4)).error

@@ -149,7 +149,7 @@ async def test_retry_after_is_waited_for(place: Place) -> None:
 
 
 async def test_no_retry_is_begun_that_the_deadline_would_cut(place: Place) -> None:
-    """When the wait alone would pass the deadline the failure is answered at once."""
+    """A failure is answered at once when the wait alone would pass the deadline."""
     service = Flaky(1, ToolError("busy", retryable=True, retry_after=30.0))
     async with place.serving(service) as bus:
         result = await bus.call("flake", timeout=5.0)

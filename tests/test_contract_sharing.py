@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Stage:
-    """What the tools of this file share with their tests."""
+    """State that the tools of this file share with their tests."""
 
     def __init__(self) -> None:
         self.starts: list[str] = []
@@ -37,7 +37,7 @@ stage: Stage
 
 @pytest.fixture(autouse=True)
 def fresh_stage(anyio_backend: Any) -> None:
-    """A stage of the test's own."""
+    """Return a stage for one test."""
     global stage  # noqa: PLW0603
     stage = Stage()
 
@@ -208,7 +208,7 @@ async def test_a_failure_that_is_given_up_frees_the_key(place: Place) -> None:
 
 
 async def test_a_failure_of_once_work_keeps_the_key(place: Place) -> None:
-    """What may have had its effect is not run again under the same key: its failure is the answer."""
+    """A call that may have had its effect is not run again under the same key: its failure is the answer."""
     async with place.serving(fragile_once) as bus:
         stage.fail = True
         for _ in range(2):

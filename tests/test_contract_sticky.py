@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_calls_of_a_session_go_to_one_worker(place: Place) -> None:
-    """Whoever takes a call gives it to the worker that has the session; calls of no session and no user run anywhere."""
+    """A worker that takes a call passes it to the worker that has the session; calls without session and user run anywhere."""
     log: list[Any] = []
     services = [StickyNotes(str(number), log) for number in range(3)]
     workers = [place.worker(service, concurrency=10) for service in services]
@@ -68,7 +68,7 @@ async def test_a_full_worker_is_waited_for(place: Place) -> None:
 
 
 async def test_sessions_of_a_drained_worker_start_anew_elsewhere(place: Place) -> None:
-    """What waited for it is taken by another at once, as the same attempt, in a session that is new there."""
+    """Calls that waited for the worker are taken by another at once, as the same attempt, in a session that is new there."""
     first, second = StickyNotes("first"), StickyNotes("second")
     leaving = place.worker(first, concurrency=1, grace=0.2)
     async with leaving, place.bus() as bus:

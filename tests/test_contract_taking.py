@@ -1,4 +1,4 @@
-"""How workers of several services take requests, over every transport: at once, by turns, and never beyond their slots."""
+"""Workers of several services take requests, over every transport: at once, by turns, and never beyond their slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATE = 1.0
 
 
 class Span(NamedTuple):
-    """When a call was published, and when its handler began and ended (monotonic)."""
+    """The times (monotonic) when a call was published, and when its handler began and ended."""
 
     published: float
     began: float
@@ -65,7 +65,7 @@ class Trace:
         self.spans.append(Span(published, *self._handled[key]))
 
     def idly_waited(self, slots: int) -> float:
-        """The longest time that any call stood in a queue while a slot was free."""
+        """Return the longest time that any call waited in a queue while a slot was free."""
         changes = sorted([(span.began, 1) for span in self.spans] + [(span.ended, -1) for span in self.spans])
         free: list[tuple[float, float]] = []
         running, since = 0, 0.0
@@ -112,7 +112,7 @@ async def load(bus: ToolBus, trace: Trace, called: int, callers: int, calls: int
 async def test_a_worker_of_many_services_is_as_quick_as_one_of_one(
     place: Place, services: int, slots: int, called: int, callers: int
 ) -> None:
-    """Whatever the mix of services, slots and load, no call waits while a slot is free, and all take about the time of one service."""
+    """With any mix of services, slots and load, no call waits while a slot is free, and all take about the time of one service."""
     calls = max(60, 3 * callers)
     alone, mixed = Trace(1, name="alone"), Trace(services)
     async with asyncio.timeout(60):
@@ -184,7 +184,7 @@ async def all_of(calls: Sequence[Awaitable[ToolResult]]) -> list[ToolResult]:
 
 
 async def test_a_burst_over_many_services_spreads_over_their_workers(place: Place) -> None:
-    """What one worker is given beyond its slots runs in another at once, and nobody runs more than has slots."""
+    """Requests beyond a worker's slots run in another worker at once, and no worker runs more than it has slots."""
     gate = Gate(6)
     async with (
         place.worker(*gate.tools, concurrency=1, lease=30.0),
@@ -200,7 +200,7 @@ async def test_a_burst_over_many_services_spreads_over_their_workers(place: Plac
 
 
 async def test_a_burst_at_a_worker_with_one_slot_runs_to_its_end(place: Place) -> None:
-    """What a worker hands back because it has no slot, and nobody else takes, runs there as soon as a slot is free."""
+    """A request that was handed back for lack of a slot, and that no other worker takes, runs there as soon as a slot is free."""
     trace = Trace(10)
     async with place.serving(*trace.tools, concurrency=1, lease=30.0) as bus:
         async with asyncio.timeout(15):

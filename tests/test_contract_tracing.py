@@ -43,7 +43,7 @@ async def traced_failure() -> str:
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """What is exported while a test runs."""
+    """Provide the exporter of spans while a test runs."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -53,13 +53,13 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 async def ended(exporter: InMemorySpanExporter, count: int) -> dict[str, ReadableSpan]:
-    """The finished spans by name, once there are so many."""
+    """Return the finished spans by name, once there are this many."""
     await eventually(lambda: len(exporter.get_finished_spans()) >= count)
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
 def lineage(found: dict[str, ReadableSpan], name: str) -> list[str]:
-    """A span's name and its ancestors', nearest first."""
+    """Return a span's name and those of its ancestors, nearest first."""
     by_id = {span.context.span_id: span for span in found.values() if span.context is not None}
     names, span = [name], found[name]
     while span.parent is not None:
@@ -80,7 +80,7 @@ async def test_a_call_is_one_trace(place: Place, spans: InMemorySpanExporter) ->
 
 @pytest.mark.parametrize("name", ["traced_outer", "traced_thread"])
 async def test_a_nested_call_joins_the_trace(place: Place, spans: InMemorySpanExporter, name: str) -> None:
-    """What a handler calls, from a coroutine or a thread, hangs below the handler's span."""
+    """Nested calls of a handler, from a coroutine or a thread, hang below the handler's span."""
     async with place.serving(traced_inner, traced_outer) as bus:
         assert (await bus.call(name)).success
         found = await ended(spans, 6)

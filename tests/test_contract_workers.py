@@ -1,4 +1,4 @@
-"""How workers come and go, over every transport: hot plugging, draining, starting and failing to."""
+"""Workers come and go, over every transport: hot plugging, draining, starting and failing to start."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_a_service_that_scales_to_zero_keeps_its_calls(redis_place: Place)
 
 
 async def test_calls_left_at_the_end_of_the_grace_go_to_another_worker(redis_place: Place) -> None:
-    """What a draining worker does not finish is taken over and answered once."""
+    """Calls that a draining worker does not finish are taken over and answered once."""
     starts = 0
 
     @tool(service="handover", effect="idempotent", replace=True)

@@ -1,4 +1,4 @@
-"""What a call costs: commands and bytes at the server, blocks of memory at the caller and the worker; counts, not times."""
+"""Costs of a call: commands and bytes at the server, blocks of memory at the caller and the worker; counts, not times."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Sticky(ToolService):
 
 
 async def test_a_call_of_a_session_costs_no_more_commands_at_its_worker(fresh_server: Any, namespace: str) -> None:
-    """Who has a session is asked once: afterwards its calls cost what others do."""
+    """The owner of a session is looked up once; later calls cost the same as others."""
     server: EmbeddedServer = fresh_server()
     place = Place(server.url, namespace)
 
@@ -203,7 +203,7 @@ async def settled(bus: ToolBus) -> int:
 
 
 async def one_of_each(bus: ToolBus) -> None:
-    """A call that returns, a stream, a call that fails, and one that is cancelled while it runs."""
+    """Make a call that returns, a stream, a call that fails, and one that is cancelled while it runs."""
     assert (await bus.call("echo", {"text": TEXT}, timeout=TIMEOUT)).success
     async with bus.stream("stroll", {"count": 3, "size": 50}, timeout=TIMEOUT) as call:
         assert [text async for text in call]
@@ -216,7 +216,7 @@ async def one_of_each(bus: ToolBus) -> None:
 async def test_a_call_that_has_ended_leaves_nothing_in_memory(
     transport: str, valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However calls end, neither the caller nor the worker holds anything for them afterwards."""
+    """After calls end in any way, neither the caller nor the worker holds memory for them."""
     # A cancelled handler is looked at again after some seconds, and pytest keeps every log record.
     monkeypatch.setattr("toolbus.worker.slots.slots._STOPS_WITHIN", TIMEOUT / 2)
     logging.disable()
@@ -244,7 +244,7 @@ async def left_of_each(place: Place, batches: int) -> float:
 
 
 async def test_a_call_that_waits_holds_no_more_memory_than_it_did(namespace: str) -> None:
-    """What a queued call holds is the caller's, and what it holds besides while it runs is the worker's."""
+    """The memory of a queued call is at the caller, and the additional memory of a running one at the worker."""
     place = Place("memory://", namespace)
     async with place.worker(hold, concurrency=1) as busy, place.bus() as bus:
         await bus.wait_for_tool("hold")

@@ -79,7 +79,7 @@ def test_calls_back_on_time(delays: list[float], early: float) -> None:
 
 
 def test_there_is_one_timer_for_the_earliest() -> None:
-    """However many deadlines there are, one timer waits, for the earliest of them; without deadlines none does."""
+    """One timer waits for the earliest of any number of deadlines; without deadlines there is no timer."""
     clock = Clock()
     deadlines = made(clock)
     assert clock.pending == []

@@ -1,4 +1,4 @@
-"""What a person is shown: every key, no more than can be read, and nothing that hides or imitates."""
+"""A person is shown every key, no more than can be read, and nothing that hides or imitates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARK = "shortened)"
 
 
 def test_what_is_short_is_json() -> None:
-    """What can be read at a glance is the value itself."""
+    """A value that can be read at a glance is shown unchanged."""
     value = {"a": [1, None, {"é": "猫"}], "b": "x\ny"}
     text, cut = readable(value)
     assert (json.loads(text), cut) == (value, False)
@@ -45,7 +45,7 @@ def test_values_are_shortened_and_keys_are_not() -> None:
     ids=["list", "objects", "deep", "many", "digits", "escapes"],
 )
 def test_every_argument_is_there(value: dict[str, Any]) -> None:
-    """However large and deep the others are, each argument stands in a line of its own, within a bound."""
+    """Each argument stands on its own line, within a limit, however large and deep the others are."""
     text, cut = readable(value)
     assert cut
     lines = text.split("\n")
@@ -101,7 +101,7 @@ HIDING += ["\u3164", "\u2800", "\u115f", "\ufe0f", "\U000e0041", "\U000e0100", "
 
 @pytest.mark.parametrize("hiding", HIDING, ids=lambda hiding: f"{ord(hiding):x}")
 def test_nothing_hides(hiding: str) -> None:
-    """What commands a terminal, turns text around, ends the line, or can't be seen is written as an escape that JSON reads as the same."""
+    """Text that commands a terminal, reverses text, ends the line, or can't be seen becomes an escape that JSON reads as the same."""
     shown = visible(f"a{hiding}b")
     assert hiding not in shown
     assert shown.isprintable()

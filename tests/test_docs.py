@@ -29,12 +29,12 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def read(name: str) -> str:
-    """A page's text."""
+    """Return the text of a page."""
     return (ROOT / name).read_text("utf-8")
 
 
 def blocks(name: str) -> list[str]:
-    """A page's Python examples."""
+    """Return the Python examples of a page."""
     return re.findall(r"```python\n(.*?)```", read(name), re.DOTALL)
 
 
@@ -126,7 +126,7 @@ def test_other_pages_name_no_files_of_the_code() -> None:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words after ``toolbus`` of each command line on a page, in its code blocks and within its sentences."""
+    """Return the words after ``toolbus`` of each command line on a page, in its code blocks and within its sentences."""
     text = page.read_text("utf-8")
     fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [line for kind, block in fenced if kind in {"", "bash", "sh"} for line in block.replace("\\\n", "").splitlines()]
@@ -160,7 +160,7 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def declared(kind: str) -> set[str]:
-    """The names of the packages that toolbus needs, or that an extra of it does."""
+    """Return the names of the packages that toolbus, or one of its extras, needs."""
     project = tomllib.loads(read("pyproject.toml"))["project"]
     wanted = project["dependencies"] if not kind else project["optional-dependencies"][kind]
     return {re.split(r"[^\w-]", each)[0].lower() for each in wanted} - {"toolbus"}
@@ -391,7 +391,7 @@ def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespa
 
 
 def printed(page: str) -> str:
-    """What a page says that its example prints."""
+    """Return the output that a page shows for its example."""
     expected = re.search(r"It prints:\n\n```\n(.*?)```", read(page), re.DOTALL)
     assert expected is not None
     return expected[1]
@@ -406,7 +406,7 @@ def run_example(example: str, folder: Path) -> str:
 
 
 def told_by(picture: bytes) -> tuple[set[str], list[str]]:
-    """The names of a picture's shapes, and its texts."""
+    """Return the names of a picture's shapes, and its texts."""
     root = ElementTree.fromstring(picture)
     names = {each.get("id", "") for each in root.iter() if " " in each.get("id", "")}
     return names, sorted(each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text"))

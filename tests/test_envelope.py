@@ -1,4 +1,4 @@
-"""What travels: requests and frames survive the wire, and hostile bytes do no harm."""
+"""Requests and frames survive the wire, and hostile bytes do no harm."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ODD = [b"", b"null", b"[]", b'"\xff"', b'[{"id":"a","run":"\xed\xa0\x80"}]', b"1
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A good message that is cut off, or has a byte replaced by others."""
+    """Return a valid message that is cut off, or has a byte replaced by others."""
     good = envelope.encode(draw(REQUESTS | FRAMES))
     at = draw(st.integers(0, len(good) - 1))
     return good[:at] + draw(st.just(b"") | st.binary(max_size=3).map(lambda other: other + good[at + 1 :]))
@@ -97,7 +97,7 @@ def test_frames_survive_the_wire(frames: list[Frame]) -> None:
 
 @given(HOSTILE)
 def test_hostile_request_only_raises_envelope_error(payload: bytes) -> None:
-    """Whatever the bytes, decoding a request gives one or raises EnvelopeError, and reading its address never fails."""
+    """For any bytes, decoding a request returns one or raises EnvelopeError, and reading its address never fails."""
     with contextlib.suppress(EnvelopeError):
         assert isinstance(envelope.decode_request(payload, limit=LIMIT), Request)
     found = envelope.address(payload)
@@ -106,7 +106,7 @@ def test_hostile_request_only_raises_envelope_error(payload: bytes) -> None:
 
 @given(HOSTILE | st.lists(HOSTILE, max_size=4).map(envelope.join_frames))
 def test_hostile_entry_only_gives_problems(payload: bytes) -> None:
-    """Whatever the bytes, decoding a reply entry gives frames and problems and never raises."""
+    """For any bytes, decoding a reply entry returns frames and problems and never raises."""
     frames, problems = envelope.decode_frames(payload, limit=LIMIT)
     assert all(isinstance(frame, Frame) for frame in frames)
     assert all(problems)
@@ -137,7 +137,7 @@ def test_other_version_is_refused() -> None:
 
 
 def test_size_is_checked_before_anything_else() -> None:
-    """What is over the limit is refused by size alone, what is exactly at it is read."""
+    """A payload over the limit is refused by its size alone; one exactly at the limit is read."""
     payload = envelope.encode(Request("a", "b", "s"))
     assert envelope.decode_request(payload, limit=len(payload)).id == "a"
     with pytest.raises(EnvelopeError, match=f"request of {len(payload)} bytes is over the limit of 10"):

@@ -29,7 +29,7 @@ def get_document_info(document: str, pages: int = 1) -> dict[str, Any]:
 
 @tool(service="local-tests", effect="read")
 async def broken() -> str:
-    """Always fail."""
+    """Fail on every call."""
     raise RuntimeError("out of order")
 
 

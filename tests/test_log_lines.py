@@ -22,7 +22,7 @@ CALL = {"tool": "add", "user": "u1", "id": "Zr3hcbT0qVYf0pXn9WbQ3A", "attempt": 
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """The library's logger, put back as it was."""
+    """Provide the library's logger, and restore it afterwards."""
     logger = logging.getLogger("toolbus")
     before = logger.level, logger.propagate, logger.handlers[:], logger.filters[:]
     yield logger
@@ -56,7 +56,7 @@ class Mute(Exception):
 
 
 def deep() -> list[Any]:
-    """A list of more levels than Python's stack has."""
+    """Return a list with more levels than Python's stack has."""
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
@@ -86,7 +86,7 @@ def refuse(constant: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_value_breaks_a_json_line(logger: logging.Logger, name: str) -> None:
-    """Whatever a field holds, logging it raises nothing and gives one line of JSON of bounded length, with the other fields in it."""
+    """For any field value, logging raises nothing and writes one JSON line of bounded length that has the other fields."""
     stream = Stream()
     telemetry.configure_logging(format="json", stream=stream)
     telemetry.log.warning("link.lost", error=HOSTILE[name], server="here")
@@ -144,7 +144,7 @@ def test_messages_of_other_loggers_forge_no_lines(logger: logging.Logger) -> Non
 
 
 def test_lines_of_one_turn_are_written_together(logger: logging.Logger) -> None:
-    """What is logged in one turn of the event loop is one write at its end; a warning is written at once, after what waits."""
+    """Lines of one turn of the event loop are written together at its end; a warning is written at once, after the collected lines."""
     stream = Stream()
     telemetry.configure_logging(format="json", stream=stream)
 
@@ -208,7 +208,7 @@ def test_lines_of_threads_and_loops_keep_their_order(logger: logging.Logger) -> 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "raise ValueError", "telemetry.flush_logging(); os._exit(0)"])
 def test_lines_survive_the_end_of_the_program(end: str) -> None:
-    """However a program ends in the middle of a turn, its last line is written, once."""
+    """A program that ends in the middle of a turn, in any way, writes its last line once."""
     program = f"""
 import asyncio, os
 from toolbus import telemetry

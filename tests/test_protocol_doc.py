@@ -23,7 +23,7 @@ LUA = Path(__file__).parents[1] / "toolbus" / "broker"
 
 
 def script(name: str) -> str:
-    """A script as the page says: its includes put in their place."""
+    """Return a script as the page shows it, with its includes inserted."""
     (file,) = LUA.rglob(f"{name}.lua")
     include = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)
     return include.sub(lambda found: (LUA / f"{found[1]}.lua").read_text("utf-8"), file.read_text("utf-8"))
@@ -42,7 +42,7 @@ class Server:
 
     @staticmethod
     def entries(answer: Any) -> list[Any]:
-        """The entries of a read of one stream, which redis-py gives as a list or as a dict."""
+        """Return the entries of a read of one stream, which redis-py returns as a list or as a dict."""
         if not answer:
             return []
         found = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
@@ -67,7 +67,7 @@ async def spell(word: str):
 
 
 def call_by_hand(server: Server) -> tuple[str, dict[str, Any]]:
-    """An agent's life: reply stream, publish, read, trim, delete."""
+    """Act as an agent: reply stream, publish, read, trim, delete."""
     agent, call = secrets.token_hex(8), secrets.token_hex(16)
     replies = f"{server.prefix}rsp:{agent}"
     server.run("listen", [f"rsp:{agent}"], 15_000)
@@ -102,7 +102,7 @@ async def test_an_agent_written_by_hand_calls_a_worker(redis_place: Place) -> No
 
 
 def serve_by_hand(server: Server, registered: asyncio.Event, loop: asyncio.AbstractEventLoop) -> str:
-    """A worker's life: register, take one request, stream, finish, unregister, retire."""
+    """Act as a worker: register, take one request, stream, finish, unregister, retire."""
     instance, service = f"by-hand-{secrets.token_hex(3)}", "handmade"
     publication = {
         "service": {"id": service, "config-params": [{"name": "style"}]},
@@ -160,7 +160,7 @@ async def permit() -> str:
 
 
 def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
-    """Whoever answers: look for open requests, answer one twice with one token, and once more with another."""
+    """Act as the answerer: look for open requests, answer one twice with one token, and once more with another."""
     found: list[bytes] = []
     while not found:
         found = server.redis.zrange(f"{server.prefix}confirms", 0, 999)
@@ -180,7 +180,7 @@ def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
 
 
 async def test_a_request_is_answered_by_hand(redis_place: Place) -> None:
-    """What a real worker asks is found, read and answered with the page's keys and scripts; the caller sees both frames."""
+    """A real worker's question is found, read and answered with the page's keys and scripts; the caller sees both frames."""
     server = Server(redis_place)
     async with redis_place.serving(permit) as bus, bus.stream("permit") as call:
         seen: list[Any] = []
@@ -199,7 +199,7 @@ async def test_a_request_is_answered_by_hand(redis_place: Place) -> None:
 
 
 def ask_by_hand(server: Server) -> list[Any]:
-    """Whoever asks: open a request, keep it open, hear of the answer on the reply stream, read it; then withdraw another."""
+    """Act as the asker: open a request, keep it open, read the answer from the reply stream; then withdraw another."""
     agent, identity = secrets.token_hex(8), secrets.token_hex(6)
     replies = f"{server.prefix}rsp:{agent}"
     server.run("listen", [f"rsp:{agent}"], 15_000)

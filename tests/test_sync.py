@@ -41,7 +41,7 @@ async def hang() -> str:
 
 @pytest.fixture
 def bus(valkey_server: str, namespace: str) -> Iterator[ToolBus]:
-    """A synchronous bus with a worker in another loop."""
+    """Provide a synchronous bus with a worker in another loop."""
     settings = Settings.load({}, url=valkey_server, namespace=namespace)
     with (
         start_blocking_portal("asyncio") as portal,

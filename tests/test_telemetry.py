@@ -56,7 +56,7 @@ def reader() -> Iterator[InMemoryMetricReader]:
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """The library's logger, put back as it was."""
+    """Provide the library's logger, and restore it afterwards."""
     logger = logging.getLogger("toolbus")
     before = logger.level, logger.propagate, logger.handlers[:]
     yield logger
@@ -298,7 +298,7 @@ def test_failed_call_marks_its_span(spans: InMemorySpanExporter) -> None:
     ],
 )
 def test_handlers_exception_is_recorded_and_passed_on(spans: InMemorySpanExporter, error: BaseException, type: str, events: int) -> None:
-    """What a handler raises goes on; its span has the error type that the caller will see."""
+    """An exception of a handler is raised on; its span has the error type that the caller will see."""
     with pytest.raises(error.__class__), telemetry.handler_span("", **CALL, attempt=1, worker="w1"):
         raise error
     (span,) = spans.get_finished_spans()

@@ -48,20 +48,20 @@ async def recite(lines: int) -> AsyncIterator[str | Progress]:
 
 @tool
 async def broken() -> str:
-    """Always fail."""
+    """Fail on every call."""
     raise RuntimeError("out of order")
 
 
 @asynccontextmanager
 async def executing(namespace: str = "") -> AsyncIterator[ToolExecutor]:
-    """An executor with the tools above."""
+    """Provide an executor with the tools above."""
     namespace = namespace or uuid.uuid4().hex
     async with Worker([add, say, broken], url="memory://", namespace=namespace), ToolBus("memory://", namespace=namespace) as bus:
         yield bus.executor(model="m")
 
 
 def whole(**document: Any) -> Canned:
-    """An answer in one piece."""
+    """Return an answer in one piece."""
     return Canned(json.dumps(document).encode(), kind="application/json")
 
 
@@ -160,7 +160,7 @@ async def test_openai_agents_run_the_tools() -> None:
 
 
 async def test_langchain_says_the_schema_as_it_was_published() -> None:
-    """What LangChain tells a model of a tool is the published schema."""
+    """LangChain shows models the published schema of a tool."""
     pytest.importorskip("langchain_core")
     from langchain_core.utils.function_calling import convert_to_openai_tool
 

@@ -20,7 +20,7 @@ pydantic = pytest.importorskip("pydantic")
 
 
 def adapter(package: str, name: str) -> Any:
-    """What checks a definition."""
+    """Return the validator of a definition."""
     return pydantic.TypeAdapter(getattr(pytest.importorskip(package), name))
 
 
@@ -33,7 +33,7 @@ FORMATS: list[tuple[Format, str, str]] = [
 
 
 def tools(*schemas: dict[str, Any]) -> ToolView:
-    """A catalogue with one tool for each schema."""
+    """Return a catalogue with one tool for each schema."""
     catalogue = Catalogue()
     described = [
         ToolDescriptor(f"tool.{index}", "A tool", "s", parameters=schema, groups=("g",) if index % 2 else ())
@@ -60,7 +60,7 @@ def test_definitions_are_what_the_sdk_says_they_are(format: Format, package: str
 
 @pytest.mark.parametrize(("format", "package", "name"), FORMATS, ids=[each[0] for each in FORMATS])
 def test_mended_schemas_make_definitions_too(format: Format, package: str, name: str) -> None:
-    """Whatever was mended can be carried by every format."""
+    """Every format can express any corrected schema."""
     check = adapter(package, name)
     given_ = [{"type": "object", "properties": {"a": part}} for part, _ in PARTS]
     given_ += [{"type": "dict", "properties": {"a": {"type": word}}, "required": ["a"]} for word, _ in WORDS]

@@ -140,7 +140,7 @@ async def test_a_question_needs_words_and_a_selection_tools() -> None:
     code, _, err = await ended(await start("http://127.0.0.1:1/v1", "memory://", "n", " "))
     assert (code, "QUESTION is empty" in err) == (2, True)
     code, _, err = await ended(await start("http://127.0.0.1:1/v1", "memory://", "n", "?", "--tool", "nowhere"))
-    assert (code, err) == (1, "toolbus: no tool is there of names nowhere; `toolbus tools` lists what there is\n")
+    assert (code, err) == (1, "toolbus: there is no tool with names nowhere; `toolbus tools` lists the available tools\n")
 
 
 async def test_a_refused_key_is_one_line() -> None:

@@ -12,7 +12,7 @@ from tests.cli.shell import Shell
 
 @pytest.fixture
 def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
-    """A shell in an empty folder, on the test's namespace."""
+    """Return a shell in an empty folder, with the test's namespace."""
     made = Shell(tmp_path, valkey_server, namespace)
     yield made
     made.close()

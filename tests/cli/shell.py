@@ -55,7 +55,7 @@ class Shell:
         )
 
     def json(self, *words: str) -> Any:
-        """What a command that must succeed prints as JSON."""
+        """Return the JSON that a command prints, which must succeed."""
         done = self.run(*words, "--output", "json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -58,14 +58,14 @@ async def hang() -> str:
 
 @pytest.fixture
 def shell(shell: Shell) -> Shell:
-    """A shell with a tool file in its folder."""
+    """Return a shell with a tool file in its folder."""
     (shell.folder / "loud.py").write_text(TOOLS)
     return shell
 
 
 @pytest.fixture
 def served(shell: Shell) -> Shell:
-    """The same, with a worker of that file running."""
+    """Provide a shell with a tool file in its folder and a running worker of that file."""
     shell.start("worker", "loud.py")
     assert shell.run("call", "who", "--wait", "20").returncode == 0
     return shell
@@ -116,7 +116,7 @@ def test_tools_services_and_describe_show_what_there_is(served: Shell) -> None:
 
 
 def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> None:
-    """put refuses what is wrong by its field; list, get and rm do as they say."""
+    """An invalid descriptor is refused by `put` with its field; list, get and rm work on stored ones."""
     document = {"type": "tool-service", "name": "yell", "description": "Yell", "service": "loud"}
     assert served.run("put", "tool/yell", given=json.dumps(document)).returncode == 0
     assert "tool/yell" in served.run("list", "tool/").stdout
@@ -173,7 +173,7 @@ def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> 
 
 
 def test_a_service_whose_workers_were_killed_is_listed_as_down(shell: Shell) -> None:
-    """What a killed worker left in the registry isn't told as live, although no process is there to sweep it out."""
+    """Registry entries of a killed worker are not shown as live, even when no process sweeps them out."""
     killed, stopped = (shell.start("worker", "loud.py", "--lease", "1") for _ in range(2))
     eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
     killed.kill()

@@ -37,14 +37,14 @@ def tidy():
 
 @pytest.fixture
 def shell(shell: Shell) -> Shell:
-    """A shell in a folder with a tool that wants permission, and a worker that serves it."""
+    """Provide a shell with a tool that needs confirmation, and a worker that serves it."""
     (shell.folder / "shop.py").write_text(TOOLS)
     shell.start("worker", "shop.py")
     return shell
 
 
 def waiting(shell: Shell, count: int = 1) -> list[dict[str, object]]:
-    """The open requests, once there are so many."""
+    """Return the open requests, once there are this many."""
     deadline = time.monotonic() + 20
     while True:
         found: list[dict[str, object]] = shell.json("confirm", "list")
@@ -54,7 +54,7 @@ def waiting(shell: Shell, count: int = 1) -> list[dict[str, object]]:
 
 
 def said(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """How a command ended."""
+    """The end of a command."""
     out, err = process.communicate(timeout=30)
     return process.returncode, out, err
 
@@ -107,7 +107,7 @@ def test_the_whole_can_be_read_and_the_digest_named(shell: Shell) -> None:
 
 
 def test_no_name_forges_a_request(shell: Shell) -> None:
-    """Whatever the user is called, watch, show and list print one request, and nothing that commands a terminal."""
+    """With any user name, watch, show and list print one request, and nothing that commands a terminal."""
     hostile = "al\nabcdef  until 2026-01-01\nAllow order for bob?\x1b[2J\u202e\x9b31m"
     watch = shell.start("confirm", "watch")
     call = shell.start("call", "order", "item=tea", "--user", hostile, "--session", hostile, "--wait", "20")

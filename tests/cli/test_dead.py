@@ -42,25 +42,25 @@ class Frail(ToolService):
 
 @pytest.fixture
 def place(valkey_server: str, namespace: str) -> Place:
-    """A namespace on Valkey."""
+    """Return a namespace on Valkey."""
     return Place(valkey_server, namespace)
 
 
 @pytest.fixture
 def client(place: Place) -> Iterator[redis.Redis]:
-    """A client of its server, for keys that nothing else removes."""
+    """Return a client of its server, for keys that nothing else removes."""
     with redis.Redis.from_url(place.settings.url) as client:
         yield client
         client.delete(*client.scan_iter(f"{keys_of(place)}*"))
 
 
 def keys_of(place: Place) -> str:
-    """The key prefix of the namespace."""
+    """Return the key prefix of the namespace."""
     return f"tb:{{{place.settings.namespace}}}:"
 
 
 async def told(shell: Shell, *words: str, given: str | None = None) -> Any:
-    """What a command did, while this loop's worker works on."""
+    """Return the result of a command that runs while this loop's worker keeps working."""
     return await asyncio.to_thread(shell.run, *words, given=given)
 
 
@@ -170,7 +170,7 @@ async def test_two_operators_redrive_a_letter_once(place: Place) -> None:
 
 
 async def test_a_full_or_missing_queue_leaves_the_letter(place: Place) -> None:
-    """What can't be published now stays where it is."""
+    """A dead letter that can't be published now stays where it is."""
     service = Frail()
     async with Admin(place.settings) as admin:
         async with place.worker(service), place.bus() as bus:

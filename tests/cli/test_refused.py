@@ -52,7 +52,7 @@ def victim() -> str:
 
 
 def published(url: str, namespace: str) -> bytes:
-    """What the registry holds of the service."""
+    """Return the registry's record of the service."""
     with redis.Redis.from_url(url) as server:
         record = server.hget(Keys(namespace).services, "bad-siblings")
     assert isinstance(record, bytes)
@@ -72,7 +72,7 @@ def spoil(url: str, namespace: str, record: bytes, field: str, value: Any) -> No
 @pytest.mark.anyio
 @pytest.mark.parametrize("field", ToolDescriptor.__struct_fields__)
 async def test_a_bad_field_hides_one_tool(valkey_server: str, namespace: str, field: str) -> None:
-    """Whatever field of a tool is wrong, its siblings are called as before, and it is listed with the field."""
+    """With any invalid field in a tool, its siblings can be called as before, and the tool is listed with the field."""
     async with Worker([good, victim], url=valkey_server, namespace=namespace):
         record = published(valkey_server, namespace)
         for value in [WRONG, *([IMPOSSIBLE[field]] if field in IMPOSSIBLE else [])]:

@@ -22,7 +22,7 @@ def run_sql(statement: str) -> str:
 
 @pytest.fixture
 def shell(shell: Shell) -> Shell:
-    """A folder with a preset and a worker's file."""
+    """Return a folder with a preset and a worker's file."""
     (shell.folder / "analysis.yaml").write_text(ANALYSIS)
     (shell.folder / "data.py").write_text(SERVED)
     return shell

@@ -27,7 +27,7 @@ async def shout(text: str):
 
 @pytest.fixture
 def shell(shell: Shell) -> Shell:
-    """A shell with a tool file in its folder."""
+    """Return a shell with a tool file in its folder."""
     (shell.folder / "loud.py").write_text(TOOLS)
     return shell
 

@@ -76,7 +76,7 @@ def test_the_settings_that_are_listed_are_those_that_are_read(name: str, limits:
 
 
 def test_the_list_says_what_each_service_needs(shell: Shell) -> None:
-    """toolbus workers shows names, extras and settings, as text and as JSON."""
+    """The command `toolbus workers` shows names, extras and settings, as text and as JSON."""
     found = {each["name"]: each for each in shell.json("workers")}
     assert found["web_search"]["requirement"] == "toolbus[web]"
     assert "TOOLBUS_FILES_ROOT" in found["file_read"]["settings"]
@@ -86,7 +86,7 @@ def test_the_list_says_what_each_service_needs(shell: Shell) -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a package that a service imports is not installed, the error says what to install."""
+    """When a package that a service imports is not installed, the error says what to install."""
     monkeypatch.setitem(sys.modules, "ddgs", None)
     for module in ("toolbus_workers.web_search", "toolbus_workers.web.search"):
         monkeypatch.delitem(sys.modules, module, raising=False)
@@ -98,7 +98,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("source", ["def (", "SETTINGS = {'A': read()}", "SETTINGS = {1: 2}", "SETTINGS = 5", "\0", "\udcff"])
 def test_a_package_that_cannot_be_read_hides_no_other(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever another package's source holds, it is listed with the reason, and the rest as ever."""
+    """A package with a broken source is listed with the reason, and the other packages are listed as always."""
     (tmp_path / "strange_tools.py").write_bytes(source.encode("utf-8", "surrogateescape"))
     monkeypatch.syspath_prepend(tmp_path)
     assert "can't be read" in describe(installed.InstalledService("strange", "strange_tools", "strange")).summary

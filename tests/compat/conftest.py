@@ -12,7 +12,7 @@ from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 
 @pytest.fixture
 def service() -> ToolkitService:
-    """The service with an empty graph, set as that project's tests set it."""
+    """Return the service with an empty graph, set up as in Chat2Graph's own tests."""
     made: ToolkitService = ToolkitService.instance or ToolkitService()
     made._toolkit = Toolkit()
     return made
@@ -35,7 +35,7 @@ def tools() -> list[ExampleQuery]:
 
 @pytest.fixture
 def populated(service: ToolkitService, actions: list[Action], tools: list[ExampleQuery]) -> ToolkitService:
-    """The service with five Next edges, and a tool for each action."""
+    """Return the service with five Next edges, and a tool for each action."""
     first, second, third, fourth = actions
     service.add_action(action=first, next_actions=[(second, 0.8), (third, 0.6)], prev_actions=[])
     service.add_action(action=second, next_actions=[(third, 0.7), (fourth, 0.9)], prev_actions=[(first, 0.8)])

@@ -147,7 +147,7 @@ def test_recommendations(
 
 
 def calls_of(chain: tuple[Any, ...]) -> tuple[list[Any], list[Any], list[Any]]:
-    """How a chain calls the service: ``add_action``, ``add_tool`` and ``add_tool_group``."""
+    """A chain calls the service through ``add_action``, ``add_tool`` and ``add_tool_group``."""
     names = ("add_action", "add_tool", "add_tool_group")
     with mock.patch.multiple(ToolkitService, **dict.fromkeys(names, mock.DEFAULT)) as made:
         ToolkitWrapper().chain(*chain)

@@ -124,7 +124,7 @@ def test_groups_over_connections_and_groups_of_toolbus(service: ToolkitService, 
 
 @pytest.fixture
 def sums() -> Iterator[str]:
-    """The name of a module with a plain function and a coroutine function."""
+    """Return the name of a module with a plain function and a coroutine function."""
     module = types.ModuleType("chat2graph_sums")
     exec("def add(a: int, b: int): return a + b\nasync def double(a: int): return 2 * a", vars(module))
     sys.modules[module.__name__] = module
@@ -147,7 +147,7 @@ def test_a_package_is_a_group_of_its_functions(service: ToolkitService, actions:
 
 
 def test_transport_configurations_go_to_json_and_back() -> None:
-    """What ``to_dict`` makes, ``from_dict`` reads; what is missing has that project's defaults."""
+    """The result of ``to_dict`` can be read by ``from_dict``; missing fields get Chat2Graph's defaults."""
     config = McpTransportConfig(McpTransportType.STDIO, command="uvx", args=["x"], env={"A": "b"})
     assert McpTransportConfig.from_dict(config.to_dict()) == config
     assert config.to_dict()["transport_type"] == "STDIO"

@@ -58,13 +58,13 @@ def define() -> None:
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty registry with this module's tools in it; what there was comes back."""
+    """Provide the registry with only this module's tools in it; restore its content afterwards."""
     monkeypatch.setattr(registry, "_tools", {})
     define()
 
 
 def call(name: str, arguments: Any, id: str = "c") -> dict[str, Any]:
-    """A model's tool call."""
+    """Return a model's tool call."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -145,7 +145,7 @@ def test_requests_have_that_projects_default_model() -> None:
 
 @pytest.fixture
 def bus(valkey_server: str, namespace: str) -> Iterator[sync.ToolBus]:
-    """A synchronous bus, with a worker of this module's tools."""
+    """Provide a synchronous bus, with a worker of this module's tools."""
     settings = Settings.load({}, url=valkey_server, namespace=namespace)
     with (
         start_blocking_portal("asyncio") as portal,
@@ -292,5 +292,5 @@ def test_file_tools_stay_in_their_folder(tmp_path: Path) -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    """What that project's modules export can be imported."""
+    """Every name that nanoClaw's modules export can be imported."""
     assert all(hasattr(nanoclaw, name) for name in nanoclaw.__all__)

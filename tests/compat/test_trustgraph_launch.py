@@ -70,7 +70,7 @@ Launch = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Starts the service as a process: ``launch(url, namespace, *options)``."""
+    """Provide a function that starts the service as a process: ``launch(url, namespace, *options)``."""
     # Only its import is another than in that project.
     (tmp_path / "joke.py").write_text(SERVICE.replace("trustgraph.base", "toolbus.compat.trustgraph"))
     started: list[subprocess.Popen[str]] = []

@@ -100,7 +100,7 @@ def test_logs_are_converted_and_corrupt_records_left_out(shell: Shell) -> None:
         (("learn",), 2, "give --scores and --log"),
         (("learn", "--scores", "none.json", "--log", "log.jsonl"), 1, "none.json: No such file"),
         (("learn", "--scores", "scores.json", "--log", "none.jsonl"), 1, "there is no log of executions at none.jsonl"),
-        (("learn", "--scores", "log.jsonl", "--log", "log.jsonl"), 1, "log.jsonl is no file of scores"),
+        (("learn", "--scores", "log.jsonl", "--log", "log.jsonl"), 1, "log.jsonl is not a valid file of scores"),
         (("learn", *INPUTS, "--half-life", "0"), 1, "half_life"),
         (("evaluate", "--generated", *INPUTS), 2, "--generated makes its own"),
         (("revisions", "7"), 1, "has no revision '7'"),

@@ -202,9 +202,9 @@ def _newer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
-        (lambda path: path.write_text("not a database, but long enough to be read as one" * 40), "no usable log of executions"),
+        (lambda path: path.write_text("not a database, but long enough to be read as one" * 40), "not a usable log of executions"),
         (_newer, "has format 9; this release reads format 1"),
-        (lambda path: path.mkdir(), "no usable log of executions"),
+        (lambda path: path.mkdir(), "not a usable log of executions"),
     ],
 )
 def test_a_file_that_is_no_log_is_refused(tmp_path: Path, prepare: Callable[[Path], object], said: str) -> None:

@@ -12,7 +12,7 @@ Quote = Callable[[str], str]
 
 
 def written(value: Any, quote: Quote = json.dumps, *, comma: str = "", words: tuple[str, str, str] = ("true", "false", "null")) -> str:
-    """A value as JSON, but for the strings, what stands before closing brackets, and the words."""
+    """Return a value as JSON, except for the strings, the text before closing brackets, and the words."""
     if isinstance(value, str):
         return quote(value)
     if value is None or isinstance(value, bool):
@@ -71,7 +71,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def is_said(text: str) -> bool:
-    """Whether a text is JSON or a Python literal without any slip, whatever value was meant."""
+    """Return whether a text is JSON or a Python literal without any slip, with any value."""
     try:
         json.loads(text, parse_constant=_refuse)
     except ValueError:
@@ -102,5 +102,5 @@ ENDS = ["", '"}', "'}", "]}"]
 
 
 def hostile(start: str, unit: str, end: str, size: int) -> str:
-    """A text of about so many characters that repeats a unit."""
+    """Return a text of about this many characters that repeats a unit."""
     return start + unit * (size // len(unit)) + end

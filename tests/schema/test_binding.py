@@ -52,7 +52,7 @@ def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
     many=st.lists(st.integers() | st.none()),
 )
 def test_values_survive_json_and_binding(**values: Any) -> None:
-    """What is encoded as JSON comes back as the same values."""
+    """Values that are encoded as JSON come back as the same values."""
 
     def f(
         *, n: int, x: float, s: str, when: datetime.datetime, data: bytes, colour: Colour, point: Point, many: list[int | None]

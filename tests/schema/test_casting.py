@@ -126,14 +126,14 @@ def test_valid_arguments_are_not_changed(schema: dict[str, Any], arguments: dict
 
 @given(ANYTHING, ARGUMENTS)
 def test_no_schema_makes_it_raise(schema: Any, arguments: dict[str, Any]) -> None:
-    """Whatever stands for a schema, casting gives arguments back."""
+    """Casting returns arguments for any kind of schema."""
     if isinstance(schema, dict):
         assert isinstance(cast(arguments, schema)[0], dict)
 
 
 @given(SCHEMAS)
 def test_nulls_of_strict_mode_go_away(schema: dict[str, Any]) -> None:
-    """What a provider may send in strict mode with every optional null is valid again without the nulls."""
+    """Arguments of strict mode with a null for every optional property are valid again without the nulls."""
     made = strict(schema)
     if made is not None:
         optional = {**schema, "required": []}
@@ -169,7 +169,7 @@ def test_no_schema_makes_casting_take_long(parts: Any) -> None:
 
 
 def test_a_text_is_read_carefully_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many branches a schema has, the numbers and keys of a text are looked at once."""
+    """The numbers and keys of a text are read once for any number of branches in a schema."""
     looked: list[str] = []
 
     def look(text: str, check_number: Any) -> Any:

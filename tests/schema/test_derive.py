@@ -67,7 +67,7 @@ def test_a_function_without_parameters_takes_no_arguments() -> None:
 
 
 def test_async_functions_and_generators_are_read_alike() -> None:
-    """What a handler returns or yields does not matter to its arguments."""
+    """The type that a handler returns or yields does not affect its arguments."""
 
     async def one(n: int) -> int:
         return n
@@ -246,7 +246,6 @@ def test_a_default_of_none_allows_null() -> None:
 
 def test_defaults_appear_when_json_can_hold_them() -> None:
     """Enum members and structs appear as their JSON; what JSON can't hold is left out."""
-
     point, thing, numbers = Point(1), object(), [1]
 
     def f(

@@ -104,11 +104,11 @@ def test_explicit_parameters_are_the_schema() -> None:
     """A schema of the author's is enforced and its arguments passed by name."""
 
     def weather(city: str, days: int = 1) -> None:
-        """The weather."""
+        """Report the weather."""
 
     derived = derive(weather, parameters=WEATHER)
     assert derived.parameters == WEATHER
-    assert derived.description == "The weather."
+    assert derived.description == "Report the weather."
     assert derived.bind({"city": "x", "days": 2}) == {"city": "x", "days": 2}
     assert refused(derived.bind, {"city": 3}).startswith("Expected `string`, got `integer` - at `$.city`")
 
@@ -165,7 +165,7 @@ def test_a_property_named_like_an_injected_parameter_is_refused() -> None:
 
 
 def test_a_schema_looser_than_the_function_still_refuses() -> None:
-    """What the schema lets pass but the function can't take is a refusal, not a TypeError in the handler."""
+    """Arguments that the schema accepts but the function can't take are refused, without a TypeError in the handler."""
 
     def f(city: str, days: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What models write as arguments: repaired when there is no doubt, refused otherwise."""
+"""Arguments as models write them are repaired when there is no doubt, and refused otherwise."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_what_is_clear_is_repaired(text: Any, value: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_not_clear_is_refused(text: Any) -> None:
-    """What was cut off, could mean two things or is no object is an error, and never a guess."""
+    """Text that is cut off, could mean two things or is no object is an error, and never a guess."""
     with pytest.raises(ToolError) as refused:
         parse(text)
     assert refused.value.error.type == "invalid_arguments"
@@ -215,7 +215,7 @@ def warnings_as(action: str) -> Iterator[None]:
 @settings(max_examples=40, deadline=None)
 @given(value=DELICATE_OBJECTS)
 def test_a_damaged_value_is_itself_or_refused(action: str, damage: str, value: dict[str, Any]) -> None:
-    """What the repair makes of a value that a model wrote with a slip is this value, or a refusal, and never another one."""
+    """The repair of a value written with a slip is this value or a refusal, and never another value."""
     text = DAMAGES[damage](value)
     if "lone" in damage or "only" in damage:
         # A backslash that makes a valid escape is one.
@@ -233,7 +233,7 @@ def test_a_damaged_value_is_itself_or_refused(action: str, damage: str, value: d
 @settings(max_examples=20, deadline=None)
 @given(value=PLAIN)
 def test_plain_values_survive_each_slip(action: str, damage: str, value: dict[str, Any]) -> None:
-    """Where no string holds a backslash, a quote or a control character, each slip is mended."""
+    """Each slip is repaired when no string holds a backslash, a quote or a control character."""
     with warnings_as(action):
         assert repr(parse(DAMAGES[damage](value))[0]) == repr(value)
 
@@ -263,7 +263,7 @@ def seconds(text: str) -> float:
 
 
 def is_quadratic(start: str, unit: str, end: str) -> bool:
-    """Whether four times a text takes far more than four times as long, in each of three tries; what is quick is not looked at twice."""
+    """Return whether four times the text takes far more than four times as long, in each of three tries; quick runs are not repeated."""
     for _ in range(3):
         large = seconds(hostile(start, unit, end, 65_536))
         if large < 1 or large < 8 * seconds(hostile(start, unit, end, 16_384)):
@@ -273,5 +273,5 @@ def is_quadratic(start: str, unit: str, end: str) -> bool:
 
 @pytest.mark.parametrize("start", STARTS)
 def test_reading_takes_time_in_proportion_to_the_text(start: str) -> None:
-    """However a text repeats what strings, brackets, fences and escapes begin with, its length does not count twice."""
+    """Repeated starts of strings, brackets, fences and escapes take time that is linear in the length of the text."""
     assert [(unit, end) for unit, end in product(UNITS, ENDS) if is_quadratic(start, unit, end)] == []

@@ -64,7 +64,7 @@ ANYTHING = st.recursive(
 
 
 def closed(node: Any) -> bool:
-    """Whether every object of a schema is closed and requires all it has."""
+    """Return whether every object of a schema is closed and requires all of its properties."""
     if isinstance(node, list):
         return all(map(closed, node))
     if not isinstance(node, dict):
@@ -147,7 +147,7 @@ def test_what_strict_mode_has_no_words_for_is_not_forced(part: Any) -> None:
 
 @given(SCHEMAS)
 def test_strict_schemas_are_closed_and_possible(schema: dict[str, Any]) -> None:
-    """What strict mode makes is a possible schema whose objects are all closed, and the given one is left alone."""
+    """A strict schema is valid and all of its objects are closed, and the given schema is not modified."""
     before = repr(schema)
     for made in (strict(schema), strict(schema, ANTHROPIC)):
         if made is not None:

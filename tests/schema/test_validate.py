@@ -100,7 +100,7 @@ def test_at_most_five_violations_are_reported() -> None:
 
 
 def test_messages_are_bounded() -> None:
-    """However long names and schemas are, the message stays near a thousand characters."""
+    """The message stays near a thousand characters for names and schemas of any length."""
     names = [letter * 5000 for letter in "abcdefghij"]
     schema = {"properties": {name: {"enum": ["x" * 5000]} for name in names}, "required": ["z" * 5000]}
     assert len(refused(schema, dict.fromkeys(names, 1))) <= 1000
@@ -156,7 +156,7 @@ def test_a_recursive_schema_accepts_ordinary_depth() -> None:
 
 
 def test_a_recursive_schema_that_forks_stays_affordable() -> None:
-    """Where each level of nesting doubles the work, fewer levels are followed and fewer described."""
+    """When each level of nesting doubles the work, fewer levels are followed and fewer violations described."""
     branch = {"properties": {"a": {"$ref": "#"}}}
     validator = Validator({"anyOf": [{**branch, "required": ["b"]}, {**branch, "required": ["c"]}]})
     nested: dict[str, Any] = {}

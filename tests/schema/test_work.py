@@ -55,7 +55,7 @@ def possible(schema: Schema) -> bool:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_no_schema_makes_checking_take_long(layer: str) -> None:
-    """However definitions multiply, a schema is refused at once, or whatever arguments are checked and described in bounded time."""
+    """With definitions that multiply, a schema is refused at once, or any arguments are checked and described in bounded time."""
     started = time.process_time()
     for stairs in STAIRS:
         schema = layered(LAYERS[layer], stairs)

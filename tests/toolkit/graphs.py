@@ -15,12 +15,12 @@ SCORES = st.one_of(st.none(), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
 
 
 def item(vertex: str) -> Action | Tool | ToolGroup:
-    """What stands at a vertex of these ids."""
+    """Return the items for the vertices with these ids."""
     return {"a": Action, "t": Tool, "g": ToolGroup}[vertex[0]](vertex, f"the {vertex}", f"about {vertex}")
 
 
 def graph_of(*edges: tuple[str, str] | tuple[str, str, float | None], alone: tuple[str, ...] = ()) -> Toolkit:
-    """A graph of edges between ids that begin with a (action), t (tool) or g (group)."""
+    """Return a graph of edges between ids that begin with a (action), t (tool) or g (group)."""
     toolkit = Toolkit()
     for vertex in [*alone, *(vertex for edge in edges for vertex in edge[:2])]:
         if not toolkit.has_vertex(vertex):
@@ -43,5 +43,5 @@ def toolkits(draw: st.DrawFn) -> Toolkit:
 
 
 def facts(toolkit: Toolkit) -> tuple[dict[str, object], dict[tuple[str, str], float]]:
-    """What a graph says: what stands where, and the score of each edge."""
+    """Return the content of a graph: the items of its vertices, and the score of each edge."""
     return dict(toolkit.items()), {edge: toolkit.get_score(*edge) for edge in toolkit.edges()}

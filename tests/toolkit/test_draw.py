@@ -20,7 +20,7 @@ SAMPLE = (("a0", "a1", 0.8), ("a1", "a0", 0.3), ("a1", "a1"), ("a0", "t0", 0.25)
 
 
 def drawn(figure: Figure) -> dict[str, object]:
-    """The figure's patches by the names they were given."""
+    """Return the figure's patches by their names."""
     return {str(patch.get_gid()): patch for patch in figure.axes[0].patches}
 
 
@@ -119,7 +119,7 @@ def test_files_are_written_by_their_suffix(tmp_path: Path) -> None:
 
 @given(toolkits())
 def test_every_vertex_has_a_place_of_its_own(toolkit: Toolkit) -> None:
-    """Whatever the graph, with circles and lone vertices, each is placed once, none over another, and the same each time."""
+    """In any graph, with cycles and lone vertices, each vertex has one place, none over another, and the same each time."""
     placed = layout(toolkit, 1_000)
     assert placed.places.keys() == set(toolkit.vertices())
     assert (placed.left_out, placed.places) == (0, layout(toolkit, 1_000).places)
@@ -129,7 +129,7 @@ def test_every_vertex_has_a_place_of_its_own(toolkit: Toolkit) -> None:
 
 
 def test_actions_stand_in_the_order_in_which_they_come() -> None:
-    """What follows stands to the right of what it follows, and what an action calls below it."""
+    """A following action stands to the right of the one before it, and called tools stand below their action."""
     toolkit = graph_of(("a2", "a1"), ("a1", "a0"), ("a2", "t2"), ("a1", "g1"), ("g1", "t1"))
     places = layout(toolkit, 100).places
     assert places["a2"][0] < places["a1"][0] < places["a0"][0]

@@ -39,7 +39,7 @@ def test_what_stands_at_a_vertex_is_found_by_its_type_only() -> None:
 
 
 def test_actions_and_tools_are_handed_out_as_copies_and_groups_as_they_are() -> None:
-    """What a caller does to an action it got does not reach the graph; a group is the group itself."""
+    """Changes to an action that a caller got do not reach the graph; a group is the group itself."""
     toolkit, group = graph_of(("a0", "t0")), ToolGroup("g", "G")
     toolkit.add_vertex("g", data=group)
     action = toolkit.get_action("a0")
@@ -190,7 +190,7 @@ def test_an_action_takes_the_tools_that_nothing_else_leads_to() -> None:
 
 
 def test_an_action_does_not_take_actions_or_groups() -> None:
-    """What followed the removed action stays, and so does a group that it alone called, with its tools."""
+    """Actions that followed the removed one stay, and so does a group that it alone called, with its tools."""
     toolkit = graph_of(("a0", "a1"), ("a0", "g0"), ("g0", "t0"))
     toolkit.remove_vertex("a0")
     assert sorted(toolkit.vertices()) == ["a1", "g0", "t0"]

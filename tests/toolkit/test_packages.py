@@ -1,4 +1,4 @@
-"""What the toolkit needs besides toolbus, and what it does without."""
+"""The toolkit imports only the packages that it needs."""
 
 from __future__ import annotations
 

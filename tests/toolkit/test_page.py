@@ -53,13 +53,13 @@ class Parsed(HTMLParser):
             self.texts[self.within][-1] += data
 
     def data(self) -> dict[str, Any]:
-        """The graph in the page."""
+        """Return the graph in the page."""
         return json.loads(self.texts["script"][0])
 
 
 @pytest.fixture
 def hostile() -> Toolkit:
-    """A graph whose ids, names and descriptions try to be markup."""
+    """Return a graph whose ids, names and descriptions try to be markup."""
     toolkit = Toolkit()
     for number, text in enumerate(HOSTILE):
         toolkit.add_vertex(f"a{text}", data=Action(f"a{text}", text, text))
@@ -69,7 +69,7 @@ def hostile() -> Toolkit:
 
 
 def test_nothing_in_a_graph_becomes_markup(hostile: Toolkit) -> None:
-    """Whatever names, descriptions, ids and the title say, the elements are those of an empty page, and the data says it all."""
+    """For any names, descriptions, ids and title, the elements are those of an empty page, and the data is complete."""
     title = HOSTILE[0] + HOSTILE[3]
     parsed = Parsed(page(hostile, title))
     assert [tag for tag, _ in parsed.elements] == [tag for tag, _ in Parsed(page(Toolkit())).elements]

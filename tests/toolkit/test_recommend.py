@@ -19,7 +19,7 @@ SAMPLE = (
 
 
 def expected(toolkit: Toolkit, starts: set[str], threshold: float, hops: int) -> tuple[set[str], set[tuple[str, str]]]:
-    """The rules read literally, over all edges, as often as there are hops."""
+    """Apply the rules literally to all edges, once for each hop."""
     strong = {edge for edge in toolkit.edges() if toolkit.get_score(*edge) >= threshold}
     found = {vertex for vertex in starts if toolkit.get_action(vertex)}
     for _ in range(hops):

@@ -12,7 +12,7 @@ from toolbus.toolkit import Action, Tool, ToolGroup, ToolkitError, ToolkitServic
 
 @pytest.fixture
 def service() -> ToolkitService:
-    """A service with two actions, the first of which leads to the second."""
+    """Return a service with two actions, the first of which leads to the second."""
     made = ToolkitService()
     second = Action("b", "Write")
     made.add_action(second)
@@ -21,7 +21,7 @@ def service() -> ToolkitService:
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The events that were warned of."""
+    """Return the events of the logged warnings."""
     return [record.getMessage().split()[0] for record in caplog.records if record.levelno == logging.WARNING]
 
 
@@ -67,7 +67,7 @@ def test_a_tool_that_is_called_stays_when_it_is_added_without_callers(service: T
 
 
 def test_next_ids_and_tools_of_an_action_become_edges(caplog: pytest.LogCaptureFixture) -> None:
-    """What an action says itself is connected with 1.0, actions that come later included, without a warning."""
+    """The connections in an action's own fields get the score 1.0, also to actions that come later, without a warning."""
     service = ToolkitService()
     service.add_action(Action("a", "A", next_action_ids=["b", "a"], tools=[Tool("t", "T")]))
     service.add_action(Action("b", "B", next_action_ids=["a"]))

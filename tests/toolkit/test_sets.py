@@ -1,4 +1,4 @@
-"""Whole sets of tools as groups, in one call each."""
+"""Whole sets of tools become groups in one call each."""
 
 from __future__ import annotations
 

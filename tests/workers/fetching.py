@@ -21,7 +21,7 @@ async def fetched(service, url, extract_type="text", **config):
 
 
 async def failure(service, url, within=10.0, **config):
-    """The error of a fetch, which ends within its time and says what to do next."""
+    """Return the error of a fetch, which must end in time and say what to do next."""
     began = time.monotonic()
     with pytest.raises(ToolError) as raised:
         await fetched(service, url, **config)

@@ -1,4 +1,4 @@
-"""What an operator does to a running service."""
+"""Steps of an operator on a running service."""
 
 import asyncio
 import json

@@ -1,8 +1,8 @@
-"""How the tests of ready-made services look at a failure."""
+"""Checks of failures for the tests of built-in services."""
 
 
 def failed(result, type, code):
-    """The message of a result that must be this failure."""
+    """Return the message of a result after checking that it is this failure."""
     assert not result.success
     assert (result.error.type, result.error.code) == (type, code), result.error
     assert len(result.error.message) < 1_000

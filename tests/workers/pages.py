@@ -33,12 +33,12 @@ class Site(NamedTuple):
     asked: list[Asked]
 
     def url(self, target: str = "/", host: str = "127.0.0.1") -> str:
-        """An address on this server."""
+        """Return an address on this server."""
         return f"http://{host}:{self.port}{target}"
 
 
 def answer(body: bytes | str = b"", *headers: str, status: int = 200, media_type: str | None = "text/html") -> bytes:
-    """A whole response."""
+    """Return a whole response."""
     body = body.encode() if isinstance(body, str) else body
     lines = [f"HTTP/1.1 {status} Status", f"Content-Length: {len(body)}", *headers]
     if media_type is not None:
@@ -47,7 +47,7 @@ def answer(body: bytes | str = b"", *headers: str, status: int = 200, media_type
 
 
 def redirect(location: str, status: int = 302) -> bytes:
-    """A response that leads elsewhere."""
+    """Return a response that redirects."""
     return answer(b"", f"Location: {location}", status=status)
 
 
@@ -55,7 +55,7 @@ def redirect(location: str, status: int = 302) -> bytes:
 async def site(
     respond: Respond | bytes | Mapping[str, bytes], *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Site]:
-    """A server that answers every request with the same bytes, by its path, or as ``respond`` does."""
+    """Run a server that answers every request with the same bytes, by its path, or as ``respond`` does."""
     asked: list[Asked] = []
 
     async def write(request: Asked, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +102,7 @@ async def site(
 
 
 def names(**hosts: str | list[str]) -> Callable[[str, int], Awaitable[list[str]]]:
-    """A resolver for names with ``_`` written for the dot; of a list each look-up takes the next answer. Addresses are themselves."""
+    """Return a resolver for names with ``_`` for the dot; each look-up takes the next answer of a list. Addresses resolve to themselves."""
 
     async def resolve(host: str, port: int) -> list[str]:
         found = hosts.get(host.replace(".", "_"), host)
@@ -120,5 +120,5 @@ def local(
     tls: ssl.SSLContext | None = None,
     **limits: float,
 ) -> FetchService:
-    """A service that may fetch from this machine."""
+    """Return a service that may fetch from this machine."""
     return FetchService(Guard(allow=allow, resolve=resolve or names()), limits=Limits(**limits), tls=tls)

@@ -176,7 +176,7 @@ PYTHON = {name: getattr(math, name) for name in ["sqrt", "sin", "cos", "tan", "l
 @settings(deadline=None)
 @given(st.recursive(numbers(), compound, max_leaves=12))
 def test_generated_expressions_agree_with_python(expression):
-    """What Python computes, the calculator computes to the last bit; where Python fails, it fails."""
+    """The calculator computes the same value as Python to the last bit, and fails where Python fails."""
     if len(expression) > MAX_LENGTH:
         return
     try:
@@ -212,7 +212,7 @@ PIECES = st.sampled_from([*WORDS, *SPACED])
 @example("gcd(" + ",".join(f"{n}**1100" for n in range(1001, 1090)) + ")")
 @example("*".join(["9**3000//9**2999"] * 55))
 def test_hostile_strings_only_fail_with_a_tool_error_and_soon(expression):
-    """Whatever the string, the answer is a number or a ToolError, and it comes at once."""
+    """For any string the answer is a number or a ToolError, and it comes at once."""
     started = time.perf_counter()
     try:
         value = evaluate(expression)

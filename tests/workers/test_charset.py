@@ -39,7 +39,7 @@ def test_markup_may_declare_it(text, charset):
     "declared", ["iso-8859-1", "ascii", "windows-1251", "utf-16", "utf-8", "x-unknown", "", None, "punycode", "zlib", "undefined"]
 )
 def test_utf_8_is_recognised_under_any_name(declared):
-    """What decodes as UTF-8 is UTF-8, since nothing else does by chance."""
+    """Bytes that decode as UTF-8 are UTF-8, since other text hardly ever does."""
     assert decode(WORDS.encode(), declared) == WORDS
 
 
@@ -55,7 +55,7 @@ def test_a_few_broken_bytes_do_not_change_the_charset():
 
 
 def test_a_byte_order_mark_wins():
-    """Whatever the header says, and it is no part of the text."""
+    """A byte order mark wins over the header, and is no part of the text."""
     for charset in ("utf-8-sig", "utf-16"):
         assert decode(WORDS.encode(charset), "windows-1251") == WORDS
 

@@ -142,7 +142,7 @@ async def test_a_markdown_report_has_its_sections_in_order():
 
 
 async def test_an_html_report_runs_nothing():
-    """What is given is text, a chart is an image, and the page forbids itself everything else."""
+    """All input becomes text, a chart becomes an image, and the page forbids everything else to itself."""
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
     table = {"columns": [HOSTILE], "rows": [[HOSTILE], [{"a": 1}]]}
     sections = [{"heading": HOSTILE, "text": HOSTILE, "table": table, "chart": svg}]
@@ -203,7 +203,7 @@ async def test_what_can_not_be_written_is_told(section, code):
 
 
 async def test_a_report_is_bounded():
-    """What would be too large as a whole is refused."""
+    """A report that would be too large as a whole is refused."""
     sections = [{"heading": "H", "text": "'" * 48_000}] * 5
     assert "at most 1,048,576" in await refused(write_report, "too_large", title="T", sections=sections, format="html")
 

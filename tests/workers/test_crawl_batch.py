@@ -18,7 +18,7 @@ def crawler(fetching=None, *, pause=0.0, per_host=50, **options):
 
 
 async def crawl(service, urls, config=None, **arguments):
-    """What the call yields: texts, progress and the result."""
+    """Return the items that the call yields: texts, progress and the result."""
     items = [item async for item in service.invoke("alice", config or {}, {"urls": urls, **arguments})]
     texts = [item for item in items if isinstance(item, str)]
     progress = [item for item in items if isinstance(item, Progress)]
@@ -143,7 +143,7 @@ async def test_requests_to_one_host_keep_their_distance():
 
 
 async def test_hosts_that_nobody_uses_are_forgotten():
-    """What is remembered of hosts is bounded."""
+    """The number of remembered hosts is bounded."""
     politeness = Politeness(pause=0.0)
     for number in range(2_000):
         async with politeness.turn(f"h{number}.test") as turn:

@@ -6,7 +6,7 @@ import duckdb
 import pytest
 from toolbus_workers.data_engine import MAX_CELL
 
-from tests.workers.data_desk import SALES, serving
+from tests.workers.data_client import SALES, serving
 from tests.workers.operator import put
 from tests.workers.outcomes import failed
 
@@ -26,14 +26,14 @@ def parquet(tmp_path, query):
 async def test_uploaded_rows_are_queried_in_process_and_over_a_server(transport, request, namespace):
     """An upload makes a table that is listed, described and queried, whatever the transport."""
     address = "memory://" if transport == "memory" else request.getfixturevalue("valkey_server")
-    async with serving(address, namespace) as desk:
-        made = await desk.upload("sales", SALES)
+    async with serving(address, namespace) as client:
+        made = await client.upload("sales", SALES)
         assert made.output == "Table sales: 3 rows; columns: region VARCHAR, amount BIGINT\n"
-        assert (await desk.call("data_tables")).data == {"tables": [{"name": "sales", "rows": 3, "columns": 2, "temporary": False}]}
-        described = await desk.call("data_describe", table="sales")
+        assert (await client.call("data_tables")).data == {"tables": [{"name": "sales", "rows": 3, "columns": 2, "temporary": False}]}
+        described = await client.call("data_describe", table="sales")
         assert described.data["columns"] == [{"name": "region", "type": "VARCHAR"}, {"name": "amount", "type": "BIGINT"}]
         assert (described.data["total"], described.data["rows"][0]) == (3, ["north", 10])
-        result = await desk.sql("SELECT region, sum(amount)::BIGINT AS total FROM sales GROUP BY ALL ORDER BY total -- done\n;")
+        result = await client.sql("SELECT region, sum(amount)::BIGINT AS total FROM sales GROUP BY ALL ORDER BY total -- done\n;")
         assert result.data["rows"] == [["north", 15], ["south", 20]]
         assert result.output == "region | total\nnorth | 15\nsouth | 20\n"
 
@@ -48,24 +48,24 @@ async def test_uploaded_rows_are_queried_in_process_and_over_a_server(transport,
         (base64.b64encode("a,b\n1,x\n2,ü\n".encode("cp1252")).decode(), {"encoding": "base64"}),
     ],
 )
-async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(desk, content, arguments):
+async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(client, content, arguments):
     """JSON arrays and lines, other separators, byte order marks and old encodings all make the same table."""
-    result = await desk.upload("t", content, **arguments)
+    result = await client.upload("t", content, **arguments)
     assert result.success, result.error
-    assert (await desk.sql("SELECT * FROM t ORDER BY a")).data["rows"] == [[1, "x"], [2, "ü"]]
+    assert (await client.sql("SELECT * FROM t ORDER BY a")).data["rows"] == [[1, "x"], [2, "ü"]]
 
 
-async def test_parquet_is_read_and_appended_to(desk, tmp_path):
+async def test_parquet_is_read_and_appended_to(client, tmp_path):
     """Parquet comes in base64, and more rows are matched by their columns' names."""
-    assert (await desk.upload("t", parquet(tmp_path, "SELECT 1 AS a, DATE '2024-01-02' AS d"), format="parquet")).success
-    result = await desk.upload("t", "d,a\n2024-02-03,2\n", append=True)
+    assert (await client.upload("t", parquet(tmp_path, "SELECT 1 AS a, DATE '2024-01-02' AS d"), format="parquet")).success
+    result = await client.upload("t", "d,a\n2024-02-03,2\n", append=True)
     assert result.data["total"] == 2
-    assert (await desk.sql("FROM t ORDER BY a")).data["rows"] == [[1, "2024-01-02"], [2, "2024-02-03"]]
+    assert (await client.sql("FROM t ORDER BY a")).data["rows"] == [[1, "2024-01-02"], [2, "2024-02-03"]]
 
 
-async def test_every_type_arrives_as_json(desk):
+async def test_every_type_arrives_as_json(client):
     """Values that JSON lacks arrive as text, and no package is needed for any type."""
-    result = await desk.sql(
+    result = await client.sql(
         "SELECT 1::HUGEINT, 1.5::DECIMAL(9,2), 'nan'::DOUBLE, NULL, TIMESTAMPTZ '2024-01-02 03:04:05+00', INTERVAL 3 DAY, "
         "[1, 2], {'k': 'v'}, MAP {'m': 1}, 'x'::BLOB, true, TIME '10:00'"
     )
@@ -101,17 +101,17 @@ async def test_reading_statements_and_temporary_tables_are_allowed(sales, statem
     assert result.success, result.error
 
 
-async def test_a_result_is_bounded_in_rows_and_says_what_was_left_out(desk):
+async def test_a_result_is_bounded_in_rows_and_says_what_was_left_out(client):
     """The first rows come with a note on how to see the others."""
-    result = await desk.sql("FROM range(1000000) ORDER BY 1")
+    result = await client.sql("FROM range(1000000) ORDER BY 1")
     assert [row[0] for row in result.data["rows"]] == list(range(200))
     assert result.data["truncated"]
     assert "only the first 200 rows are shown" in result.output
 
 
-async def test_a_result_is_bounded_in_bytes(desk):
+async def test_a_result_is_bounded_in_bytes(client):
     """Long values are cut, and long rows fewer, with a note for each."""
-    result = await desk.sql("SELECT range, repeat('x', 5000) FROM range(150)")
+    result = await client.sql("SELECT range, repeat('x', 5000) FROM range(150)")
     assert 1 <= len(result.data["rows"]) < 150
     assert len(result.output) < 120_000
     assert all(len(text) == MAX_CELL for _, text in result.data["rows"])
@@ -121,16 +121,16 @@ async def test_a_result_is_bounded_in_bytes(desk):
 
 async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namespace):
     """Config params of a further tool bound its results, and its arguments are checked all the same."""
-    async with serving(valkey_server, namespace) as desk:
+    async with serving(valkey_server, namespace) as client:
         await put(valkey_server, namespace, "few-rows", "data_analysis", operation="data_analysis", max_rows="2")
         await put(valkey_server, namespace, "broken", "data_analysis", operation="data_analysis", max_rows="many")
         await put(valkey_server, namespace, "nothing", "data_analysis", operation="drop_everything")
         for name in ("few-rows", "broken", "nothing"):
-            await desk.bus.wait_for_tool(name, 10)
-        assert (await desk.call("few-rows", sql="FROM range(9)")).data["rows"] == [[0], [1]]
-        failed(await desk.call("few-rows", statement="FROM range(9)"), "invalid_arguments", "")
-        assert "max_rows" in failed(await desk.call("broken", sql="FROM range(9)"), "tool_error", "bad_config")
-        assert "data_analysis, data_describe" in failed(await desk.call("nothing", sql="FROM range(9)"), "tool_error", "bad_config")
+            await client.bus.wait_for_tool(name, 10)
+        assert (await client.call("few-rows", sql="FROM range(9)")).data["rows"] == [[0], [1]]
+        failed(await client.call("few-rows", statement="FROM range(9)"), "invalid_arguments", "")
+        assert "max_rows" in failed(await client.call("broken", sql="FROM range(9)"), "tool_error", "bad_config")
+        assert "data_analysis, data_describe" in failed(await client.call("nothing", sql="FROM range(9)"), "tool_error", "bad_config")
 
 
 # -- what it refuses ----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namesp
     ],
 )
 async def test_other_statements_are_refused_by_name(sales, tmp_path, statement, word):
-    """What writes, attaches, installs or sets is refused, named, and answered with what is allowed; nothing is left behind."""
+    """Statements that write, attach, install or set are refused by name, with the allowed ones, and leave nothing behind."""
     message = failed(await sales.sql(statement.format(tmp_path / "out")), "forbidden", "statement_refused")
     assert message.startswith(f"{word} is not allowed here; allowed are one SELECT")
     assert list(tmp_path.iterdir()) == []
@@ -197,11 +197,11 @@ async def test_other_statements_are_refused_by_name(sales, tmp_path, statement, 
         "SELECT * FROM query('SELECT * FROM read_text(''{}'')')",
     ],
 )
-async def test_no_file_and_no_address_can_be_read(desk, tmp_path, statement):
+async def test_no_file_and_no_address_can_be_read(client, tmp_path, statement):
     """Functions that read files or the network are refused, and nothing of the file is told."""
     secret = tmp_path / "secret.csv"
     secret.write_text("password\nhunter2\n")
-    result = await desk.sql(statement.format(secret))
+    result = await client.sql(statement.format(secret))
     assert not result.success
     assert result.error.type in {"forbidden", "invalid_arguments"}
     assert "hunter2" not in str(result)
@@ -231,11 +231,11 @@ async def test_what_only_looks_like_reading_changes_nothing(sales, tmp_path, sta
     assert (await sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
 
 
-async def test_an_upload_leaves_nothing_to_read_behind(desk):
+async def test_an_upload_leaves_nothing_to_read_behind(client):
     """The one file that the sandbox may read is empty again once its table is made."""
-    await desk.upload("t", "a\nhunter2\n")
+    await client.upload("t", "a\nhunter2\n")
     for number in range(10):
-        result = await desk.sql(f"SELECT * FROM read_text('/dev/fd/{number}')")
+        result = await client.sql(f"SELECT * FROM read_text('/dev/fd/{number}')")
         assert "hunter2" not in str(result)
 
 
@@ -294,23 +294,23 @@ async def test_an_unknown_table_is_answered_with_the_known_ones(sales):
         ({"content": "a\n1", "append": True}, "no_table"),
     ],
 )
-async def test_broken_uploads_make_no_table(desk, arguments, code):
+async def test_broken_uploads_make_no_table(client, arguments, code):
     """Broken, empty or misnamed data is refused with what is wrong with it, and the path of no file is told."""
-    message = failed(await desk.call("data_upload", **{"table": "t", **arguments}), "invalid_arguments", code)
+    message = failed(await client.call("data_upload", **{"table": "t", **arguments}), "invalid_arguments", code)
     assert "/dev/fd" not in message
-    assert (await desk.call("data_tables")).data == {"tables": []}
+    assert (await client.call("data_tables")).data == {"tables": []}
 
 
-async def test_damaged_parquet_never_takes_the_worker_with_it(desk, tmp_path):
-    """However a Parquet file is damaged, the answer is an error or a table, and the next call is served."""
+async def test_damaged_parquet_never_takes_the_worker_with_it(client, tmp_path):
+    """For any damage to a Parquet file, the answer is an error or a table, and the next call is served."""
     whole = base64.b64decode(parquet(tmp_path, "SELECT i, 'value ' || i AS s FROM range(1000) t(i)"))
     for place in range(4, len(whole), max(1, len(whole) // 25)):
         damaged = whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]
-        result = await desk.upload("t", base64.b64encode(damaged).decode(), format="parquet", encoding="base64")
+        result = await client.upload("t", base64.b64encode(damaged).decode(), format="parquet", encoding="base64")
         assert result.success or result.error.type in {"invalid_arguments", "tool_error"}
         failed(
-            await desk.upload("u", base64.b64encode(whole[:place]).decode(), format="parquet", encoding="base64"),
+            await client.upload("u", base64.b64encode(whole[:place]).decode(), format="parquet", encoding="base64"),
             "invalid_arguments",
             "bad_sql",
         )
-    assert (await desk.sql("SELECT 1")).success
+    assert (await client.sql("SELECT 1")).success

@@ -14,7 +14,7 @@ from toolbus_workers.data_sessions import Limits
 from toolbus_workers.operations import load_limits
 
 from tests.servers import eventually
-from tests.workers.data_desk import SALES, Desk, serving
+from tests.workers.data_client import SALES, Client, serving
 from tests.workers.operator import put
 from tests.workers.outcomes import failed
 from toolbus import ConfigurationError, ToolBus, Worker
@@ -40,7 +40,7 @@ async def test_an_endless_statement_is_interrupted_in_time_and_keeps_the_session
 
 
 async def test_a_statement_that_cannot_be_interrupted_ends_with_its_session(sales):
-    """What does not heed an interruption is ended with its process, says so, and the next call is answered."""
+    """A statement that can't be interrupted is ended with its process, the error says so, and the next call is answered."""
     started = time.monotonic()
     message = failed(await sales.sql(UNSTOPPABLE, timeout=4), "deadline_exceeded", "too_slow")
     assert time.monotonic() - started < 4
@@ -49,13 +49,13 @@ async def test_a_statement_that_cannot_be_interrupted_ends_with_its_session(sale
 
 
 @pytest.mark.parametrize("statement", [ENDLESS, UNSTOPPABLE])
-async def test_a_cancelled_statement_runs_no_longer(desk, statement):
-    """Whoever leaves stops the statement, and the same session answers at once."""
-    await desk.sql("SELECT 1")
-    async with desk.bus.stream("data_analysis", {"sql": statement}, timeout=60, **desk.who):
-        await eventually(lambda: desk.service.statistics().busy == 1, 20.0)
-    await eventually(lambda: desk.service.statistics().busy == 0)
-    assert (await desk.sql("SELECT 42", timeout=10)).data["rows"] == [[42]]
+async def test_a_cancelled_statement_runs_no_longer(client, statement):
+    """A caller that leaves stops its statement, and the same session answers at once."""
+    await client.sql("SELECT 1")
+    async with client.bus.stream("data_analysis", {"sql": statement}, timeout=60, **client.who):
+        await eventually(lambda: client.service.statistics().busy == 1, 20.0)
+    await eventually(lambda: client.service.statistics().busy == 0)
+    assert (await client.sql("SELECT 42", timeout=10)).data["rows"] == [[42]]
 
 
 @LINUX
@@ -73,15 +73,15 @@ async def test_a_cancelled_statement_runs_no_longer(desk, statement):
 )
 async def test_a_statement_that_eats_memory_fails_within_its_limit(namespace, statement):
     """It ends in an error, its process never grew beyond its share, and the worker serves on."""
-    async with serving(namespace=namespace, memory=64 << 20) as desk:
-        await desk.sql("SELECT 1")
+    async with serving(namespace=namespace, memory=64 << 20) as client:
+        await client.sql("SELECT 1")
         children = _children()
         assert children
-        result = await desk.sql(statement, timeout=20)
+        result = await client.sql(statement, timeout=20)
         assert not result.success
         assert result.error.code in {"out_of_memory", "session_lost", "too_slow"}
         assert all(_peak(child) < (64 + 256 + 200) << 20 for child in children)
-        assert (await desk.sql("SELECT 42")).data["rows"] == [[42]]
+        assert (await client.sql("SELECT 42")).data["rows"] == [[42]]
 
 
 def _children(process="self"):
@@ -106,50 +106,50 @@ async def test_sessions_and_users_do_not_see_each_other(sales):
     assert (await sales.sql("FROM mine")).data["rows"] == [[1]]
 
 
-async def test_a_slow_session_holds_up_no_other(desk):
+async def test_a_slow_session_holds_up_no_other(client):
     """Another session is answered while one runs an endless statement."""
-    async with desk.bus.stream("data_analysis", {"sql": ENDLESS}, timeout=60, **desk.who):
-        await eventually(lambda: desk.service.statistics().busy == 1, 20.0)
-        assert (await desk.other(session="two").sql("SELECT 42", timeout=10)).data["rows"] == [[42]]
+    async with client.bus.stream("data_analysis", {"sql": ENDLESS}, timeout=60, **client.who):
+        await eventually(lambda: client.service.statistics().busy == 1, 20.0)
+        assert (await client.other(session="two").sql("SELECT 42", timeout=10)).data["rows"] == [[42]]
 
 
 @LINUX
 async def test_an_idle_session_goes_with_its_tables(namespace):
     """After the idle time its process is gone, and a later call starts an empty one."""
-    async with serving(namespace=namespace, idle=0.3) as desk:
+    async with serving(namespace=namespace, idle=0.3) as client:
         others = _children()
-        assert (await desk.upload("t", "a\n1\n")).success
+        assert (await client.upload("t", "a\n1\n")).success
         children = _children() - others
         assert len(children) == 1
-        await eventually(lambda: desk.service.statistics().sessions == 0, 20.0)
+        await eventually(lambda: client.service.statistics().sessions == 0, 20.0)
         await eventually(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 20.0)
-        assert (await desk.call("data_tables")).data == {"tables": []}
+        assert (await client.call("data_tables")).data == {"tables": []}
 
 
 async def test_sessions_are_bounded_in_all_and_per_user(namespace):
     """Beyond the bound a call is refused with when to try again, and what lives stays."""
-    async with serving(namespace=namespace, sessions=3, sessions_per_user=2) as desk:
-        assert (await desk.upload("t", "a\n1\n")).success
-        assert (await desk.other(session="two").sql("SELECT 1")).success
-        refused = await desk.other(session="three").sql("SELECT 1")
+    async with serving(namespace=namespace, sessions=3, sessions_per_user=2) as client:
+        assert (await client.upload("t", "a\n1\n")).success
+        assert (await client.other(session="two").sql("SELECT 1")).success
+        refused = await client.other(session="three").sql("SELECT 1")
         assert "2 sessions of yours" in failed(refused, "overloaded", "too_many_sessions")
         assert refused.error.retryable
         assert refused.error.retry_after > 0
-        assert (await desk.other(user="bob").sql("SELECT 1")).success
-        assert "3 sessions" in failed(await desk.other(user="carol").sql("SELECT 1"), "overloaded", "too_many_sessions")
-        assert (await desk.sql("FROM t")).data["rows"] == [[1]]
+        assert (await client.other(user="bob").sql("SELECT 1")).success
+        assert "3 sessions" in failed(await client.other(user="carol").sql("SELECT 1"), "overloaded", "too_many_sessions")
+        assert (await client.sql("FROM t")).data["rows"] == [[1]]
 
 
 async def test_an_idle_session_makes_room_for_another(namespace):
     """The one that was used longest ago goes when it was not used for a while."""
-    async with serving(namespace=namespace, sessions=1, idle=0.4) as desk:
-        assert (await desk.upload("t", "a\n1\n")).success
+    async with serving(namespace=namespace, sessions=1, idle=0.4) as client:
+        assert (await client.upload("t", "a\n1\n")).success
 
         async def served() -> bool:
-            return (await desk.other(user="bob").sql("SELECT 1")).success
+            return (await client.other(user="bob").sql("SELECT 1")).success
 
         await eventually(served, 20.0)
-        assert desk.service.statistics().sessions <= 1
+        assert client.service.statistics().sessions <= 1
 
 
 async def test_calls_of_one_session_at_once_take_turns(sales):
@@ -158,27 +158,27 @@ async def test_calls_of_one_session_at_once_take_turns(sales):
     assert [result.data["rows"] for result in results] == [[[number + 3]] for number in range(20)]
 
 
-async def test_tables_are_bounded_in_number(desk):
+async def test_tables_are_bounded_in_number(client):
     """A session has so many tables and no more, and one that is dropped makes room."""
     for number in range(MAX_TABLES):
-        assert (await desk.sql(f"CREATE TEMP TABLE t{number} AS SELECT 1")).success
-    for refused in (await desk.upload("more", "a\n1\n"), await desk.sql("CREATE OR REPLACE TEMP VIEW more AS SELECT 1")):
+        assert (await client.sql(f"CREATE TEMP TABLE t{number} AS SELECT 1")).success
+    for refused in (await client.upload("more", "a\n1\n"), await client.sql("CREATE OR REPLACE TEMP VIEW more AS SELECT 1")):
         assert "DROP TABLE" in failed(refused, "invalid_arguments", "too_many_tables")
-    await desk.sql("DROP TABLE t0")
-    assert (await desk.upload("more", "a\n1\n")).success
+    await client.sql("DROP TABLE t0")
+    assert (await client.upload("more", "a\n1\n")).success
 
 
 async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server, namespace):
     """Too much at once is refused with how to send it, and parts make one table."""
-    async with serving(valkey_server, namespace) as desk:
+    async with serving(valkey_server, namespace) as client:
         await put(valkey_server, namespace, "small", "data_analysis", operation="data_upload", max_upload=20)
-        await desk.bus.wait_for_tool("small", 10)
+        await client.bus.wait_for_tool("small", 10)
         for content, encoding in (("a\n" + "1\n" * 10, "text"), ("YQox" * 10, "base64")):
-            refused = await desk.call("small", table="t", content=content, encoding=encoding)
+            refused = await client.call("small", table="t", content=content, encoding=encoding)
             assert "append=true" in failed(refused, "invalid_arguments", "too_large")
-        assert (await desk.call("small", table="t", content="a\n1\n")).success
-        assert (await desk.call("small", table="t", content="a\n2\n", append=True)).data["total"] == 2
-        assert (await desk.sql("FROM t")).data["rows"] == [[1], [2]]
+        assert (await client.call("small", table="t", content="a\n1\n")).success
+        assert (await client.call("small", table="t", content="a\n2\n", append=True)).data["total"] == 2
+        assert (await client.sql("FROM t")).data["rows"] == [[1], [2]]
 
 
 async def test_several_workers_serve_a_namespace(valkey_server, namespace):
@@ -187,19 +187,19 @@ async def test_several_workers_serve_a_namespace(valkey_server, namespace):
     workers = [Worker(service, url=valkey_server, namespace=namespace, concurrency=2) for service in services]
     async with workers[0], workers[1], workers[2], ToolBus(valkey_server, namespace=namespace) as bus:
         await bus.wait_for_tool("data_analysis", 10)
-        desks = [Desk(bus, None, user=f"u{number % 2}", session=f"s{number // 2}") for number in range(6)]
+        clients = [Client(bus, None, user=f"u{number % 2}", session=f"s{number // 2}") for number in range(6)]
 
-        async def use(desk, number):
-            assert (await desk.upload("t", f"a\n{number}\n")).success
+        async def use(client, number):
+            assert (await client.upload("t", f"a\n{number}\n")).success
             for _ in range(3):
-                assert (await desk.sql("FROM t")).data["rows"] == [[number]]
+                assert (await client.sql("FROM t")).data["rows"] == [[number]]
 
-        await asyncio.gather(*(use(desk, number) for number, desk in enumerate(desks)))
+        await asyncio.gather(*(use(client, number) for number, client in enumerate(clients)))
         assert sum(service.statistics().sessions for service in services) == 6
         await bus.bind(user="u0", session="s0").close_session()
         await eventually(lambda: sum(service.statistics().sessions for service in services) == 5, 20.0)
-        assert (await desks[1].sql("FROM t")).data["rows"] == [[1]]
-        failed(await desks[0].sql("FROM t"), "invalid_arguments", "bad_sql")
+        assert (await clients[1].sql("FROM t")).data["rows"] == [[1]]
+        failed(await clients[0].sql("FROM t"), "invalid_arguments", "bad_sql")
 
 
 @LINUX
@@ -210,11 +210,11 @@ async def test_one_command_serves_it_and_a_killed_worker_leaves_no_process(valke
     try:
         async with ToolBus(valkey_server, namespace=namespace) as bus:
             await bus.wait_for_tool("data_analysis", 30)
-            desk = Desk(bus, None)
-            assert (await desk.upload("sales", SALES)).success
+            client = Client(bus, None)
+            assert (await client.upload("sales", SALES)).success
             children = _children(worker.pid)
             assert len(children) == 1
-            async with bus.stream("data_analysis", {"sql": UNSTOPPABLE}, timeout=60, **desk.who):
+            async with bus.stream("data_analysis", {"sql": UNSTOPPABLE}, timeout=60, **client.who):
                 await eventually(lambda: all(_cpu(child) > 0.5 for child in children), 20.0)
                 worker.kill()
                 await eventually(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 20.0)

@@ -70,7 +70,7 @@ async def test_ten_gigabytes_are_not_read():
 
 
 async def test_a_gzip_bomb_is_not_unpacked():
-    """What comes out is bounded, also of bombs in bombs and of a hundred thousand empty members."""
+    """Decompressed data is bounded, also for nested bombs and a hundred thousand empty members."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(128)) + packer.flush()
     async with site(answer(bomb, "Content-Encoding: gzip")) as there:

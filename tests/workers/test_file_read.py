@@ -50,7 +50,7 @@ async def read(bus, path, **arguments):
 
 
 def failed(result, type, code):
-    """The message of a result that must be this failure, and must not say what may not be read."""
+    """Return the message of a result that must be this failure and must not reveal protected content."""
     assert SECRET not in str(result)
     return outcomes.failed(result, type, code)
 
@@ -177,7 +177,7 @@ async def test_a_linked_folder_is_not_entered(bus, root, tmp_path):
 
 
 async def test_a_folder_that_becomes_a_link_while_it_is_opened_leads_nowhere(bus, root, tmp_path):
-    """However fast a folder and a link to the outside change places, only the inside is ever read."""
+    """Only files inside the root are ever read, even when a folder and a link to the outside keep changing places."""
     stop = threading.Event()
     inside, door = root / "notes", root / "door"
     door.symlink_to(tmp_path / "outside")
@@ -208,7 +208,7 @@ async def test_a_folder_that_becomes_a_link_while_it_is_opened_leads_nowhere(bus
 
 
 async def test_pipes_sockets_and_devices_are_not_opened(bus, root):
-    """What is no regular file is refused at once, and nothing waits for it."""
+    """A path that is no regular file is refused at once, and nothing waits for it."""
     os.mkfifo(root / "pipe")
     started = time.monotonic()
     assert "a pipe" in failed(await read(bus, "pipe"), "forbidden", "not_a_file")
@@ -295,7 +295,7 @@ def test_no_path_is_outside_of_its_root(path):
 
 
 def test_a_root_may_itself_be_reached_through_a_link(tmp_path):
-    """What the operator names is the operator's business."""
+    """The root itself may be a link, since the operator chose it."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "a.txt").write_text("text")
     (tmp_path / "link").symlink_to("real")

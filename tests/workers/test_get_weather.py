@@ -90,7 +90,7 @@ async def test_weather_is_told_in_words_and_as_data():
 
 @pytest.mark.parametrize("location", ["Springfield, Illinois", "springfield,ILLINOIS , us", "Springfield, Illinois, United States"])
 async def test_region_and_country_tell_places_apart(location):
-    """What follows the name must all be true of the place."""
+    """Every part after the name must match the place."""
     async with serving() as there:
         result = await told(there, location=location)
         assert query(there.asked[0])["name"].lower() == "springfield"
@@ -150,14 +150,14 @@ async def test_arguments_out_of_bounds_are_refused(arguments):
 
 @pytest.mark.parametrize("forecast", ["", "<html>", "[]", '{"current": 5}', b"\xff\xfe", json.dumps({**FORECAST, "daily": {"time": [1]}})])
 async def test_an_answer_that_is_no_weather_is_an_error(forecast):
-    """Whatever the service sends."""
+    """An answer that is no forecast becomes an error that can be retried."""
     async with serving(forecast=forecast) as there:
         error = await refused(there, location="Springfield")
     assert (error.type, error.code, error.retryable) == ("unavailable", "bad_answer", True)
 
 
 async def test_no_network_is_a_clear_error():
-    """Nobody answers: the error says that there may be no network, and to try later."""
+    """Without an answer, the error says that there may be no network, and to try later."""
     async with serving() as there:
         pass
     error = await refused(there, location="Springfield")

@@ -32,7 +32,7 @@ UNSTOPPABLE = "RETURN levenshtein(repeat('a', 100000), repeat('b', 100000))"
 ENDLESS = "UNWIND range(1, 10000) AS x UNWIND range(1, 10000) AS y UNWIND range(1, 10000) AS z RETURN sum(x * y * z)"
 
 
-class Desk:
+class Client:
     """A bus with the tools behind it, and their store."""
 
     def __init__(self, bus, store):
@@ -63,20 +63,20 @@ async def serving(namespace, address="memory://", **limits):
     ):
         for name in TOOLS:
             await bus.wait_for_tool(name, 20)
-        yield Desk(bus, store)
+        yield Client(bus, store)
 
 
 @pytest.fixture
-async def desk(namespace):
+async def client(namespace):
     async with serving(namespace) as opened:
         yield opened
 
 
 @pytest.fixture
-async def people(desk):
-    assert (await desk.load("vertices", "Person", csv=PEOPLE)).success
-    assert (await desk.load("edges", "KNOWS", rows=KNOWS, source="Person", target="Person")).success
-    return desk
+async def people(client):
+    assert (await client.load("vertices", "Person", csv=PEOPLE)).success
+    assert (await client.load("edges", "KNOWS", rows=KNOWS, source="Person", target="Person")).success
+    return client
 
 
 # -- when they are there ------------------------------------------------------------------------------
@@ -100,10 +100,10 @@ async def test_one_command_serves_them_over_a_graph_in_memory(valkey_server, nam
         for name in TOOLS:
             await bus.wait_for_tool(name, 30)
         assert all("store" not in bus.tools[name].parameters.get("properties", {}) for name in TOOLS)
-        desk = Desk(bus, None)
-        assert (await desk.load("vertices", "Person", csv=PEOPLE)).success
-        assert await desk.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
-        assert "store" in failed(await desk.query("RETURN 1", store={"query": "mine"}), "invalid_arguments", "")
+        client = Client(bus, None)
+        assert (await client.load("vertices", "Person", csv=PEOPLE)).success
+        assert await client.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
+        assert "store" in failed(await client.query("RETURN 1", store={"query": "mine"}), "invalid_arguments", "")
 
 
 async def test_without_a_store_none_of_them_is_served(valkey_server, namespace):
@@ -126,23 +126,23 @@ async def test_they_appear_with_a_store_of_ones_own(valkey_server, namespace, tm
     async with process(valkey_server, namespace, f"{tmp_path}/mystore.py:tools"), ToolBus(valkey_server, namespace=namespace) as bus:
         for name in TOOLS:
             await bus.wait_for_tool(name, 30)
-        assert (await Desk(bus, None).query("anything")).data["rows"] == [["anything"]]
+        assert (await Client(bus, None).query("anything")).data["rows"] == [["anything"]]
         assert (await bus.call("graph_schema")).output == "(:City) 2 vertices; id text"
 
 
 async def test_a_graph_in_a_file_outlives_its_worker_and_belongs_to_one(valkey_server, namespace, tmp_path):
-    """What was imported is there for the next worker, also after a kill; a second one at the same time is told why not."""
+    """Imported data is there for the next worker, also after a kill; a second worker at the same time gets an error with the reason."""
     limits = {"path": str(tmp_path / "people.graph")}
-    async with serving(namespace, valkey_server, **limits) as desk:
-        assert (await desk.load("vertices", "Person", csv=PEOPLE)).success
+    async with serving(namespace, valkey_server, **limits) as client:
+        assert (await client.load("vertices", "Person", csv=PEOPLE)).success
         with pytest.raises(ToolError, match=r"the graph can't be opened: .*[Ll]ock"):
             await EmbeddedGraph(Limits(**limits)).__aenter__()
-        desk.store._program._process.kill()
-        await desk.store._program._process.wait()
-        assert await desk.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
-    async with serving(namespace, valkey_server, **limits) as desk:
-        assert await desk.rows("MATCH (p:Person) RETURN p.name ORDER BY p.id") == [["Ann"], ["Bob"], ["Cid"]]
-        failed(await desk.query("LOAD FROM 'x.csv' RETURN *"), "forbidden", "statement_refused")
+        client.store._program._process.kill()
+        await client.store._program._process.wait()
+        assert await client.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
+    async with serving(namespace, valkey_server, **limits) as client:
+        assert await client.rows("MATCH (p:Person) RETURN p.name ORDER BY p.id") == [["Ann"], ["Bob"], ["Cid"]]
+        failed(await client.query("LOAD FROM 'x.csv' RETURN *"), "forbidden", "statement_refused")
 
 
 def test_the_guide_lists_the_tools_and_variables():
@@ -161,10 +161,10 @@ def test_the_guide_lists_the_tools_and_variables():
 # -- what they answer ---------------------------------------------------------------------------------
 
 
-async def test_an_empty_graph_says_so(desk):
+async def test_an_empty_graph_says_so(client):
     """The schema says how data comes in, and a query of a label names what there is."""
-    assert "graph_import" in (await desk.call("graph_schema")).output
-    assert "graph_import" in failed(await desk.query("MATCH (n:Person) RETURN n"), "invalid_arguments", "bad_query")
+    assert "graph_import" in (await client.call("graph_schema")).output
+    assert "graph_import" in failed(await client.query("MATCH (n:Person) RETURN n"), "invalid_arguments", "bad_query")
 
 
 async def test_the_schema_shows_labels_types_properties_and_counts(people):
@@ -245,12 +245,12 @@ async def test_what_can_not_be_imported_is_told(people, arguments, code):
     assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
 
 
-async def test_a_result_is_bounded_in_rows_and_bytes(desk):
+async def test_a_result_is_bounded_in_rows_and_bytes(client):
     """The first rows come, long values cut, with a note for each."""
-    result = await desk.query("UNWIND range(1, 1000000) AS x RETURN x", max_rows=5)
+    result = await client.query("UNWIND range(1, 1000000) AS x RETURN x", max_rows=5)
     assert result.data["rows"] == [[1], [2], [3], [4], [5]]
     assert "only the first 5 rows are shown" in result.output
-    result = await desk.query("UNWIND range(1, 500) AS x RETURN repeat('y', 5000)", max_rows=1000)
+    result = await client.query("UNWIND range(1, 500) AS x RETURN repeat('y', 5000)", max_rows=1000)
     assert 1 <= len(result.data["rows"]) < 500
     assert all(len(text) == MAX_CELL for (text,) in result.data["rows"])
     assert len(result.output) < 120_000
@@ -288,7 +288,7 @@ async def test_a_result_is_bounded_in_rows_and_bytes(desk):
     ],
 )
 async def test_other_statements_are_refused_by_name(people, tmp_path, statement, word):
-    """What writes, loads, attaches, installs or sets is refused and named; nothing is left behind."""
+    """Statements that write, load, attach, install or set are refused by name and leave nothing behind."""
     (tmp_path / "in.csv").write_text("a\n1\n")
     told = failed(await people.query(statement.format(tmp_path)), "forbidden", "statement_refused")
     assert told.startswith(f"{word} is not allowed here; allowed is one reading statement")
@@ -330,7 +330,7 @@ async def test_a_statement_whose_caller_leaves_is_stopped(people):
     ],
 )
 async def test_a_greedy_statement_ends_in_an_error(people, statement):
-    """What wants more memory than there is fails alone, and the graph stays."""
+    """A statement that needs too much memory fails alone, and the graph stays."""
     assert "more memory" in failed(await people.query(statement), "tool_error", "out_of_memory")
     assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
 

@@ -49,7 +49,7 @@ def test_a_style_is_read_with_tolerance(given_style):
 
 
 def test_spaces_and_underscores_in_a_style_count_as_hyphens():
-    """Whoever writes a descriptor may spell knock-knock as they like."""
+    """A descriptor may spell knock-knock in any way."""
     assert style_of({"style": "knock knock"}) == style_of({"style": "knock_knock"}) == "knock-knock"
 
 

@@ -146,7 +146,7 @@ def test_the_deepest_document_allowed_works_everywhere():
     ],
 )
 def test_bad_expressions_fail_clearly(expression, code):
-    """What jmespath can't parse or compute is the caller's error, with a short message."""
+    """An expression that jmespath can't parse or compute is the caller's error, with a short message."""
     error = error_of(lambda: json_query(SHOP, expression))
     assert (error.type, error.code) == ("invalid_arguments", code)
 
@@ -303,7 +303,7 @@ def test_a_wrong_bound_in_one_document_names_it():
 @settings(deadline=None)
 @given(JSON)
 def test_formatting_keeps_every_value(value):
-    """What is formatted reads back as it was, whatever the indentation."""
+    """A formatted document reads back as it was, with any indentation."""
     for indent in (0, 2):
         assert json.loads("".join(json_format(json.dumps(value), indent=indent))) == value
 
@@ -342,7 +342,7 @@ TOKENS = st.sampled_from([*SYMBOLS, *CALLS])
 @example([1], "a[99999999999999999999]")
 @example({"a": "x"}, "a < `1`")
 def test_hostile_expressions_only_fail_with_a_tool_error(value, expression):
-    """Whatever the expression, there is a JSON result or a ToolError."""
+    """Every expression gives a JSON result or a ToolError."""
     try:
         answer = json_query([value, value], expression)
     except ToolError as failure:

@@ -122,7 +122,7 @@ async def test_scripts_without_spaces_are_searched_too(folder):
 
 @pytest.mark.anyio
 async def test_the_index_follows_the_folder(folder):
-    """What is added, changed or deleted is so in the next search."""
+    """Added, changed and deleted documents show in the next search."""
     async with searching(folder) as bus:
         assert paths(await search(bus, "honey")) == ["bees.md"]
         (folder / "new.txt").write_text("More honey.")
@@ -172,7 +172,7 @@ def index(tmp_path_factory):
 @settings(deadline=None)
 @given(query=st.text(max_size=200) | st.lists(st.sampled_from(HOSTILE), max_size=6).map(" ".join))
 def test_no_query_is_a_syntax_error(index, query):
-    """Whatever the query, the answer is passages, none, or an error that asks for words."""
+    """For any query the answer is passages, none, or an error that asks for words."""
     try:
         assert len(index.search(query, "", 5)) <= 5
     except ToolError as failure:
@@ -221,7 +221,7 @@ async def test_broken_documents_are_set_aside_and_counted(folder):
 
 
 def smashed(method):
-    """A docx whose packed text is broken, while its table of contents is whole."""
+    """Return a docx whose packed text is broken, while its table of contents is valid."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", method) as archive:
         archive.writestr("word/document.xml", "<w:p>" + "honey and wax " * 500 + "</w:p>")

@@ -28,13 +28,13 @@ ORDERS = "region,month,amount\nnorth,May,10\nsouth,May,20\nnorth,June,5\nsouth,J
 
 
 def served_by(preset):
-    """The command of a preset's description, in words after ``toolbus``."""
+    """Return the command in a preset's description, as the words after ``toolbus``."""
     return preset.description.partition("Serve it with: toolbus ")[2].split()
 
 
 @contextlib.asynccontextmanager
 async def toolbus(url, namespace, *words, **environment):
-    """A command as a process, ended afterwards."""
+    """Run a command as a process that is ended afterwards."""
     command = [sys.executable, "-m", "toolbus", "--url", url, "--namespace", namespace, *words]
     made = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environment}, stdout=-1, stderr=-1)
     try:
@@ -46,7 +46,7 @@ async def toolbus(url, namespace, *words, **environment):
 
 
 async def run(url, namespace, *words):
-    """What a command that must succeed says."""
+    """Return the output of a command that must succeed."""
     async with toolbus(url, namespace, *words) as made:
         said, wrong = await made.communicate()
     assert made.returncode == 0, wrong
@@ -55,14 +55,14 @@ async def run(url, namespace, *words):
 
 @contextlib.asynccontextmanager
 async def published(url, namespace, name):
-    """A shipped preset, loaded by its name from the command line."""
+    """Load a shipped preset by its name on the command line."""
     assert await run(url, namespace, "toolkit", "load", name)
     yield load_preset(find_preset(name))
     await run(url, namespace, "rm", f"toolkit/{name}")
 
 
 class Heard:
-    """What an agent's tools answered."""
+    """The results of an agent's tools."""
 
     def __init__(self):
         self.results = []
@@ -189,7 +189,7 @@ async def test_a_preset_names_tools_that_its_command_serves(name, valkey_server,
 
 
 def test_a_name_means_a_file_before_a_shipped_preset(tmp_path, monkeypatch):
-    """What lies in the folder goes before; a path stays a path; an unknown name is told with those there are."""
+    """A file in the folder wins over a shipped preset, a path stays a path, and an unknown name is reported with the known ones."""
     monkeypatch.chdir(tmp_path)
     assert find_preset("graph").name == "graph.yaml"
     (tmp_path / "graph").write_text("name: mine\nactions: []\n")

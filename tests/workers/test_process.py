@@ -69,7 +69,7 @@ def test_no_text_makes_an_operation_slow(text, operation):
 @settings(deadline=None)
 @given(st.text(max_size=500), st.sampled_from(text_module.OPERATIONS))
 def test_any_text_ends_in_a_result(text, operation):
-    """Whatever the text, each operation answers."""
+    """Each operation answers for any text."""
     assert text_process(text, operation, find="a").success
 
 
@@ -113,7 +113,7 @@ def test_a_query_picks_by_jmespath():
     ],
 )
 def test_hostile_documents_are_refused_with_a_code(document, operation, code):
-    """What is broken, deep or large is the caller's to mend."""
+    """Broken, deep or large documents are errors of the caller."""
     with pytest.raises(ToolError) as failure:
         json_process(document, operation, "@")
     assert (failure.value.error.type, failure.value.error.code) == ("invalid_arguments", code)

@@ -20,7 +20,7 @@ DOCUMENT = "# A heading\n\nBees make honey in a hive. Honey keeps for years.\n\n
 
 @pytest.fixture(params=["memory", "server"])
 async def bus(request, namespace):
-    """A bus with every example worker behind it."""
+    """Provide a bus with every example worker behind it."""
     address = "memory://" if request.param == "memory" else request.getfixturevalue("valkey_server")
     modules = examples()
     async with Worker(modules, url=address, namespace=namespace), ToolBus(address, namespace=namespace) as opened:
@@ -30,7 +30,7 @@ async def bus(request, namespace):
 
 
 async def test_every_tool_is_listed_with_a_description_and_its_arguments(bus):
-    """What the modules define is what an agent sees, and no more."""
+    """An agent sees the tools that the modules define, and no others."""
     assert set(bus.tools) == TOOLS
 
 

@@ -50,7 +50,7 @@ Second
 
 
 def run(items):
-    """The text, the other items before the end, and the result of a handler's stream."""
+    """Return the text, the other items before the end, and the result of a handler's stream."""
     listed = list(items)
     assert isinstance(listed[-1], ToolResult)
     assert listed[-1].success
@@ -216,7 +216,7 @@ def test_a_summary_quotes_the_most_telling_sentences_in_their_order():
 
 @pytest.mark.parametrize(("text", "expected"), [("", "The text has no sentences.\n"), ("Yes. No.", "Yes.\nNo.\n")])
 def test_a_summary_of_next_to_nothing_is_all_there_is(text, expected):
-    """Where no sentence is worth choosing, the first ones stand."""
+    """The first sentences are quoted when none is worth choosing."""
     assert run(text_summary(text))[0] == expected
 
 
@@ -229,7 +229,7 @@ def test_a_document_is_streamed_back_unchanged_with_progress():
 
 
 def test_progress_does_not_double_the_frames_of_a_long_stream():
-    """However many parts there are, progress comes about a hundred times."""
+    """Progress comes about a hundred times for any number of parts."""
     _, progress, data = stream("word " * 12_000, part=16)
     assert data["parts"] > 3000
     assert len(progress) <= 101

@@ -46,7 +46,7 @@ async def refused(backend, config=None, **arguments):
 
 @pytest.fixture
 def closed_port():
-    """A port of this machine on which nobody listens."""
+    """Return a port of this machine without a listener."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -106,7 +106,7 @@ async def test_bad_config_is_told(config):
 
 
 async def test_a_search_that_takes_too_long_ends_in_time():
-    """Whatever the backend waits for."""
+    """A search ends at its time limit when the backend does not answer."""
 
     class Slow(Backend):
         async def search(self, search):

@@ -25,7 +25,7 @@ async def outcome(
         ConfigurationError: an option of the executor is wrong, or the bus is not open.
     """
     wanted = [ModelCall(call or new_id(), name, arguments)]
-    # Without an observer nobody sees a question, so no handler may ask a person.
+    # Without an observer no person sees a question, so handlers may not ask one.
     async with executor.turn(wanted) if observer is None else executor.stream_tool_calls(wanted) as turn:
         if observer is not None:
             async for event in turn:

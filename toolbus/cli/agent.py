@@ -50,9 +50,10 @@ class _Unset(Failure):
 @output_option
 @click.pass_context
 def agent_command(ctx: click.Context, /, question: str, output: str, **options: Any) -> None:
-    """Let a model answer QUESTION (- reads it from standard input) with the available tools.
+    """Let a model answer QUESTION with tools.
 
-    Works with any endpoint that is compatible with OpenAI's chat completions; OPENAI_API_KEY is its key.
+    QUESTION may be - to read it from standard input. Works with any endpoint that is compatible with
+    OpenAI's chat completions; OPENAI_API_KEY is its key.
     The model's text goes to standard output and the progress of tools to standard error, both as they
     arrive. The exit code is 0 with an answer, 1 without one, and 2 when a setting is missing.
 
@@ -212,7 +213,7 @@ class _Screen:
                 f"  {seen.tool} asks: {visible(event.question)}; it waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}"
             )
         elif isinstance(event, Reset):
-            self._line(f"  {seen.tool}: attempt {event.attempt} starts anew")
+            self._line(f"  {seen.tool}: attempt {event.attempt} starts from the beginning")
         elif isinstance(event, Finished) and event.result.error is not None:
             self._line(f"✗ {seen.tool} {one_line(str(event.result.error), _MOST_SHOWN)}")
         elif isinstance(event, Finished):

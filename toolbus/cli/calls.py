@@ -147,7 +147,7 @@ async def _print(call: Call, *, quiet: bool) -> ToolResult:
             total = f"/{event.total:g}" if event.total else ""
             click.secho(f"[{event.done:g}{total}] {event.message}", fg="bright_black", err=True)
         elif isinstance(event, Reset):
-            click.secho(f"\n-- attempt {event.attempt} starts anew --", fg="yellow", err=True)
+            click.secho(f"\n-- attempt {event.attempt} starts from the beginning --", fg="yellow", err=True)
         elif isinstance(event, Finished):
             if printed:
                 click.echo()

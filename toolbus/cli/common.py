@@ -38,7 +38,7 @@ class Seconds(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number, or fail with a usage error."""
         number = super().convert(value, param, ctx)
-        return self.fail(f"{value!r} is no number of seconds", param, ctx) if math.isnan(number) else number
+        return self.fail(f"{value!r} is not a number of seconds", param, ctx) if math.isnan(number) else number
 
 
 class Failure(click.ClickException):

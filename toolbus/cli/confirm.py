@@ -21,7 +21,7 @@ _by_option = click.option("--by", help="Name of the person who answers, for the 
 
 @click.group("confirm", no_args_is_help=True)
 def confirm_command() -> None:
-    """Show and answer the confirmation requests of all processes in the namespace.
+    """Show and answer confirmation requests. They come from all processes of the namespace.
 
     A tool that declares `confirm` waits before it runs, and a running tool may ask by itself. An ID may be shortened as long as
     it still names one request.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("dead", no_args_is_help=True)
 def dead_command() -> None:
-    """Handle dead letters: requests that could not be answered, with the reason and the last error.
+    """Handle dead letters. These are requests that could not be answered, with the reason and the last error.
 
     A request becomes a dead letter when it killed its workers too often, failed at its last retry, failed without a caller to
     tell, or could not be read. It stays for a week unless it is redriven or dropped.

@@ -13,9 +13,10 @@ from toolbus.cli.common import fail
 
 @click.command("demo")
 def demo_command() -> None:
-    """Run and check the main features: discovery, calls, streams, a killed worker, a plugged-in service.
+    """Run and check the main features.
 
-    Starts its own server on a free port. Exits with 0 only if every check passed.
+    These are discovery, calls, streams, a killed worker and a plugged-in service. The demo starts its own server on a free
+    port, and exits with 0 only if every check passed.
     """
     try:
         from toolbus.demo.conductor import Demo

@@ -24,9 +24,10 @@ _DEFAULT_PORT = 6379
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
 @click.pass_context
 def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
-    """Start all you need to try toolbus: a server unless one is running, the example workers and yours.
+    """Start all you need to try toolbus.
 
-    The server keeps its data in memory only. Ctrl-C stops everything.
+    This is a server, unless one is running, with the example workers and yours. The server keeps its data in memory only.
+    Ctrl-C stops everything.
 
     \b
     Example:

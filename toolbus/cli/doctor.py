@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 @output_option
 @click.pass_context
 def doctor_command(ctx: click.Context, output: str) -> None:
-    """Check the server, its memory policy, persistence and latency, and say what to fix."""
+    """Check the server and say what to fix. Memory policy, persistence and latency are checked, too."""
     settings = settings_of(ctx)
     findings = asyncio.run(_examine(settings))
     if output == "json":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(allow_dash=True), default="-")
 @click.pass_context
 def put_command(ctx: click.Context, key: str, file: str) -> None:
-    """Store a descriptor under tool/NAME or tool-service/ID, from FILE or standard input.
+    """Store a static descriptor. KEY is tool/NAME or tool-service/ID; FILE may be standard input.
 
     An invalid descriptor is refused, and the error names the field. Running agents see the change at
     once.
@@ -81,7 +81,7 @@ def list_command(ctx: click.Context, prefix: str, output: str) -> None:
 @click.option("--force", is_flag=True, help="Free a self-published name, so that another owner may take it.")
 @click.pass_context
 def rm_command(ctx: click.Context, key: str, force: bool) -> None:
-    """Delete a static descriptor; with --force, free the name of a self-published one.
+    """Delete a static descriptor. With --force, free the name of a self-published one.
 
     \b
     Examples:
@@ -110,7 +110,7 @@ def _read(key: str, file: str) -> bytes:
         if kind == "tool":
             document, changes = mended_document(document)
             for change in changes:
-                click.echo(f"parameters mended: {change}", err=True)
+                click.echo(f"parameters corrected: {change}", err=True)
             tool = parse_tool(document, None)
             found = tool.name
         else:

@@ -23,7 +23,7 @@ class _Toolkit(click.Group):
 
 @click.group("toolkit", cls=_Toolkit, no_args_is_help=True)
 def toolkit_command() -> None:
-    """Manage the graph of actions and tools: which tools a model is shown, and the scores that are learned from use.
+    """Manage the graph of actions and tools. It decides which tools a model is shown, by scores that are learned from use.
 
     \b
     Example:

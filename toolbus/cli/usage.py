@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_context
 def usage_command(ctx: click.Context, days: int, users: tuple[str, ...], tools: tuple[str, ...], output: str) -> None:
-    """Show the usage of each tool by each user: calls, errors, milliseconds, and bytes of the answers.
+    """Show the usage of tools by user. It counts calls, errors, milliseconds, and bytes of the answers.
 
     Workers count it when they run with the middleware toolbus.middleware.Metering.
 

@@ -44,9 +44,10 @@ def worker_command(
     examples: bool,
     lifeline: int | None,
 ) -> None:
-    """Serve the tools of each TARGET: a path, a module, a package with its modules, module:name, or an installed service.
+    """Serve the tools of each TARGET.
 
-    Paths are files (jokes.py) or folders (mytools/); `toolbus workers` lists the short names of installed services.
+    A TARGET is a path (jokes.py, mytools/), a module, a package with its modules, module:name, or the short name of an
+    installed service (`toolbus workers` lists them).
 
     SIGTERM and Ctrl-C take the worker out of the registry at once, let running calls finish, and exit with 0.
 

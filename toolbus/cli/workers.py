@@ -10,7 +10,7 @@ from toolbus.cli.common import output_option, print_json, print_table
 @click.command("workers")
 @output_option
 def workers_command(output: str) -> None:
-    """List the tool services of installed packages, with the extras and settings that each needs.
+    """List the installed tool services. Each is listed with the extras and settings that it needs.
 
     Serve one with `toolbus worker NAME`. Packages offer services through the entry-point group toolbus.workers.
 

@@ -176,7 +176,7 @@ def _checked(signature: Signature, properties: Collection[str], validator: Valid
         if parameter.required and not parameter.named:
             raise _misfit(signature, f"takes {parameter.name!r} by position only; tools are called with named arguments")
         if properties and parameter.required and parameter.name not in properties:
-            raise _misfit(signature, f"needs {parameter.name!r}, which is no property of its schema")
+            raise _misfit(signature, f"needs {parameter.name!r}, which is not a property of its schema")
     required = [parameter.name for parameter in signature.parameters if parameter.required]
     return CheckedBinder(validator, known, required, rest=signature.rest is not None, reserved=signature.reserved)
 

@@ -199,7 +199,7 @@ class _Mender:
         if isinstance(required, list):
             wanted = list(dict.fromkeys(each for each in [*required, *hoisted] if isinstance(each, str)))
             if wanted != made.get("required"):
-                self.note(path, "mended 'required'")
+                self.note(path, "corrected 'required'")
             made["required"] = wanted
         elif hoisted:
             made["required"] = hoisted

@@ -49,8 +49,8 @@ def toolbus_namespace() -> str:
 def toolbus_bus(toolbus_namespace: str) -> Serving:
     """Return a function that serves tools in the test's namespace.
 
-    Use it as ``async with toolbus_bus(service, function) as bus``. It serves in process unless
-    ``url=toolbus_server.url`` is given. ``middleware`` goes around the handlers.
+    Use it as ``async with toolbus_bus(service, function) as bus``. It serves in process unless ``url=toolbus_server.url`` is
+    given. ``middleware`` goes around the handlers.
     """
 
     @asynccontextmanager

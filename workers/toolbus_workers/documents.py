@@ -146,7 +146,7 @@ def _zipped(content: bytes, format: str, most: int) -> Iterator[bytes]:
                     left -= len(piece)
                     yield piece
     except _BROKEN_ZIP as error:
-        raise Unreadable(f"it is no {format} that can be opened: {str(error)[:100]}") from None
+        raise Unreadable(f"it is not a {format} file that can be opened: {str(error)[:100]}") from None
 
 
 def _markup_text(source: str, most: int, until: float) -> str:

@@ -76,7 +76,7 @@ class OperationService(ToolService):
         try:
             given = msgspec.convert(config, self._config, strict=False)
         except msgspec.ValidationError as error:
-            raise ToolError(f"the tool's config is wrong, which an operator must mend: {error}", code="bad_config") from None
+            raise ToolError(f"the tool's config is wrong, which an operator must fix: {error}", code="bad_config") from None
         return found.function(self, given, **found.bind(arguments))
 
 

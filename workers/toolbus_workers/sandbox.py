@@ -114,7 +114,7 @@ class Root:
             try:
                 folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
-                message = f"the service's root folder can't be opened ({error.strerror}); an operator must mend it"
+                message = f"the service's root folder can't be opened ({error.strerror}); an operator must fix it"
                 raise ToolError(message, type="unavailable", code="no_root", retryable=True) from None
             try:
                 for part in parts:

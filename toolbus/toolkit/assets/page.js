@@ -6,7 +6,7 @@
   const data = JSON.parse(byId("data").textContent);
   const svg = byId("graph"), details = byId("details"), least = byId("least"), find = byId("find");
 
-  // Text of the graph only ever goes into textContent and attributes, never into markup.
+  // Text of the graph is only set as textContent and attributes, never as markup.
   const element = (name, attributes = {}, text = "") => {
     const made = document.createElementNS(NS, name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -191,7 +191,7 @@
     for (const edge of edges) edge.node.classList.toggle("away", edge.score < score);
     let shown = 0;
     for (const vertex of vertices.values()) {
-      // A tool or group that no edge leads to any more would stand there for nothing.
+      // Hide a tool or group that no visible edge leads to.
       const alone = vertex.kind !== "action" && vertex.edges.length > 0 && vertex.edges.every((edge) => edge.score < score);
       const text = `${vertex.id}\n${vertex.name}\n${vertex.description}`.toLowerCase();
       vertex.node.classList.toggle("away", alone);

@@ -115,4 +115,4 @@ def load_json(path: str | Path, kind: type[T], what: str) -> T:
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no {what}: {error}") from None
+        raise ConfigurationError(f"{path} is not a valid {what}: {error}") from None

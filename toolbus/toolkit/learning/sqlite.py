@@ -159,4 +159,4 @@ class SqliteStore:
         try:
             yield
         except sqlite3.Error as error:
-            raise ConfigurationError(f"{self.path} is no usable log of executions: {error}") from None
+            raise ConfigurationError(f"{self.path} is not a usable log of executions: {error}") from None

@@ -143,7 +143,7 @@ def _check_value(at: int, name: str, value: Scalar) -> None:
 
 def _check_name(name: str) -> None:
     if not _NAME.match(name):
-        raise _wrong(f"{name[:80]!r} is no name: letters, digits and _, at most 63, and a letter first", "bad_name")
+        raise _wrong(f"{name[:80]!r} is not a valid name: use letters, digits and _, at most 63, and a letter first", "bad_name")
 
 
 def _from_csv(text: str) -> list[dict[str, Scalar]]:

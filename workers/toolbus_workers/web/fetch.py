@@ -200,7 +200,7 @@ def parse_url(text: str) -> httpx.URL:
         url = httpx.URL(text.strip())
         host, port = url.host, url.port
     except (httpx.InvalidURL, ValueError):
-        raise _bad_url(text, "it is no web address") from None
+        raise _bad_url(text, "it is not a web address") from None
     if url.scheme not in {"http", "https"} or not host:
         raise _bad_url(text, "it must begin with http:// or https:// and name a host")
     if url.userinfo:
@@ -219,7 +219,7 @@ def _redirected(url: httpx.URL, location: str) -> httpx.URL:
     except ToolError as error:
         message = f"{_shown(url)} redirects to an address that is not fetched: {error.error.message}"
         raise ToolError(message, type="forbidden", code="bad_redirect") from None
-    raise ToolError(f"{_shown(url)} redirects to what is no address; try another page", code="bad_redirect")
+    raise ToolError(f"{_shown(url)} redirects to an invalid address; try another page", code="bad_redirect")
 
 
 def _check_host(url: httpx.URL, hosts: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The SQL tools on a desk of one user, for their tests."""
+"""A client of the SQL tools for one user and session, for their tests."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ from toolbus import ToolBus, Worker
 SALES = "region,amount\nnorth,10\nsouth,20\nnorth,5\n"
 
 
-class Desk:
+class Client:
     """A bus with the service behind it, as one user in one session."""
 
     def __init__(self, bus, service, user="alice", session="one"):
@@ -19,7 +19,7 @@ class Desk:
         self.who = {"user": user, "session": session}
 
     def other(self, **who):
-        return Desk(self.bus, self.service, **{**self.who, **who})
+        return Client(self.bus, self.service, **{**self.who, **who})
 
     async def call(self, tool, timeout=30, **arguments):
         return await self.bus.call(tool, arguments, timeout=timeout, **self.who)
@@ -36,5 +36,5 @@ async def serving(address="memory://", namespace="default", **limits):
     service = DataAnalysis(Limits(**limits))
     async with Worker(service, url=address, namespace=namespace), ToolBus(address, namespace=namespace) as bus:
         await bus.wait_for_tool("data_analysis", 10)
-        yield Desk(bus, service)
+        yield Client(bus, service)
     assert service.statistics() == (0, 0)
