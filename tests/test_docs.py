@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import inspect
 import os
 import re
 import shlex
@@ -11,15 +12,17 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
 
 import click
 import pytest
 
+import toolbus
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
 from toolbus.cli import main
+from toolbus.options import CallOptions
 from toolbus.results import ERROR_TYPES
 from toolbus.settings import PREFIX, Settings
 from toolbus.testing import InvocationEnvironment
@@ -186,6 +189,16 @@ def test_the_settings_table_is_complete() -> None:
     for name in Settings.__struct_fields__:
         default = getattr(Settings(), name)
         assert f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |" in page
+
+
+def test_the_reference_of_tools_and_calls_is_complete() -> None:
+    """Each option of a tool and a call, attribute of a service, property of a running call, and event has a row in the reference."""
+    first = re.findall(r"^\| (.+?) \|", read("docs/reference/tools-and-calls.md"), re.MULTILINE)
+    listed = {name for cell in first for name in re.findall(r"`(\w+)", cell)}
+    known = {*inspect.signature(toolbus.tool).parameters, *CallOptions.__optional_keys__, *get_type_hints(toolbus.ToolService)}
+    known |= {name for name in vars(get_type_hints(toolbus.invocation)["return"]) if not name.startswith("_")} - {"cancel_nested"}
+    known |= {event.__name__ for event in get_args(toolbus.Event)}
+    assert known <= listed, known - listed
 
 
 def test_events_and_metrics_are_listed() -> None:
