@@ -42,7 +42,7 @@ def blocks(name: str) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The fragments that links to a page may have: one for each heading, made as GitHub makes them."""
+    """Return the fragments that links to a page may have: one for each heading, made as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -89,7 +89,7 @@ MAP = "docs/architecture.md"
 
 
 def defined_in(path: Path) -> set[str]:
-    """The functions and classes that a module defines, and its classes' methods, as ``Class.method``."""
+    """Return the functions and classes that a module defines, and its classes' methods as ``Class.method``."""
     found: set[str] = set()
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
