@@ -197,7 +197,9 @@ def test_the_reference_of_tools_and_calls_is_complete() -> None:
     listed = {name for cell in first for name in re.findall(r"`(\w+)", cell)}
     known = {*inspect.signature(toolbus.tool).parameters, *CallOptions.__optional_keys__, *get_type_hints(toolbus.ToolService)}
     known |= {name for name in vars(get_type_hints(toolbus.invocation)["return"]) if not name.startswith("_")} - {"cancel_nested"}
-    known |= {event.__name__ for event in get_args(toolbus.Event)}
+    (event,) = get_args(get_type_hints(toolbus.Call.events)["return"])
+    known |= {kind.__name__ for kind in get_args(event)}
+    assert "Finished" in known
     assert known <= listed, known - listed
 
 
