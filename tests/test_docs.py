@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import inspect
 import os
 import re
 import shlex
@@ -11,15 +12,17 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
 
 import click
 import pytest
 
+import toolbus
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
 from toolbus.cli import main
+from toolbus.options import CallOptions
 from toolbus.results import ERROR_TYPES
 from toolbus.settings import PREFIX, Settings
 from toolbus.testing import InvocationEnvironment
@@ -39,7 +42,7 @@ def blocks(name: str) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The fragments that links to a page may have: one for each heading, made as GitHub makes them."""
+    """Return the fragments that links to a page may have: one for each heading, made as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -86,7 +89,7 @@ MAP = "docs/architecture.md"
 
 
 def defined_in(path: Path) -> set[str]:
-    """The functions and classes that a module defines, and its classes' methods, as ``Class.method``."""
+    """Return the functions and classes that a module defines, and its classes' methods as ``Class.method``."""
     found: set[str] = set()
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -101,11 +104,14 @@ def test_the_architecture_names_what_exists() -> None:
     named = re.findall(r"`((?:toolbus|workers|tests|benchmarks)/[\w/.-]*|pyproject\.toml)(?:: ([\w.]+))?`", read(MAP))
     assert len(named) > 80
     assert sum(bool(function) for _, function in named) > 20
+    wrong = []
     for path, function in named:
-        assert (ROOT / path).exists(), path
-        assert path.endswith("/") == (ROOT / path).is_dir(), path
-        if function:
-            assert function in defined_in(ROOT / path), f"{path}: {function}"
+        file = ROOT / path
+        if not file.exists() or path.endswith("/") != file.is_dir():
+            wrong.append(path)
+        elif function and function not in defined_in(file):
+            wrong.append(f"{path}: {function}")
+    assert wrong == []
 
 
 def test_the_map_is_complete() -> None:
@@ -113,9 +119,9 @@ def test_the_map_is_complete() -> None:
     table = read(MAP).partition("## The map")[2].partition("## One call")[0]
     package = ROOT / "toolbus"
     packages = [folder.parent for folder in (*package.glob("*/__init__.py"), *package.glob("broker/*/__init__.py"))]
-    for path in (*packages, *(each for each in package.glob("*.py") if not each.name.startswith("__"))):
-        name = f"{path.relative_to(ROOT)}/" if path.is_dir() else str(path.relative_to(ROOT))
-        assert f"| `{name}` |" in table, name
+    paths = [*packages, *(each for each in package.glob("*.py") if not each.name.startswith("__"))]
+    names = [f"{path.relative_to(ROOT)}/" if path.is_dir() else str(path.relative_to(ROOT)) for path in paths]
+    assert [name for name in names if f"| `{name}` |" not in table] == []
 
 
 def test_other_pages_name_no_files_of_the_code() -> None:
@@ -183,6 +189,18 @@ def test_the_settings_table_is_complete() -> None:
     for name in Settings.__struct_fields__:
         default = getattr(Settings(), name)
         assert f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |" in page
+
+
+def test_the_reference_of_tools_and_calls_is_complete() -> None:
+    """Each option of a tool and a call, attribute of a service, property of a running call, and event has a row in the reference."""
+    first = re.findall(r"^\| (.+?) \|", read("docs/reference/tools-and-calls.md"), re.MULTILINE)
+    listed = {name for cell in first for name in re.findall(r"`(\w+)", cell)}
+    known = {*inspect.signature(toolbus.tool).parameters, *CallOptions.__optional_keys__, *get_type_hints(toolbus.ToolService)}
+    known |= {name for name in vars(get_type_hints(toolbus.invocation)["return"]) if not name.startswith("_")} - {"cancel_nested"}
+    (event,) = get_args(get_type_hints(toolbus.Call.events)["return"])
+    known |= {kind.__name__ for kind in get_args(event)}
+    assert "Finished" in known
+    assert known <= listed, known - listed
 
 
 def test_events_and_metrics_are_listed() -> None:
