@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cli.forking import CommandServer
 from tests.contract import Place
 from tests.servers import KINDS, Servers, leaks, new_server
 from toolbus.broker.embedded import EmbeddedServer
@@ -43,6 +44,13 @@ def servers() -> Iterator[Servers]:
     running = Servers()
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[CommandServer]:
+    """The process from which toolbus commands are forked."""
+    with CommandServer() as running:
+        yield running
 
 
 @pytest.fixture(params=KINDS)

@@ -96,6 +96,16 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float =
         await anyio.sleep(interval)
 
 
+def eventually_sync(condition: Callable[[], T], timeout: float = 20.0, interval: float = 0.02) -> T:
+    """Wait in plain code until a plain condition is true and return its value; fail after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() >= deadline:
+            pytest.fail(f"not within {timeout:g} s: {_told(condition)} (last value: {value!r})")
+        time.sleep(interval)
+    return value
+
+
 async def next_millisecond(client: redis.Redis) -> None:
     """Wait until the server's clock shows another millisecond than now."""
 

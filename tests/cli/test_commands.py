@@ -16,7 +16,9 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from tests.cli.shell import Shell, eventually_sync
+from tests.cli.forking import CommandServer
+from tests.cli.shell import Shell
+from tests.servers import eventually_sync
 from tests.topologies import until
 from toolbus.broker.embedded import EmbeddedServer, free_port
 from toolbus.cli import main
@@ -384,10 +386,10 @@ def test_dev_ends_with_its_worker(shell: Shell) -> None:
     assert "the worker ended with exit code 1" in done.stderr
 
 
-def test_dev_starts_a_server_and_workers_and_stops_all(tmp_path: Path) -> None:
+def test_dev_starts_a_server_and_workers_and_stops_all(commands: CommandServer, tmp_path: Path) -> None:
     """`toolbus dev` serves the examples on a server of its own, and SIGTERM leaves nothing running."""
     port = free_port()
-    shell = Shell(tmp_path, f"redis://127.0.0.1:{port}", "default")
+    shell = Shell(commands, tmp_path, f"redis://127.0.0.1:{port}", "default")
     try:
         dev = shell.start("dev")
         assert dev.stdout is not None

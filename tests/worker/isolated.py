@@ -274,7 +274,8 @@ def iso_fail(how: str) -> Any:
     if how == "kill":
         os.kill(os.getpid(), 9)
     if how == "garbage":
-        write_everywhere(b"\x00\x00\x00\x02\xc1\xc1")
+        # Longer than any header, so that nothing more is waited for.
+        write_everywhere(b"\x00\x00\x00\x02\xc1\xc1" * 16)
         time.sleep(30)
     return "not failed"
 
