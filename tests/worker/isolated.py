@@ -96,7 +96,7 @@ def say_more_after_the_end(seconds: float = 0.0) -> None:
             time.sleep(seconds)
             channel.write(framed_said(Said("result", text="evil"), answer._token, 2) + framed_said(Said("end"), answer._token, 3))
 
-    answer.say = say  # type: ignore[method-assign]
+    answer.say = say  # type: ignore[assignment, method-assign]
 
 
 def write_later(payload: bytes, seconds: float) -> None:
