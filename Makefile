@@ -28,7 +28,7 @@ test-long: $(STAMP) ## Run the tests with ten times as many made-up examples
 
 test-all: test-long chaos ## Run the long tests, then chaos (nightly)
 
-coverage: $(STAMP) ## Run the tests and show which lines of toolbus they miss (a third slower)
+coverage: $(STAMP) ## Run the tests and show which lines of toolbus they miss
 	@echo "== tests with coverage"
 	@$(BIN)/python -m pytest -n 4 --dist loadgroup -q --cov=toolbus --cov-report=term:skip-covered
 

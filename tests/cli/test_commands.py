@@ -73,6 +73,15 @@ def served(shell: Shell) -> Shell:
     return shell
 
 
+def read_until(process: subprocess.Popen[str], words: str) -> None:
+    """Read a process's standard error until a line says so."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return
+    pytest.fail(f"the process ended without saying {words!r}")
+
+
 def test_call_prints_text_and_tells_success_by_exit_code(served: Shell) -> None:
     """A call's text goes to standard output; a failure is one line on standard error and exit code 1."""
     good = served.run("call", "shout", "text=hey", "times=2")
@@ -136,7 +145,9 @@ def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> Non
 
 def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> None:
     """While paused calls wait; purge answers them as cancelled; resume serves again."""
+    (worker,) = served.started
     assert served.run("pause", "loud").returncode == 0
+    read_until(worker, "service.paused")
     waiting = served.start("call", "shout", "text=x", "--timeout", "30")
     eventually_sync(lambda: served.json("services")[0]["queued"] == 1)
     assert served.json("services")[0]["paused"]
