@@ -1,19 +1,21 @@
 # Every target sets up .venv by itself: with uv when there is one, else with the newest Python >= 3.11 on PATH.
+# Another one is chosen with `make PYTHON=python3.14 test`.
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO_STAMP := .venv/.installed-demo
+PYTHON := python3.13 python3.12 python3.11 python3
 
 # What make mutants changes: names of functions; their files are under [tool.mutmut] in pyproject.toml.
 MUTANTS := toolbus.worker.run.* toolbus.worker.slots.*
 MUTANTS_WITHIN := 1200
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint mutants bench bench-full chaos format clean
+.PHONY: help venv demo test test-long test-all coverage lint mutants bench bench-full chaos format clean
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-11s %s\n", $$1, $$2 }'
 
 venv: $(STAMP) ## Set up .venv with everything for development
 
@@ -22,7 +24,17 @@ demo: $(DEMO_STAMP) ## Start a server, workers and an agent, and check what they
 
 test: $(STAMP) ## Run the tests (without chaos and benchmarks)
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n 3 -q
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup -q
+
+test-long: $(STAMP) ## Run the tests with ten times as many made-up examples
+	@echo "== tests, long profile"
+	@TOOLBUS_TEST_PROFILE=long $(BIN)/python -m pytest -n 4 --dist loadgroup -q --timeout 900
+
+test-all: test-long chaos ## Run the long tests, then chaos (nightly)
+
+coverage: $(STAMP) ## Run the tests and show which lines of toolbus they miss
+	@echo "== tests with coverage"
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup -q --cov=toolbus --cov-report=term:skip-covered
 
 lint: $(STAMP) ## Check style and types
 	@echo "== ruff check"
@@ -71,7 +83,7 @@ $(STAMP): pyproject.toml
 define install
 set -e; \
 found=; \
-for python in python3.13 python3.12 python3.11 python3; do \
+for python in $(PYTHON); do \
   if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
 done; \
 if command -v uv >/dev/null 2>&1; then \

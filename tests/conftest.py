@@ -14,17 +14,32 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+from tests.cli.forking import CommandServer
 from tests.contract import Place
+from tests.examples import load_profile
 from tests.servers import KINDS, Servers, leaks, new_server
 from toolbus.broker.embedded import EmbeddedServer
 
 _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 
-# A busy machine is no reason to fail.
-settings.register_profile("toolbus", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("toolbus")
+# Tests that share something dear (a cluster, the SDKs' imports), so that one process of pytest-xdist runs them all.
+_GROUPS = ("tests/adapters/", "tests/faults/test_migrating.py", "tests/toolkit/test_draw.py")
+
+# Those that take seconds each even on a quiet machine: `-m "not slow"` leaves them out while developing.
+_SLOW = ("tests/chaos/test_run.py", "tests/faults/test_failover.py", "tests/faults/test_workers.py", "tests/testing/test_guide.py")
+
+load_profile()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow, and what is run best by one process."""
+    for item in items:
+        if item.nodeid.startswith(_SLOW):
+            item.add_marker(pytest.mark.slow)
+        for group in _GROUPS:
+            if item.nodeid.startswith(group):
+                item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +58,13 @@ def servers() -> Iterator[Servers]:
     running = Servers()
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[CommandServer]:
+    """The process from which toolbus commands are forked."""
+    with CommandServer() as running:
+        yield running
 
 
 @pytest.fixture(params=KINDS)

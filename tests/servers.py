@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, overload
 
 import anyio
 import pytest
@@ -79,28 +79,39 @@ def put_down(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = 5.0, interval: float = 0.01) -> T:
-    """Wait until ``condition`` (plain or async) is true and return its value; fail after ``timeout`` seconds.
-
-    Nothing else in the tests sleeps.
-    """
+@overload
+async def eventually(condition: Callable[[], Awaitable[T]], timeout: float = 5.0, interval: float = 0.01) -> T: ...
+@overload
+async def eventually(condition: Callable[[], T], timeout: float = 5.0, interval: float = 0.01) -> T: ...
+async def eventually(condition: Callable[[], Any], timeout: float = 5.0, interval: float = 0.01) -> Any:
+    """Wait until ``condition`` (plain or async) is true and return its value; fail after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
         if inspect.isawaitable(value):
             value = await value
         if value:
-            return value  # type: ignore[return-value]
+            return value
         if time.monotonic() >= deadline:
             pytest.fail(f"not within {timeout:g} s: {_told(condition)} (last value: {value!r})")
         await anyio.sleep(interval)
+
+
+def eventually_sync(condition: Callable[[], T], timeout: float = 20.0, interval: float = 0.02) -> T:
+    """Wait in plain code until a plain condition is true and return its value; fail after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() >= deadline:
+            pytest.fail(f"not within {timeout:g} s: {_told(condition)} (last value: {value!r})")
+        time.sleep(interval)
+    return value
 
 
 async def next_millisecond(client: redis.Redis) -> None:
     """Wait until the server's clock shows another millisecond than now."""
 
     def shown() -> int:
-        seconds, micros = cast("tuple[int, int]", client.time())
+        seconds, micros = client.time()
         return seconds * 1000 + micros // 1000
 
     before = shown()

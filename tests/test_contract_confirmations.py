@@ -271,7 +271,7 @@ async def test_requests_are_watched(place: Place) -> None:
                 watching.cancel()
         await asyncio.wait([watching], timeout=5)
         assert watching.done()
-    assert heard == [0, 1, 2, 3]
+    assert heard == [0, 1, 2, 3]  # type: ignore[comparison-overlap]
 
 
 async def test_a_confirmer_here_is_asked_alone(place: Place) -> None:

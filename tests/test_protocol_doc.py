@@ -163,7 +163,7 @@ def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
     """Act as the answerer: look for open requests, answer one twice with one token, and once more with another."""
     found: list[bytes] = []
     while not found:
-        found = server.redis.zrange(f"{server.prefix}confirms", 0, 999)
+        found = server.redis.zrange(f"{server.prefix}confirms", 0, 999)  # type: ignore[assignment]
     [identity] = [each.decode() for each in found]
     stored = server.redis.hgetall(f"{server.prefix}confirm:{identity}")
     [entry] = [each["message_id"].decode() for each in server.redis.xpending_range(f"{server.prefix}q:documented-asking", "g", "-", "+", 9)]

@@ -107,7 +107,7 @@ async def test_langgraph_streams_what_a_tool_says() -> None:
         deltas: list[Any] = []
         state: dict[str, Any] = {}
         given = {"messages": [AIMessage("", tool_calls=wanted)]}
-        async for mode, part in program.astream(given, stream_mode=["tools", "values"]):
+        async for mode, part in program.astream(given, stream_mode=["tools", "values"]):  # type: ignore[call-overload]
             if mode == "values":
                 state = part
             elif part["event"] == "tool-output-delta":

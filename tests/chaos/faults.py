@@ -168,7 +168,7 @@ class Faults:
 
     async def _client_kill(self, fault: Fault) -> tuple[str, tuple[int, ...]]:
         count = await self._command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        return f"of {count} connections", ()
+        return f"of {count} connections", ()  # type: ignore[str-bytes-safe]
 
     async def _flushall(self, fault: Fault) -> tuple[str, tuple[int, ...]]:
         await self._command("FLUSHALL")

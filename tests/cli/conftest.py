@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
 
 
 @pytest.fixture
-def shell(tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(commands: CommandServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
     """Return a shell in an empty folder, with the test's namespace."""
-    made = Shell(tmp_path, valkey_server, namespace)
+    made = Shell(commands, tmp_path, valkey_server, namespace)
     yield made
     made.close()

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.servers import eventually
-
-
-def eventually_sync(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds, for a bounded time."""
-    asyncio.run(eventually(condition, timeout=20, interval=0.1))
+from tests.cli.forking import CommandServer
 
 
 class Shell:
     """Runs toolbus commands in one folder, on one server and namespace."""
 
-    def __init__(self, folder: Path, url: str, namespace: str) -> None:
+    def __init__(self, commands: CommandServer, folder: Path, url: str, namespace: str) -> None:
+        self._commands = commands
         self.folder = folder
         self.environment = {**os.environ, "TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "TOOLBUS_LOG_FORMAT": "json"}
         self.started: list[subprocess.Popen[str]] = []
@@ -43,16 +37,7 @@ class Shell:
 
     def run(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "toolbus", *words],
-            cwd=self.folder,
-            env=self.environment,
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return self._commands.run(words, self.folder, self.environment, given)
 
     def json(self, *words: str) -> Any:
         """Return the JSON that a command prints, which must succeed."""

@@ -16,7 +16,9 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from tests.cli.shell import Shell, eventually_sync
+from tests.cli.forking import CommandServer
+from tests.cli.shell import Shell
+from tests.servers import eventually_sync
 from tests.topologies import until
 from toolbus.broker.embedded import EmbeddedServer, free_port
 from toolbus.cli import main
@@ -69,6 +71,15 @@ def served(shell: Shell) -> Shell:
     shell.start("worker", "loud.py")
     assert shell.run("call", "who", "--wait", "20").returncode == 0
     return shell
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> None:
+    """Read a process's standard error until a line says so."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return
+    pytest.fail(f"the process ended without saying {words!r}")
 
 
 def test_call_prints_text_and_tells_success_by_exit_code(served: Shell) -> None:
@@ -134,7 +145,9 @@ def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> Non
 
 def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> None:
     """While paused calls wait; purge answers them as cancelled; resume serves again."""
+    (worker,) = served.started
     assert served.run("pause", "loud").returncode == 0
+    read_until(worker, "service.paused")
     waiting = served.start("call", "shout", "text=x", "--timeout", "30")
     eventually_sync(lambda: served.json("services")[0]["queued"] == 1)
     assert served.json("services")[0]["paused"]
@@ -384,10 +397,10 @@ def test_dev_ends_with_its_worker(shell: Shell) -> None:
     assert "the worker ended with exit code 1" in done.stderr
 
 
-def test_dev_starts_a_server_and_workers_and_stops_all(tmp_path: Path) -> None:
+def test_dev_starts_a_server_and_workers_and_stops_all(commands: CommandServer, tmp_path: Path) -> None:
     """`toolbus dev` serves the examples on a server of its own, and SIGTERM leaves nothing running."""
     port = free_port()
-    shell = Shell(tmp_path, f"redis://127.0.0.1:{port}", "default")
+    shell = Shell(commands, tmp_path, f"redis://127.0.0.1:{port}", "default")
     try:
         dev = shell.start("dev")
         assert dev.stdout is not None

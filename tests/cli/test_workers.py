@@ -13,7 +13,8 @@ import toolbus_workers
 from toolbus_workers import data_sessions, file_read, knowledge_search
 from toolbus_workers.graph_store import embedded
 
-from tests.cli.shell import Shell, eventually_sync
+from tests.cli.shell import Shell
+from tests.servers import eventually_sync
 from toolbus import ConfigurationError
 from toolbus.worker.loading import installed
 from toolbus.worker.loading.installed import describe, import_installed, installed_service, installed_services

@@ -247,7 +247,7 @@ async def test_wrong_use_is_an_exception(bus: ToolBus) -> None:
     with pytest.raises(ConfigurationError):
         await bus.process_tool_calls(call, timeout=-1)
     with pytest.raises(ConfigurationError):
-        await bus.process_tool_calls(call, nonsense=1)
+        await bus.process_tool_calls(call, nonsense=1)  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError):
         bus.executor(output_limit=0)
     await bus.aclose()

@@ -50,7 +50,7 @@ class Processor(DynamicToolService):
 
 
 class TwoArguments(DynamicToolService):
-    async def invoke(self, config, arguments):
+    async def invoke(self, config, arguments):  # type: ignore[override]
         return {"config": config, "arguments": arguments, "é": None}
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
+from toolbus.broker.admin import Admin
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.compat.trustgraph import ToolServiceClient
 
@@ -89,12 +90,24 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         process.communicate()
 
 
+async def served(bus: ToolBus, processes: int = 1) -> None:
+    """Wait until so many processes serve the topic: each imports for a while first."""
+
+    async def live() -> bool:
+        async with Admin(bus.settings) as admin:
+            return any(each.publication.service.id == "trustgraph.joke" and each.workers >= processes for each in await admin.services())
+
+    await eventually(live, timeout=60)
+    await eventually(lambda: "trustgraph.joke" in bus.services)
+
+
 async def test_launch_serves_until_sigterm_and_finishes_what_runs(redis_place: Place, launch: Launch, tmp_path: Path) -> None:
     """The process serves its topic with the subclass's own options; on SIGTERM the running call is answered, and it exits with 0."""
     url, namespace = redis_place.settings.url, redis_place.settings.namespace
     process = launch(url, namespace, "-t", "joke", "--place", "there")
     marker = tmp_path / "waits"
     async with redis_place.bus() as bus:
+        await served(bus)
         client = ToolServiceClient(REQUEST, bus=bus)
         assert await client.call("al", {"style": "pun"}, {"topic": "tea"}) == "joke-service there al pun tea"
         async with bus.service(REQUEST).stream("al", {}, {"wait": str(marker), "topic": "last"}) as call:
@@ -114,8 +127,7 @@ async def test_two_processes_share_a_topic(redis_place: Place, launch: Launch, t
         launch(url, namespace, "--topic", "joke", "--id", f"joke-{number}")
     markers = [tmp_path / "first", tmp_path / "second"]
     async with redis_place.bus() as bus:
-        client = ToolServiceClient(REQUEST, bus=bus)
-        await client.call("al", {}, {})
+        await served(bus, 2)
         service = bus.service(REQUEST)
         calls = [service.stream("al", {}, {"wait": str(marker)}) for marker in markers]
         async with calls[0], calls[1]:
@@ -155,6 +167,7 @@ async def test_launch_waits_for_its_server(launch: Launch, namespace: str, fresh
     assert other.wait(10) == 0
     server.start()
     async with ToolBus(server.url, namespace=namespace) as bus:
+        await served(bus)
         assert (await ToolServiceClient(REQUEST, bus=bus).call("al", {}, {})).startswith("joke-service here al")
     process.send_signal(signal.SIGINT)
     assert process.wait(15) == 0

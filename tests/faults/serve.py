@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from toolbus import Settings, Worker, tool
 
@@ -20,6 +21,15 @@ async def count(n: int, delay: float = 0.02):
     for number in range(n):
         yield f"{number} "
         await asyncio.sleep(delay)
+
+
+@tool(service="faults", effect="read")
+async def count_behind(gate: str, n: int):
+    """Count to five, and on once a file is gone."""
+    for number in range(n):
+        while number >= 5 and Path(gate).exists():  # noqa: ASYNC110, ASYNC240 - the file is the test's
+            await asyncio.sleep(0.01)
+        yield f"{number} "
 
 
 @tool(service="faults", effect="read")

@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from tests.chaos.proxy import Proxy
+from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
 from tests.faults.wired import count, echo
 from tests.servers import KINDS, eventually
@@ -68,10 +69,10 @@ def veiled(proxy: Proxy, authority: Authority, namespace: str) -> Settings:
 
 
 @pytest.fixture
-async def shell(tmp_path: Path, proxy: Proxy, namespace: str) -> AsyncIterator[Shell]:
+async def shell(commands: CommandServer, tmp_path: Path, proxy: Proxy, namespace: str) -> AsyncIterator[Shell]:
     """The command line behind TLS, without the authority, and a tool file."""
     (tmp_path / "loud.py").write_text(TOOLS)
-    made = Shell(tmp_path, f"rediss://127.0.0.1:{proxy.port}", namespace)
+    made = Shell(commands, tmp_path, f"rediss://127.0.0.1:{proxy.port}", namespace)
     yield made
     await asyncio.to_thread(made.close)
 

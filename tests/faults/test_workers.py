@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -232,19 +233,23 @@ async def test_what_a_drain_finishes_nobody_else_begins(redis_place: Place, spaw
     assert (result.meta.attempts, pid_of(result.meta.worker), leaving.wait()) == (1, leaving.pid, 0)
 
 
-async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_place: Place, spawn: Spawn) -> None:
+async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_place: Place, spawn: Spawn, tmp_path: Path) -> None:
     """At the end of its grace a worker hands its stream to another at once: still the first attempt, and nothing to see."""
+    gate = tmp_path / "gate"
+    gate.touch()
     leaving = spawn(grace=0.2)
     async with bus_of(redis_place) as bus:
         await workers_up(bus, redis_place, 1)
         pieces: list[str] = []
-        async with bus.stream("count", {"n": 60, "delay": 0.08}, timeout=30.0) as call:
+        async with bus.stream("count_behind", {"gate": str(gate), "n": 60}, timeout=60.0) as call:
             async for text in call:
                 pieces.append(text)
                 if len(pieces) == 5:
                     spawn()
                     await workers_up(bus, redis_place, 2)
                     leaving.terminate()
+                    await eventually(lambda: leaving.poll() is not None, timeout=20)
+                    gate.unlink()
             result = await call.result()
     assert "".join(pieces) == EXPECTED
     assert (result.meta.attempts, leaving.wait()) == (1, 0)

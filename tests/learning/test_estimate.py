@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.learning.samples import DAY, START, calls, execution, scores
 from toolbus import ConfigurationError
 from toolbus.toolkit.learning import Edge, Parameters, Scores, episodes
@@ -165,7 +166,7 @@ def rows() -> st.SearchStrategy[list[Estimate]]:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(rows())
 def test_an_order_that_is_kept_is_kept(row: list[Estimate]) -> None:
     """No two edges change places, unmoved ones stay exactly where they are, and scores stay between the estimates."""

@@ -136,7 +136,7 @@ async def test_wrong_options_are_exceptions_as_without_middleware(place: Place) 
             async with bus.stream("speak", idle_timeout=0) as call:
                 [text async for text in call]
         with pytest.raises(ConfigurationError, match="there is no call option"):
-            await bus.call("speak", colour="red")
+            await bus.call("speak", colour="red")  # type: ignore[call-arg]
         wrong = await bus.call("speak", [1])  # type: ignore[arg-type]
         assert wrong.error is not None
         assert wrong.error.type == "invalid_arguments"

@@ -284,7 +284,7 @@ def test_a_pydantic_model_is_described_and_made() -> None:
 
     def f(m: Any, many: Any = ()) -> None: ...
 
-    f.__annotations__.update(m=model, many=list[model])
+    f.__annotations__.update(m=model, many=list[model])  # type: ignore[valid-type]
     derived = derive(f)
     assert derived.parameters["properties"]["m"]["properties"]["inner"] == {"$ref": "#/$defs/Model.Inner"}
     assert derived.parameters["$defs"]["Model.Inner"]["required"] == ["n"]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.schema.damage import DAMAGES, ENDS, STARTS, UNITS, hostile, is_said
 from toolbus import ToolError
 from toolbus.schema.repair import parse
@@ -212,7 +213,7 @@ def warnings_as(action: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("action", ["error", "ignore"])
 @pytest.mark.parametrize("damage", DAMAGES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(value=DELICATE_OBJECTS)
 def test_a_damaged_value_is_itself_or_refused(action: str, damage: str, value: dict[str, Any]) -> None:
     """The repair of a value written with a slip is this value or a refusal, and never another value."""
@@ -230,7 +231,7 @@ def test_a_damaged_value_is_itself_or_refused(action: str, damage: str, value: d
 
 @pytest.mark.parametrize("action", ["error", "ignore"])
 @pytest.mark.parametrize("damage", DAMAGES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(value=PLAIN)
 def test_plain_values_survive_each_slip(action: str, damage: str, value: dict[str, Any]) -> None:
     """Each slip is repaired when no string holds a backslash, a quote or a control character."""

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from toolbus.descriptors import Argument, ToolDescriptor
 from toolbus.results import DescriptorError, ToolError
 from toolbus.schema import Validator, check_for, required_only
@@ -236,7 +237,7 @@ def test_a_deep_schema_is_refused_at_once() -> None:
         Validator(schema)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ARGUMENTS, st.sampled_from([SEARCH, TREE, {}, {"propertyNames": {"maxLength": 3}}, {"maxProperties": 1}, {"not": {}}]))
 def test_checking_only_ever_raises_tool_error(arguments: dict[str, Any], schema: dict[str, Any]) -> None:
     """For any JSON object the answer is acceptance or a bounded refusal."""

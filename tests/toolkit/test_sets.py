@@ -33,7 +33,7 @@ class Jokes(ToolService):
         {"name": "tell-haiku", "description": "a haiku", "groups": ["fun", "art"], "arguments": []},
     )
 
-    async def invoke(self, config: dict[str, object], arguments: dict[str, object]) -> str:
+    async def invoke(self, config: dict[str, object], arguments: dict[str, object]) -> str:  # type: ignore[override]
         """Tell one."""
         return "ha"
 

@@ -98,7 +98,7 @@ def say_more_after_the_end(seconds: float = 0.0) -> None:
             evil = framed_message(Message("result", text="evil"), answer._token, 2)
             channel.write(evil + framed_message(Message("end"), answer._token, 3))
 
-    answer.say = say  # type: ignore[method-assign]
+    answer.say = say  # type: ignore[assignment, method-assign]
 
 
 def write_later(payload: bytes, seconds: float) -> None:
@@ -276,7 +276,8 @@ def iso_fail(how: str) -> Any:
     if how == "kill":
         os.kill(os.getpid(), 9)
     if how == "garbage":
-        write_everywhere(b"\x00\x00\x00\x02\xc1\xc1")
+        # Longer than any header, so that nothing more is waited for.
+        write_everywhere(b"\x00\x00\x00\x02\xc1\xc1" * 16)
         time.sleep(30)
     return "not failed"
 

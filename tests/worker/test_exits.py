@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
 from tests.contract import Place
 from tests.servers import eventually
@@ -240,9 +241,11 @@ async def callback(kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
-async def test_tasks_of_handlers_end_no_worker_of_the_command_line(kind: str, tmp_path: Path, valkey_server: str, namespace: str) -> None:
+async def test_tasks_of_handlers_end_no_worker_of_the_command_line(
+    kind: str, commands: CommandServer, tmp_path: Path, valkey_server: str, namespace: str
+) -> None:
     """Tasks, task groups and callbacks that handlers start may raise SystemExit: the process serves on, and SIGTERM ends it with 0."""
-    shell = Shell(tmp_path, valkey_server, namespace)
+    shell = Shell(commands, tmp_path, valkey_server, namespace)
     (tmp_path / "strays.py").write_text(STRAYS)
     worker = shell.start("worker", "strays.py")
     try:

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toolbus_workers.calculator import MAX_DEPTH, MAX_DIGITS, MAX_LENGTH, calculator, evaluate
 
+from tests.examples import examples
 from toolbus import ToolError
 
 
@@ -202,7 +203,7 @@ SPACED = ["not ", " or ", "if ", " else ", "for ", "in ", "await ", "yield ", "i
 PIECES = st.sampled_from([*WORDS, *SPACED])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(PIECES, max_size=120).map("".join)))
 @example("9**9**9**9**9")
 @example("factorial(" * 20 + "9" + ")" * 20)

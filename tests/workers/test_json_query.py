@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from toolbus_workers import json_query as module
 from toolbus_workers.json_query import Difference, differences, json_diff, json_format, json_query, load
 
+from tests.examples import examples
 from toolbus import ToolError, ToolResult
 from toolbus.schema import derive
 
@@ -335,7 +336,7 @@ CALLS = ['"a"', "length(", "map(&", "join(", "sort_by(", "merge(", "to_string(",
 TOKENS = st.sampled_from([*SYMBOLS, *CALLS])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @pytest.mark.filterwarnings("ignore:deprecated string literal syntax")
 @given(JSON, st.lists(TOKENS, max_size=25).map("".join) | st.text(max_size=50))
 @example([1], "[*")

@@ -232,7 +232,7 @@ def smashed(method):
     return bytes(content)
 
 
-HOSTILE = {
+HOSTILE = {  # type: ignore[assignment]
     "a.html": b"&#" + b"9" * 5_000 + b"; honey",
     "b.html": b"&#x" + b"f" * 5_000 + b"; honey",
     "c.html": b"<meta charset=iso-8859-99>honey \xff",
