@@ -8,12 +8,11 @@ import msgspec
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
-from toolbus import RegistrationRefused
 from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer, RegistryFollower
 from toolbus.broker.transport.command import ReplyError
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
-from toolbus.results import BrokerUnavailable
+from toolbus.results import BrokerUnavailable, RegistrationRefused
 
 pytestmark = pytest.mark.anyio
 

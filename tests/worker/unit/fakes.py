@@ -8,9 +8,10 @@ import selectors
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from toolbus import ConfirmationAnswer, ConfirmationRequest, Settings
+from toolbus import Settings
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Note
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import Frame, Request, decode_frames, join_frames
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.run.nested import NestedBus

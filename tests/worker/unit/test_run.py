@@ -646,7 +646,7 @@ async def test_an_isolated_tool_runs_in_the_pool(effect: str) -> None:
             seen.append(bench.slots._runs["run-1"].state)
         yield "apart"
 
-    bench.slots.isolation.run = pooled  # type: ignore[method-assign]
+    bench.slots.isolation.run = pooled  # type: ignore[method-assign, assignment]
     await run(bench, "apart", {"number": 1}, attempt=2, effect=effect)
     assert asked == [{"name": "apart", "id": "call-1", "attempt": 2, "deadline": NOW + 10.0}]
     assert seen == ([RunState.MARKED, RunState.ENTERED] if effect else [])
