@@ -32,7 +32,7 @@ class Limit:
 
     @property
     def passed(self) -> bool:
-        """Whether the figure keeps its limit."""
+        """True if the figure keeps its limit."""
         return self.value >= self.limit if self.least else self.value <= self.limit
 
 

@@ -131,7 +131,7 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cacheable(self) -> bool:
-        """Whether a cached answer may be returned: for tools that only read, unless ``cache`` in ``x-toolbus`` says otherwise."""
+        """True if a cached answer may be returned: for tools that only read, unless ``cache`` in ``x-toolbus`` says otherwise."""
         declared = self.extensions.get("cache")
         return self.effect != "once" and (declared if isinstance(declared, bool) else self.effect == "read")
 

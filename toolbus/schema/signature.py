@@ -42,7 +42,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def required(self) -> bool:
-        """Whether a call must give an argument for it."""
+        """True if a call must give an argument for it."""
         return self.default is inspect.Parameter.empty
 
 

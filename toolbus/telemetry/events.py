@@ -40,7 +40,7 @@ EVENTS: Mapping[str, str] = {
     "frame.malformed": "a response frame can't be read and is left out",
     "frames.refused": "the server refused frames for one agent",
     "isolation.child_deviated": "the process of an isolated tool broke its protocol; it was killed, and the next call gets another",
-    "isolation.nursery_lost": "the fork server of isolated tools ended together with their processes; the next call starts another",
+    "isolation.fork_server_lost": "the fork server of isolated tools ended together with their processes; the next call starts another",
     "key.group_moved": "a queue's group pointed past its newest entry, where nothing is delivered; it was set back, so waiting calls run",
     "key.wrong_type": "a key on the server had another type than the protocol's and was deleted; its content is created again",
     "lease.beat_failed": "leases could not be renewed; the worker tries again at once",

@@ -204,7 +204,7 @@ class Worker:
 
     @property
     def healthy(self) -> bool:
-        """Whether it is taking requests now."""
+        """True while the worker takes requests."""
         return self._slots is not None and not self._slots.failed and self._serving and self.broker.connected
 
     @property
@@ -213,12 +213,12 @@ class Worker:
 
     @property
     def stuck(self) -> bool:
-        """Whether threads of given-up calls still run after the drain."""
+        """True if threads of given-up calls still run after the drain."""
         return self._running > 0
 
     @property
     def broker(self) -> WorkerBroker:
-        """What it speaks to.
+        """The broker that this worker uses.
 
         Raises:
             ConfigurationError: the worker was never opened.
@@ -241,7 +241,7 @@ class Worker:
 
     @property
     def started(self) -> int:
-        """How many calls began to run."""
+        """The number of calls that began to run."""
         return 0 if self._slots is None else self._slots.started
 
     def statistics(self) -> dict[str, int]:

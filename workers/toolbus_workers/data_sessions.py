@@ -93,7 +93,7 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can still answer."""
+        """True while the process can answer."""
         return self._program.alive
 
     async def ask(self, request: dict[str, Any], seconds: float, upload: bytes | None = None) -> dict[str, Any]:

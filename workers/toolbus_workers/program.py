@@ -59,7 +59,7 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can still answer."""
+        """True while the process can answer."""
         return self._process.returncode is None
 
     async def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:

@@ -47,7 +47,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def at(self) -> float:
-        """When it was set aside: seconds since the epoch, by the server's clock."""
+        """The time at which it was set aside: seconds since the epoch, by the server's clock."""
         # The id may have been chosen by a client, with a time that no date can show.
         return min(int(self.id.partition("-")[0]) / 1000, _LAST_SECOND)
 

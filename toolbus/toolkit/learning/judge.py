@@ -35,7 +35,7 @@ class Gain(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Which estimates of one kind are accepted, judged on episodes that they were not learned from.
+    """The accepted estimates of one kind, judged on episodes that they were not learned from.
 
     Attributes:
         kind: kind of edges.

@@ -60,7 +60,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def conclusive(self) -> bool:
-        """Whether the outcome says something about the tool."""
+        """True if the outcome says something about the tool."""
         return self.outcome in {"success", "failure"}
 
 

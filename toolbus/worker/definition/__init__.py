@@ -1,1 +1,1 @@
-"""How a service is written: ``ToolService``, ``@tool``, provided services, retries."""
+"""The parts of which a service is written: ``ToolService``, ``@tool``, provided services, retries."""

@@ -188,7 +188,7 @@ class _Environment:
 
 
 class _Before:
-    """What was there before a handler ran, its services' own threads and tasks among it."""
+    """Everything that was there before a handler ran, its services' own threads and tasks among it."""
 
     def __init__(self, surroundings: _Environment) -> None:
         self._threads = _threads()

@@ -1,4 +1,4 @@
-"""What a caller is told when the process of its tool fails."""
+"""Errors for callers whose tool lost its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operating system does for a fork server and its children: memory limits, and how they end."""
+"""Memory limits of a fork server and its children, and signals that end them with their parent."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Isolation:
                     child = self._children.pop(news.child, None) if news.kind == "died" else None
                     if child is not None:
                         self._bury(child, news)
-            telemetry.log.error("isolation.nursery_lost", children=len(self._children))
+            telemetry.log.error("isolation.fork_server_lost", children=len(self._children))
             self._lose()
 
     def _lose(self) -> None:

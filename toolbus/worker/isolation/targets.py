@@ -1,4 +1,4 @@
-"""How another process finds the function of a tool."""
+"""Names under which another process finds the function of a tool."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ class InstalledService(msgspec.Struct, frozen=True):
 
     @property
     def requirement(self) -> str:
-        """What ``pip install`` needs to be told for it."""
+        """The requirement to pass to ``pip install``."""
         return f"{self.distribution}[{','.join(self.extras)}]" if self.extras else self.distribution
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a module says about itself, read from its source without running it."""
+    """Facts about a module, read from its source without running it."""
 
     summary: str = ""
     settings: dict[str, str] = {}

@@ -19,7 +19,7 @@ class ProbedWorker(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether it can serve now."""
+        """True while the worker can serve."""
 
     @property
     def instance(self) -> str:

@@ -25,14 +25,14 @@ class ContextRun(Protocol):
 
     @property
     def state(self) -> RunState:
-        """How far the run has come."""
+        """The state of the run."""
 
     def expire(self) -> None:
         """End the run because its time is up."""
 
 
 class RunContext(Protocol):
-    """What the runs of one worker share.
+    """The objects that the runs of one worker share.
 
     Attributes:
         most_gathered: bytes of text that gather for one frame, about.

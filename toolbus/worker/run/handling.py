@@ -24,7 +24,7 @@ from toolbus.worker.serving.handlers import Handler, Served
 
 
 class HandledRun(Protocol):
-    """What the handling of a call needs of its run."""
+    """The part of a run that the handling of its call uses."""
 
     context: RunContext
     delivery: Delivery
@@ -35,7 +35,7 @@ class HandledRun(Protocol):
 
     @property
     def state(self) -> RunState:
-        """How far the run has come."""
+        """The state of the run."""
 
     def enter_once(self, request: Request) -> None:
         """Take note that the handler of ``once`` work is called now."""

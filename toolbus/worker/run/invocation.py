@@ -39,7 +39,7 @@ class InvokedRun(Protocol):
 
     @property
     def session_is_new(self) -> bool:
-        """Whether this call opened its session at this worker."""
+        """True if this call opened its session at this worker."""
 
     def emit(self, item: Progress) -> None:
         """Send progress to the caller; event loop only."""
@@ -96,7 +96,7 @@ class Invocation:
 
     @property
     def session_is_new(self) -> bool:
-        """Whether this call opened its session at this worker, which has no state of it yet; for services that have sessions."""
+        """True if this call opened its session at this worker, which has no state of it yet; for services that have sessions."""
         return self._run.session_is_new
 
     @property
@@ -116,7 +116,7 @@ class Invocation:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller no longer waits for this call."""
+        """True once the caller no longer waits for this call."""
         return self._run.stopped is not None
 
     def check_cancelled(self) -> None:

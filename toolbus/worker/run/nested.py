@@ -16,7 +16,7 @@ _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
 
 
 class Bus(Caller, Protocol):
-    """What a worker needs of the bus that its handlers call; a ``ToolBus`` is one."""
+    """The part of a ``ToolBus`` that handlers use to call other tools."""
 
     async def open(self) -> None:
         """Connect."""

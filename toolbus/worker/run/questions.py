@@ -15,13 +15,13 @@ from toolbus.results import BrokerError, ErrorInfo, ToolError
 
 
 class AskingRun(Protocol):
-    """What questions need of the run that asks them."""
+    """The part of a run that its questions use."""
 
     delivery: Delivery
 
     @property
     def owner(self) -> str:
-        """Who published the tool."""
+        """The owner of the tool."""
 
     def tell(self, confirm: Confirm) -> None:
         """Tell the caller that its call waits, or does so no longer."""

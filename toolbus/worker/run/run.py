@@ -174,7 +174,7 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def stuck(self) -> bool:
-        """Whether the handler still runs although it was told to stop."""
+        """True if the handler still runs although it was told to stop."""
         return self.state is _ANSWERED and self.task is not None and not self.task.done()
 
     def stop_handler(self, reason: ErrorInfo) -> None:
@@ -206,7 +206,7 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def session_is_new(self) -> bool:
-        """Whether this call opened its session at this worker."""
+        """True if this call opened its session at this worker."""
         sessions = self.served.sessions
         return sessions is not None and sessions.opened_by(self.delivery.request)
 
@@ -232,7 +232,7 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def owner(self) -> str:
-        """Who published the tool."""
+        """The owner of the tool."""
         return self.served.publication.owner
 
     def tell(self, confirm: Confirm) -> None:

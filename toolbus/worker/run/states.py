@@ -8,7 +8,7 @@ from toolbus.worker.transitions import by_state
 
 
 class RunState(IntEnum):
-    """How far a run has come. Every state before ``ANSWERED`` still owes the caller its last frame.
+    """The state of a run. Every state before ``ANSWERED`` still owes the caller its last frame.
 
     Attributes:
         CREATED: its task has not taken a step yet.

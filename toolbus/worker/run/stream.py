@@ -16,11 +16,11 @@ _ANSWERED = RunState.ANSWERED
 
 
 class StreamingRun(Protocol):
-    """What a stream needs of its run."""
+    """The part of a run that its stream uses."""
 
     @property
     def state(self) -> RunState:
-        """How far the run has come."""
+        """The state of the run."""
 
     def frame(self, kind: Any) -> Frame:
         """Make the next frame of the run."""

@@ -57,7 +57,7 @@ def starting_with_services(
 
 
 class Handler:
-    """How one tool runs.
+    """The handler of one tool, ready to run.
 
     Attributes:
         start: binds the request's arguments and calls the function; raises ToolError when they do not fit.
@@ -168,7 +168,7 @@ class Served:
 
     @property
     def has_sessions(self) -> bool:
-        """Whether its sessions are to be kept: it cleans up after them, or wants the calls of each at one worker."""
+        """True if its sessions must be kept: the service cleans up after them, or wants the calls of each at one worker."""
         return self._cleans_sessions or self.publication.service.sticky_sessions
 
     async def cleanup(self, session: Session | None = None) -> None:

@@ -25,7 +25,7 @@ _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while
 
 
 class SessionContext(Protocol):
-    """What sessions need of the worker that has them."""
+    """The part of a worker that its sessions use."""
 
     broker: WorkerBroker
     deadlines: Deadlines

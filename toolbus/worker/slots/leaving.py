@@ -1,4 +1,4 @@
-"""How a worker leaves: it signs off, and hands back what it does not run."""
+"""Signing off when a worker leaves, and handing back requests that it does not run."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Slots:
 
     @property
     def running(self) -> int:
-        """How many runs hold a slot, those that can't be stopped among them."""
+        """The number of runs that hold a slot, including those that can't be stopped."""
         return len(self._runs)
 
     def statistics(self) -> dict[str, int]:
@@ -339,7 +339,7 @@ class Slots:
 
     @property
     def failed(self) -> bool:
-        """Whether it can't go on."""
+        """True after a failure that ends the worker."""
         return self._failure is not None
 
     def on_cancelled(self, call: str) -> None:

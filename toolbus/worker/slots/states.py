@@ -8,7 +8,7 @@ from toolbus.worker.transitions import by_state
 
 
 class TakingState(IntEnum):
-    """What a worker does about further requests.
+    """The state of a worker that takes requests.
 
     Attributes:
         READY: it is about to look what to do next.

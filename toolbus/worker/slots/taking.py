@@ -1,4 +1,4 @@
-"""What a worker takes next: the loop over its states."""
+"""The loop that decides what a worker takes next."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class Taking:
 
     @property
     def stopped(self) -> bool:
-        """Whether it takes nothing more."""
+        """True once the worker takes nothing more."""
         return self.state is _STOPPED
 
     @property
     def starts_due(self) -> bool:
-        """Whether what waits for nothing but a slot may start: not beside a suspect, nor before one."""
+        """True if requests that wait only for a slot may start: not beside a suspect, nor before one."""
         return not (self.state is _STOPPED or self.state is _ALONE or self._waiting.suspects)
 
     def stop(self) -> None:

@@ -8,7 +8,7 @@ from toolbus.broker.protocols import Delivery
 
 
 class Waiting:
-    """What waits in a worker. None of it takes a slot; the leases of all of it are renewed.
+    """Deliveries that wait in a worker. None takes a slot; all of their leases are renewed.
 
     Attributes:
         due: failed requests that wait for nothing but a slot.
