@@ -346,7 +346,7 @@ async def test_dev_starts_no_plain_server_for_a_url_with_tls(shell: Shell, proxy
     await proxy.aclose()
     done = await asyncio.to_thread(shell.run, "dev")
     assert done.returncode == 1
-    assert done.stderr.endswith("one that is started here speaks no TLS; write redis:// for rediss://\n")
+    assert done.stderr.endswith("a server started here has no TLS; write redis:// instead of rediss://\n")
 
 
 # -- faults ---------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_unknown_revisions_and_broken_files_are_errors(tmp_path: Path) -> None:
     path = tmp_path / f"{made.id}.json"
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
-    with pytest.raises(ConfigurationError, match=f"{made.id}.json is no revision"):
+    with pytest.raises(ConfigurationError, match=f"{made.id}.json is not a valid revision"):
         revisions.current()
     path.write_bytes(whole.replace(b'"score": 0.', b'"score": 7.', 1))
     with pytest.raises(ConfigurationError, match=r"\$\.edges\[0\]\.score"):

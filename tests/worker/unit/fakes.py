@@ -214,9 +214,7 @@ class Bench:
             **{
                 "request": request,
                 "replies": "a",
-                "queue": None,
                 "entry": f"{number}".encode(),
-                "fence": None,
                 "epoch": 0,
                 "attempt": 1,
                 "deadline": self.loop.time() + 10.0,
