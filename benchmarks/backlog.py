@@ -34,7 +34,8 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Verdict
 from toolbus.broker.publish.publisher import Publish, Publisher
 from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.link import ShortLink
+from toolbus.broker.transport.mastership import mastership
+from toolbus.broker.transport.short_link import ShortLink
 from toolbus.envelope import Request, encode
 from toolbus.settings import Settings
 
@@ -68,7 +69,9 @@ class Queue:
         self.settings = Settings.load({}, url=url, namespace=namespace)
         self.published = self.finished = self.checks = self.wrong = 0
         self.queued = self.running = 0
-        self._link = ShortLink(Connector(url))
+        connector = Connector(url)
+        self._link = ShortLink(connector)
+        self._mastership = mastership(connector, [self._link], lambda: None)
         before, after = encode(self._request("ID")).split(b"ID")
         self._document = before + b"%022x" + after
         self._made = 0
@@ -78,7 +81,7 @@ class Queue:
     async def open(self) -> None:
         """Connect, and create the agent's reply stream."""
         await self._link.connect()
-        self._publisher = Publisher(self._link, self.keys, AGENT)
+        self._publisher = Publisher(self._link, self.keys, AGENT, self._mastership)
         await self._link.execute("XADD", self.keys.replies(AGENT), "*", "o", "1")
 
     def close(self) -> None:

@@ -206,7 +206,7 @@ async def _serve(url: str, namespace: str, lease: float, log: Path) -> None:
     from toolbus import Settings, Worker, tool
 
     @tool(service="latency", effect="read")
-    async def tick(began: float):
+    async def tick(began: float) -> AsyncIterator[str]:
         """Yield the numbers of the intervals since a moment; a late start yields all that are due at once."""
         number = 0
         while True:

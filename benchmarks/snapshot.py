@@ -29,9 +29,9 @@ from benchmarks.processes import child, resident
 from toolbus import Settings, ToolService, tool
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.keys import Keys
-from toolbus.broker.registry.registry import Registry
+from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.link import ShortLink
+from toolbus.broker.transport.short_link import ShortLink
 from toolbus.descriptors import Publication
 from toolbus.worker.serving.collect import collect
 
@@ -130,7 +130,7 @@ async def _register(url: str, namespace: str, publications: Iterator[Publication
     """Register as a worker does, and let the leases run on; return the seconds it took."""
     link = ShortLink(Connector(url))
     await link.connect()
-    registry = Registry(link, Keys(namespace), Settings.load({}, url=url, namespace=namespace, lease=_LEASE))
+    registry = RedisRegistry(link, Keys(namespace), Settings.load({}, url=url, namespace=namespace, lease=_LEASE))
     began = time.perf_counter()
     while batch := list(itertools.islice(publications, _AT_ONCE)):
         await asyncio.gather(*(registry.register(publication, "registrar", 0) for publication in batch))

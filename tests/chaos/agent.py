@@ -12,13 +12,19 @@ from pathlib import Path
 
 import msgspec
 
+from tests.chaos.fork_server import Order
 from tests.chaos.history import Agent, Cancelled, Counted, Ended, Issued, Journal, read
-from tests.chaos.nursery import Order
 from tests.chaos.plan import POISON, Planned, plan
 from toolbus import BrokerError, Call, ToolBus, ToolResult, telemetry
-from toolbus.events import Finished, Reset, Text
-from toolbus.events import Started as CallStarted
 from toolbus.options import CallOptions
+
+try:
+    from toolbus.events import Finished, Reset, Text
+    from toolbus.events import Started as CallStarted
+except ModuleNotFoundError:
+    # In a run of two versions this file is imported by the other one as well, where the names may be elsewhere.
+    from toolbus import Finished, Reset, Text  # type: ignore[attr-defined,no-redef]
+    from toolbus import Started as CallStarted  # type: ignore[attr-defined,no-redef]
 
 _COUNT_EVERY = 2.0
 

@@ -18,8 +18,8 @@ import redis.asyncio as aredis
 
 from tests.chaos import backlog, snapshot
 from tests.chaos.faults import Faults
+from tests.chaos.fork_server import Order
 from tests.chaos.history import Ended, Journal, Sample, State
-from tests.chaos.nursery import Order
 from tests.chaos.options import Options
 from tests.chaos.pool import Child, Pool
 from tests.chaos.proxy import Proxy

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from tests.chaos.fork_server import Born, Died, Order
 from tests.chaos.history import Exited, Journal, Started
-from tests.chaos.nursery import Born, Died, Order
 
 _Event = Born | Died
 _LINE_LIMIT = 1 << 20
@@ -49,10 +49,10 @@ class Child:
 
 
 class Pool:
-    """Starts processes through nurseries, and knows which of them live.
+    """Starts processes through fork servers, and knows which of them live.
 
     Args:
-        other: a folder in which ``python -m tests.chaos.nursery`` imports another version of toolbus; None when there is only this one.
+        other: a folder in which ``python -m tests.chaos.fork_server`` imports another version of toolbus; None when there is only this one.
         on_death: called for each process that went, whether it was wanted or not.
     """
 
@@ -63,22 +63,22 @@ class Pool:
         self._children: dict[int, Child] = {}
         self._orders: dict[str, tuple[Order, asyncio.Future[Child]]] = {}
         # By whether it is the other version's.
-        self._nurseries: dict[bool, asyncio.subprocess.Process] = {}
+        self._fork_servers: dict[bool, asyncio.subprocess.Process] = {}
         self._reading: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start a nursery for each version."""
+        """Start a fork server for each version."""
         for folder in filter(None, (Path.cwd(), self._other)):
-            nursery = await self._open(folder)
-            self._nurseries[folder is self._other] = nursery
-            self._reading.append(asyncio.create_task(self._read(nursery)))
+            fork_server = await self._open(folder)
+            self._fork_servers[folder is self._other] = fork_server
+            self._reading.append(asyncio.create_task(self._read(fork_server)))
 
     async def _open(self, folder: Path) -> asyncio.subprocess.Process:
         # What is to be imported is first looked for in the folder in which it is started.
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "tests.chaos.nursery",
+            "tests.chaos.fork_server",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -87,20 +87,22 @@ class Pool:
         )
 
     async def aclose(self) -> None:
-        """Close the nurseries, which kill whatever is left."""
-        for nursery in self._nurseries.values():
-            assert nursery.stdin is not None
-            nursery.stdin.close()
-            await nursery.wait()
+        """Close the fork servers, which kill whatever is left."""
+        for fork_server in self._fork_servers.values():
+            assert fork_server.stdin is not None
+            fork_server.stdin.close()
+            await fork_server.wait()
         await asyncio.gather(*self._reading)
 
     async def spawn(self, order: Order) -> Child:
         """Start a process."""
-        nursery = self._nurseries[order.other]
-        assert nursery.stdin is not None
+        fork_server = self._fork_servers[order.other]
+        if fork_server.returncode is not None:
+            raise self._ended(order)
+        assert fork_server.stdin is not None
         born: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._orders[order.name] = (order, born)
-        nursery.stdin.write(msgspec.json.encode(order) + b"\n")
+        fork_server.stdin.write(msgspec.json.encode(order) + b"\n")
         return await born
 
     def living(self, role: str) -> list[Child]:
@@ -111,15 +113,23 @@ class Pool:
         """Resident bytes of every process, by ``role:pid``."""
         return {f"{child.order.role}:{child.pid}": child.memory for child in self._children.values()}
 
-    async def _read(self, nursery: asyncio.subprocess.Process) -> None:
-        assert nursery.stdout is not None
+    async def _read(self, fork_server: asyncio.subprocess.Process) -> None:
+        assert fork_server.stdout is not None
         decoder = msgspec.json.Decoder(_Event)
-        async for line in nursery.stdout:
+        async for line in fork_server.stdout:
             event = decoder.decode(line)
             if isinstance(event, Born):
                 self._born(event)
             else:
                 self._died(event)
+        for order, born in list(self._orders.values()):
+            if self._fork_servers[order.other] is fork_server and not born.done():
+                born.set_exception(self._ended(order))
+
+    @staticmethod
+    def _ended(order: Order) -> RuntimeError:
+        version = "the other version" if order.other else "this version"
+        return RuntimeError(f"the fork server of {version} has ended, so no {order.role} can start; its error stands above")
 
     def _born(self, event: Born) -> None:
         order, born = self._orders.pop(event.name)

@@ -1,4 +1,4 @@
-"""A worker process of a run; the nursery forks it, and ``python -m tests.chaos.worker ORDER`` starts one alone."""
+"""A worker process of a run; the fork server forks it, and ``python -m tests.chaos.worker ORDER`` starts one alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from tests.chaos import backlog
+from tests.chaos.fork_server import Order
 from tests.chaos.history import Journal
-from tests.chaos.nursery import Order
 from tests.chaos.tools import define
 from toolbus import BrokerError, Worker, telemetry
 

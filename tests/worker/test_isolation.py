@@ -292,8 +292,8 @@ async def test_calls_run_at_once_up_to_the_limit(here: Place, tmp_path: Path) ->
             third = tasks.create_task(bus.call("iso_pid", timeout=10))
         assert {task.result().error.type for task in spinning if task.result().error} == {"deadline_exceeded"}  # type: ignore[union-attr]
         assert third.result().error is None
-        (nursery,) = worker.isolation.pids
-        assert len(children(nursery)) <= 2
+        (fork_server,) = worker.isolation.pids
+        assert len(children(fork_server)) <= 2
 
 
 async def test_a_worn_child_is_replaced(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,19 +308,19 @@ async def test_children_that_nobody_needs_go(here: Place, monkeypatch: pytest.Mo
     monkeypatch.setattr("toolbus.worker.isolation.pool._IDLE", 0.2)
     async with here.worker(isolated, isolated=4) as worker, here.bus() as bus:
         await asyncio.gather(*(bus.call("iso_stream_async", {"n": 2_000}) for _ in range(4)))
-        (nursery,) = worker.isolation.pids
-        await eventually(lambda: len(children(nursery)) == 1)
+        (fork_server,) = worker.isolation.pids
+        await eventually(lambda: len(children(fork_server)) == 1)
         assert isinstance((await bus.call("iso_pid")).data, int)
 
 
-async def test_a_lost_nursery_is_replaced(here: Place, tmp_path: Path) -> None:
-    """When the nursery is killed its children die, the running call says so, and the next call runs."""
+async def test_a_lost_fork_server_is_replaced(here: Place, tmp_path: Path) -> None:
+    """When the fork server is killed its children die, the running call says so, and the next call runs."""
     pid_file = tmp_path / "pids"
     async with here.worker(isolated) as worker, here.bus() as bus:
         running = asyncio.create_task(bus.call("iso_spin", {"pid_file": str(pid_file)}))
         await eventually(pid_file.exists)
-        (nursery,) = worker.isolation.pids
-        os.kill(nursery, signal.SIGKILL)
+        (fork_server,) = worker.isolation.pids
+        os.kill(fork_server, signal.SIGKILL)
         error = (await running).error
         assert error is not None
         assert error.code == "process_died"

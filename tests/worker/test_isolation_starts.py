@@ -62,7 +62,7 @@ def command(url: str, namespace: str, *words: str) -> list[str]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_nothing_survives_its_worker(start: Start, tmp_path: Path, valkey_server: str, namespace: str, how: signal.Signals) -> None:
-    """When a worker is killed, or is told to stop and its grace ends, a spinning child, idle ones and the nursery are gone."""
+    """When a worker is killed, or is told to stop and its grace ends, a spinning child, idle ones and the fork server are gone."""
     (tmp_path / "spinner.py").write_text(SPINNER)
     worker = start(*command(valkey_server, namespace, "spinner.py", "--grace", "0.2", "--lease", "2"))
     pid_file = tmp_path / "pid"
@@ -70,8 +70,8 @@ async def test_nothing_survives_its_worker(start: Start, tmp_path: Path, valkey_
         await bus.wait_for_tool("spin", timeout=20)
         async with bus.stream("spin", {"pid_file": str(pid_file)}):
             await eventually(pid_file.exists, timeout=10)
-            (nursery,) = children(worker.pid)
-            family = [nursery, *children(nursery)]
+            (fork_server,) = children(worker.pid)
+            family = [fork_server, *children(fork_server)]
             assert int(pid_file.read_text()) in family
             worker.send_signal(how)
             await eventually(lambda: worker.poll() is not None, timeout=10)
@@ -92,8 +92,8 @@ async def test_a_drain_waits_for_isolated_calls(start: Start, tmp_path: Path, va
         await bus.wait_for_tool("slow", timeout=20)
         calling = asyncio.create_task(bus.call("slow", {"started": str(tmp_path / "started")}))
         await eventually((tmp_path / "started").exists)
-        (nursery,) = children(worker.pid)
-        for pid in [worker.pid, nursery, *children(nursery)]:
+        (fork_server,) = children(worker.pid)
+        for pid in [worker.pid, fork_server, *children(fork_server)]:
             os.kill(pid, signal.SIGTERM)
         assert (await calling).output == "finished"
     await eventually(lambda: worker.poll() is not None, timeout=10)

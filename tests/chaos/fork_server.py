@@ -31,7 +31,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: of its history and its log.
         url: where it finds the server, perhaps through the proxy.
-        other: whether it is to be forked by the nursery that has imported the other version of toolbus.
+        other: whether it is to be forked by the fork server that has imported the other version of toolbus.
         index: of an agent.
         revision: of a worker's descriptors.
         history, logs: folders.
