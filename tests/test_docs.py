@@ -240,14 +240,14 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
     try:
         told = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert told.stdout == "Here is one about cats: …\nHere is one about dogs: … 1\n", told.stderr
-        pun = subprocess.run(
-            [*base, "call", "tell-pun", "topic=tea", "--user", "al", "--wait", "10"],
+        poem = subprocess.run(
+            [*base, "call", "tell-limerick", "topic=tea", "--user", "al", "--wait", "10"],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        assert pun.stdout == "Hey al! Here is a pun about tea: …\n", pun.stderr
+        assert poem.stdout == "Hey al! Here is a limerick about tea: …\n", poem.stderr
     finally:
         worker.terminate()
         assert worker.wait(15) == 0

@@ -1,6 +1,6 @@
 """toolbus: a distributed pool of tool workers for LLM agents, over Redis Streams.
 
-The names below are those of the first month. The others are in submodules:
+The names below are those that most programs need. The others are in submodules:
 
 - ``toolbus.events``: ``Event`` and its kinds, which ``Call.events()`` yields.
 - ``toolbus.results``: every exception, and ``ResultMeta``.

@@ -65,12 +65,36 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
+# Below the largest float, so that no decoder makes it infinite.
+_MOST_PROGRESS = 1e308
+
+
+def _in_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """Progress of a running handler; ``total`` is None when unknown."""
 
     done: float
     total: float | None = None
     message: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what would not arrive.
+
+        Raises:
+            TypeError: ``done`` or ``total`` is no finite number, or ``message`` is no text that UTF-8 can express.
+        """
+        for name, value in (("done", self.done), ("total", 0 if self.total is None else self.total)):
+            if not isinstance(value, (int, float)) or not -_MOST_PROGRESS < value < _MOST_PROGRESS:
+                raise TypeError(f"progress: {name} is a finite number, not {str(value)[:50]!r}")
+        if not isinstance(self.message, str) or not _in_utf8(self.message):
+            raise TypeError(f"progress: the message is a text that UTF-8 can express, not {ascii(self.message)[:50]}")
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -203,7 +227,9 @@ class DescriptorError(ConfigurationError):
     def __init__(self, message: str, *, path: str = "$") -> None:
         self.path = path
         self._message = message
-        super().__init__(f"{message} - at `{path}`")
+        place = f" - at `{path}`"
+        # An error that is told on with more context has its place already.
+        super().__init__(message if message.endswith(place) else f"{message}{place}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(self.__class__, path=self.path), (self._message,)

@@ -11,8 +11,12 @@ from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"the agent needs httpx: pip install 'toolbus[agent]' ({error})", name="httpx") from None
 
 from toolbus.agent.reply import Chunk, Reply
 from toolbus.agent.sse import EventReader

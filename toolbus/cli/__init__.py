@@ -92,6 +92,6 @@ def main(ctx: click.Context, /, **options: Any) -> None:
       toolbus dev                            a server, example workers, and how to use them
       toolbus new weather                    write a tool file and its test
       toolbus worker weather.py              serve it (as many times as you like)
-      toolbus call weather city=Oslo         call it
+      toolbus call weather text=hello times=3   call it
     """
     ctx.obj = {name: value for name, value in options.items() if value is not None}

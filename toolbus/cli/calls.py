@@ -142,6 +142,7 @@ async def _print(call: Call, *, quiet: bool) -> ToolResult:
             continue
         elif isinstance(event, Text):
             click.echo(event.text, nl=False)
+            sys.stdout.flush()
             printed = not event.text.endswith("\n")
         elif isinstance(event, Progress) and sys.stderr.isatty():
             total = f"/{event.total:g}" if event.total else ""

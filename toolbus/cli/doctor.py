@@ -74,7 +74,7 @@ async def _examine(settings: Settings) -> list[Finding]:
         Finding(
             "clock",
             "warn" if skewed else "ok",
-            f"server is {health.skew:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
+            f"server is {round(health.skew, 1) + 0.0:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
         ),
         Finding("registry", "ok", f"{len(services)} services in namespace {settings.namespace!r}"),
         *(Finding("tool", "fail", f"{tool.name} of {tool.service} can't be used: {one_line(tool.reason, 300)}") for tool in unusable),

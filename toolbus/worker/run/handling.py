@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery
 from toolbus.envelope import Request
-from toolbus.results import ErrorInfo, ToolResult
+from toolbus.results import CallCancelled, ErrorInfo, ToolResult
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.run import reasons
 from toolbus.worker.run.context import RunContext
@@ -119,6 +119,9 @@ class Handling:
 
     async def _call(self, call: MiddlewareCall | None) -> ToolResult:
         run = self._run
+        if run.state >= RunState.ANSWERED:
+            # Middleware went on although the run was stopped, and the caller may know that the handler was not called.
+            raise CallCancelled(str(run.stopped or reasons.MOVED))
         handler, request = run.handler, run.delivery.request if call is None else call.request
         start, once = handler.start, run.state is RunState.MARKED or run.state is RunState.ENTERED
         if once and handler.isolated is None:

@@ -29,6 +29,8 @@ from toolbus.worker.transitions import BadTransitionError
 
 _CREATED, _RUNNING, _MARKED, _ENTERED = RunState.CREATED, RunState.RUNNING, RunState.MARKED, RunState.ENTERED
 _ANSWERED, _ENDED = RunState.ANSWERED, RunState.ENDED
+# Seconds within which a worker that goes down has abandoned its runs.
+_GOING_DOWN = 0.05
 
 # A handler may ask for its invocation in several threads at once.
 _making = threading.Lock()
@@ -92,11 +94,12 @@ class Run(msgspec.Struct, eq=False):
                 self._handling = Handling(self)
                 self._answer(await self._handling.handle())
         except asyncio.CancelledError:
-            # A stopped run has been answered. Otherwise the worker is going down with its task group,
-            # unless the handler let a cancellation of its own out.
+            # A stopped run has been answered. Otherwise the worker is going down, or the handler let a cancellation of its own out.
             if self.state < _ANSWERED:
-                if self.task is None or self.task.cancelling():
+                if self.task is None or self.abandoned:
                     raise
+                # The handler may have cancelled its own task. A worker that goes down abandons its runs now, which cancels once more.
+                await asyncio.sleep(_GOING_DOWN if self.task.cancelling() else 0)
                 self._fail(ToolError("the handler was cancelled from within", code="CancelledError"))
         except BaseException as error:
             # Whatever a handler raises is contained and becomes its answer: raised from here, SystemExit and
