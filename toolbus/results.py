@@ -20,6 +20,7 @@ The exception tree::
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -65,8 +66,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
-# Below the largest float, so that no decoder makes it infinite.
-_MOST_PROGRESS = 1e308
+_MOST_PROGRESS = sys.float_info.max
 
 
 def _in_utf8(text: str) -> bool:
@@ -91,7 +91,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
             TypeError: ``done`` or ``total`` is no finite number, or ``message`` is no text that UTF-8 can express.
         """
         for name, value in (("done", self.done), ("total", 0 if self.total is None else self.total)):
-            if not isinstance(value, (int, float)) or not -_MOST_PROGRESS < value < _MOST_PROGRESS:
+            if not isinstance(value, (int, float)) or not -_MOST_PROGRESS <= value <= _MOST_PROGRESS:
                 raise TypeError(f"progress: {name} is a finite number, not {str(value)[:50]!r}")
         if not isinstance(self.message, str) or not _in_utf8(self.message):
             raise TypeError(f"progress: the message is a text that UTF-8 can express, not {ascii(self.message)[:50]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -29,13 +30,19 @@ def alive(pid: int) -> bool:
     """Whether a process runs, a zombie not among them."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # Gone, or gone between the opening and the reading of the file.
         return False
 
 
 def children(pid: int) -> list[int]:
     """The children of a process."""
-    return [int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text("utf-8").split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        # A thread may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (task / "children").read_text("utf-8").split())
+    return found
 
 
 async def test_handlers_run_in_another_process_and_are_reused(place: Place) -> None:
