@@ -1,4 +1,4 @@
 """Handlers in child processes that can be killed: ``@tool(isolation="process")``."""
 
 inside = False
-"""Whether this process is a fork server or a child, where a module that is imported must not start a worker: it would never end."""
+"""True in a fork server or a child, where a module that is imported must not start a worker: it would never end."""
