@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from toolbus import telemetry
 from toolbus.results import ToolbusError
@@ -17,7 +18,7 @@ _FIRST, _MOST = 0.1, 5.0
 _SETTLED = 60.0
 
 
-async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
+async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run ``work`` until it returns; start it again, after a growing pause, whenever it raises.
 
     Raises:
@@ -27,7 +28,8 @@ async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     while True:
         began = time.monotonic()
         try:
-            return await work()
+            # In a task of its own: each of its steps would otherwise go through this function and its callers.
+            return await asyncio.create_task(work(), name=f"toolbus-{name}")
         except Exception as error:
             failures = 1 if time.monotonic() - began > _SETTLED else failures + 1
             telemetry.count("toolbus.task_failures", task=name)

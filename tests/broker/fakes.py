@@ -12,7 +12,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import Delivery, WorkerListener
 from toolbus.broker.scripts import ALL
-from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery
+from toolbus.broker.take.requests import BadEntry, Fence, RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import ServerInfo
 from toolbus.broker.transport.link import Link
 from toolbus.envelope import Request, encode_request
@@ -219,12 +219,14 @@ class Bench:
         self.listener = FakeListener(slots)
         self.stream = self.new_stream("pool")
         self.streams = {"pool": self.stream}
+        self.unreadable: list[BadEntry] = []
         self.started: list[str] = []
         self.coroutines: list[Coroutine[Any, Any, None]] = []
 
     def new_stream(self, service: str) -> RequestStream:
         """Return a stream of this worker."""
-        made = RequestStream(KEYS, service, service, "mine", self.clock, SETTINGS, self.listener.on_lost)
+        lost, set_aside = self.listener.on_lost, self.set_aside
+        made = RequestStream(KEYS, service, service, "mine", self.clock, SETTINGS, on_lost=lost, set_aside=set_aside)
         made.fence_is(*FENCE)
         return made
 
@@ -237,6 +239,10 @@ class Bench:
     def as_listener(self) -> WorkerListener:
         """The fake worker as the steps want it."""
         return cast("WorkerListener", self.listener)
+
+    def set_aside(self, _stream: RequestStream, bad: BadEntry) -> None:
+        """Take note of an entry whose request can't be read."""
+        self.unreadable.append(bad)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Take note of a coroutine that is to run beside the others."""
@@ -251,18 +257,13 @@ class Bench:
     def hold(self, entry: bytes = b"1-0", *, attempt: int = 1, fence: Fence = FENCE, **fields: Any) -> StreamDelivery:
         """Hold a delivery of the stream."""
         found = (entry, attempt, entry_fields(request(entry, **fields)))
-        [made] = self.stream.deliveries([found], fence, pytest_fail)
+        [made] = self.stream.deliveries([found], fence)
         return made
 
     def forget(self) -> None:
         """Close what was started and not run."""
         for work in self.coroutines:
             work.close()
-
-
-def pytest_fail(problem: Exception) -> None:
-    """Fail, since nothing malformed is expected."""
-    raise problem
 
 
 def request(entry: bytes, **fields: Any) -> Request:

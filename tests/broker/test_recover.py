@@ -47,7 +47,6 @@ class Recovery:
             ownership=cast("Any", self),
             notes=DeadlineNotes(bench.as_link, KEYS, bench.clock, 60.0),
             abandoned=abandoned,
-            deliveries=lambda stream, fence, found: stream.deliveries(found, fence, pytest.fail),
             register_lost=self.register_lost,
         )
 

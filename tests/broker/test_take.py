@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, FakeLink, entry_fields, pytest_fail, request
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, FakeLink, entry_fields, request
 from toolbus.broker.replies.reader import ReplyReader
 from toolbus.broker.take.intake import Intake
-from toolbus.broker.take.requests import BadEntry, Fence
+from toolbus.broker.take.requests import Fence
 from toolbus.broker.transport.command import ReplyError
 from toolbus.envelope import Frame, encode, join_frames
 from toolbus.results import BrokerUnavailable
@@ -29,7 +29,7 @@ class Taking:
         self.cast: Any = self
         # Upkeep.
         self.taking = True
-        self.has_postponed = False
+        self.postponed = self.has_postponed = False
         self.did: list[str] = []
         # Ownership.
         self.serves = self.gaining = False
@@ -42,7 +42,6 @@ class Taking:
             upkeep=self.cast,
             abandoned=self.cast,
             ownership=self.cast,
-            deliveries=lambda stream, fence, found: stream.deliveries(found, fence, pytest_fail),
             register_again=self.register_again,
         )
         self.found: list[list[Any]] = []
@@ -185,7 +184,7 @@ async def test_sessions_are_settled_last(taking: Taking) -> None:
 
 async def test_postponed_requests_come_before_new_ones(taking: Taking) -> None:
     """What it starts takes slots, so nothing is read with the old number."""
-    taking.has_postponed = True
+    taking.postponed = taking.has_postponed = True
     assert await taking.intake.take(10) == []
     assert (taking.did, taking.blocking.names) == (["postponed"], [])
 
@@ -244,7 +243,7 @@ def bench() -> Bench:
 def test_an_entry_becomes_a_delivery_in_local_time(bench: Bench) -> None:
     """Its deadline and its wait are by this process's clock, and it is held under the fence that was known before."""
     bench.clock.observe(1_100_000.0, 100.0, 100.0)
-    [made] = bench.stream.deliveries([(b"1099000-0", 2, entry_fields(request(b"1-0"), 1_130_000, b"run"))], FENCE, pytest_fail)
+    [made] = bench.stream.deliveries([(b"1099000-0", 2, entry_fields(request(b"1-0"), 1_130_000, b"run"))], FENCE)
     assert (made.deadline, made.queued_ms, made.attempt, made.epoch) == (130.0, 1_000.0, 2, 1)
     assert (made.queue, made.fence, made.server, made.extended) == (bench.stream, FENCE, b"run", False)
     assert made.replies == KEYS.replies("agent")
@@ -270,9 +269,9 @@ def test_replies_go_where_they_are_waited_for(bench: Bench) -> None:
 )
 def test_an_entry_that_can_not_be_read_is_set_aside(bench: Bench, fields: Any, reason: str) -> None:
     """With its reason; the others are delivered."""
-    bad: list[BadEntry] = []
     good = entry_fields(request(b"2-0"))
-    made = bench.stream.deliveries([(b"1-0", 3, fields), (b"2-0", 1, good)], FENCE, bad.append)
+    made = bench.stream.deliveries([(b"1-0", 3, fields), (b"2-0", 1, good)], FENCE)
+    bad = bench.unreadable
     assert [delivery.entry for delivery in made] == [b"2-0"]
     assert [(each.entry, each.attempt, each.fence) for each in bad] == [(b"1-0", 3, FENCE)]
     assert reason in bad[0].reason

@@ -107,7 +107,7 @@ class RedisWorkerBroker:
         """
         steps, service, clock = self._steps, publication.service, self._clock
         answer = await steps.registration.register(publication)
-        stream = RequestStream(self._keys, service.id, service.queue, self._instance, clock, self._settings, steps.listener.on_lost)
+        stream = steps.stream_of(service)
         stream.fence_is(answer.generation, answer.counter)
         if service.sticky_sessions:
             steps.ownership.serve(stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from toolbus import telemetry
@@ -23,12 +22,13 @@ from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
 from toolbus.broker.take.intake import Intake
-from toolbus.broker.take.requests import Fence, Found, RequestStream, StreamDelivery
+from toolbus.broker.take.requests import RequestStream
 from toolbus.broker.take.wake_channel import WakeChannel
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.server import tell_time, warn_of_eviction
+from toolbus.descriptors import ServiceDescriptor
 from toolbus.settings import Settings
 
 
@@ -42,7 +42,9 @@ class WorkerSteps:
     def __init__(
         self, settings: Settings, connector: Connector, keys: Keys, instance: str, clock: ServerClock, listener: WorkerListener
     ) -> None:
+        self._settings = settings
         self._connector = connector
+        self._instance = instance
         self._keys = keys
         self._clock = clock
         self.listener = listener
@@ -93,7 +95,6 @@ class WorkerSteps:
             ownership=self.ownership,
             notes=self.notes,
             abandoned=abandoned,
-            deliveries=self._deliveries,
             register_lost=self._register_lost,
         )
         # Take.
@@ -105,7 +106,6 @@ class WorkerSteps:
             upkeep=self.upkeep,
             abandoned=abandoned,
             ownership=self.ownership,
-            deliveries=self._deliveries,
             register_again=self.registration.register_again,
         )
         self.wake = WakeChannel(
@@ -155,6 +155,12 @@ class WorkerSteps:
         self.links.keep("mender", self.key_repair.run)
         self.links.keep("upkeep", self.upkeep.run)
 
+    def stream_of(self, service: ServiceDescriptor) -> RequestStream:
+        """Return the request stream of a service, of which nothing has been taken yet."""
+        lost, set_aside = self.listener.on_lost, self.endings.set_aside
+        keys, clock = self._keys, self._clock
+        return RequestStream(keys, service.id, service.queue, self._instance, clock, self._settings, on_lost=lost, set_aside=set_aside)
+
     def connected(self, restarted: bool) -> None:
         """Take in that the writing link has connected; ``restarted`` when the server is another process now."""
         # A reconnect may have delayed the beats of all workers, so their leases get time to be renewed.
@@ -167,9 +173,6 @@ class WorkerSteps:
             if self.links.open:
                 self.ownership.doubt()
             telemetry.log.warning("link.server_restarted", server=self._connector.display)
-
-    def _deliveries(self, stream: RequestStream, fence: Fence, entries: Sequence[Found]) -> list[StreamDelivery]:
-        return stream.deliveries(entries, fence, lambda bad: self.endings.set_aside(stream, bad))
 
     def _pushed(self, message: list[Any]) -> None:
         self.wake.receive(message)

@@ -19,12 +19,15 @@ class ServerClock:
     Args:
         lease: seconds.
         monotonic: the local clock, in seconds.
+
+    Attributes:
+        offset: seconds to subtract from a server time for the local monotonic one; deadlines come late by an answer's travel time at most.
     """
 
     def __init__(self, lease: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.monotonic = monotonic
         self._lease = lease
-        self._offset = self._middle = 0.0
+        self.offset = self._middle = 0.0
         self._known = False
         self._quiet_until = self._heard = 0.0
 
@@ -32,11 +35,11 @@ class ServerClock:
         """Take in a server time that was asked for and answered at these monotonic times."""
         offset = server_ms / 1000 - answered
         if self._known:
-            ahead = server_ms / 1000 - asked - self._offset
+            ahead = server_ms / 1000 - asked - self.offset
             # A delay that held this answer back may also hold back the beats of other workers, so they need time to arrive.
             if ahead > self._lease / 3 or answered - self._heard > _RECENT * self._lease:
                 self.distrust()
-        self._offset = offset
+        self.offset = offset
         self._middle = server_ms / 1000 - (asked + answered) / 2
         self._heard = answered
         self._known = True
@@ -55,12 +58,3 @@ class ServerClock:
     def server_ms(self) -> float:
         """Return the server's time now, in milliseconds, as well as it is known here."""
         return (self.monotonic() + self._middle) * 1000
-
-    @property
-    def offset(self) -> float:
-        """Seconds to subtract from a server time for the local monotonic one; deadlines come late by an answer's travel time at most."""
-        return self._offset
-
-    def now_ms(self) -> float:
-        """Return the server's time now, in milliseconds, by ``offset``."""
-        return (self.monotonic() + self._offset) * 1000

@@ -14,8 +14,8 @@ from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, ErrorInfo
 
 _MOST_CHECKED = 256
-# A reply stream outlives its agent for longer, so a request that waited less need not be checked.
-_MAY_BE_ABANDONED_MS = 5_000.0
+MAY_BE_ABANDONED_MS = 5_000.0
+"""A reply stream outlives its agent for longer, so a request that waited less need not be checked."""
 
 
 class AbandonedCalls:
@@ -37,9 +37,7 @@ class AbandonedCalls:
 
     async def without(self, taken: list[StreamDelivery]) -> list[StreamDelivery]:
         """Return what was taken without abandoned calls; those end here and never run."""
-        waited = {delivery.replies for delivery in taken if delivery.queued_ms > _MAY_BE_ABANDONED_MS}
-        if not waited:
-            return taken
+        waited = {delivery.replies for delivery in taken if delivery.queued_ms > MAY_BE_ABANDONED_MS}
         gone = await self._gone(waited)
         for delivery in [each for each in taken if each.replies in gone]:
             telemetry.log.info("call.abandoned", id=delivery.request.id, tool=delivery.request.tool, queued_ms=round(delivery.queued_ms))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 from toolbus import telemetry
 from toolbus.broker.confirmations.notes import DeadlineNotes
@@ -15,7 +15,7 @@ from toolbus.broker.recover.abandoned import AbandonedCalls
 from toolbus.broker.recover.reaping import ReapedEntry, reap
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import Fence, Found, RequestStream, StreamDelivery
+from toolbus.broker.take.requests import Fence, RequestStream
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError
 
@@ -29,12 +29,13 @@ class Upkeep:
 
     Args:
         streams: the request streams by service, read afresh at each turn.
-        deliveries: makes deliveries of (id, attempt, fields), and sets aside what can't be read.
         register_lost: restores, once a lease, what was lost of the registration.
 
     Attributes:
         taking: whether this worker still takes requests; False while it drains.
         recovered: how many requests of other workers it took over.
+        postponed: streams in which something may wait that there was no slot for, in the order in which they are reaped; the value says
+            whether to reap everything or only what was handed back.
     """
 
     def __init__(
@@ -50,7 +51,6 @@ class Upkeep:
         ownership: Ownership,
         notes: DeadlineNotes,
         abandoned: AbandonedCalls,
-        deliveries: Callable[[RequestStream, Fence, Sequence[Found]], list[StreamDelivery]],
         register_lost: Callable[[], Awaitable[None]],
     ) -> None:
         self._link = link
@@ -63,13 +63,10 @@ class Upkeep:
         self._ownership = ownership
         self._notes = notes
         self._abandoned = abandoned
-        self._deliveries = deliveries
         self._register_lost = register_lost
         self.taking = True
         self.recovered = 0
-        # Streams in which something may wait that there was no slot for, in the order in which they are reaped; the value says whether
-        # to reap everything or only what was handed back.
-        self._postponed: dict[RequestStream, bool] = {}
+        self.postponed: dict[RequestStream, bool] = {}
         # Two reaps at once would count on the same free slots.
         self._one = asyncio.Lock()
 
@@ -116,12 +113,12 @@ class Upkeep:
     @property
     def has_postponed(self) -> bool:
         """True when requests wait that this worker had no slot for."""
-        return self.taking and any(not stream.paused for stream in self._postponed)
+        return self.taking and any(not stream.paused for stream in self.postponed)
 
     async def reap_postponed(self) -> None:
         """Take what this worker had no slot for."""
         try:
-            for stream, everything in list(self._postponed.items()):
+            for stream, everything in list(self.postponed.items()):
                 await self._reap(stream, handed_back_only=not everything)
         except BrokerError as error:
             telemetry.log.warning("upkeep.failed", error=str(error))
@@ -136,9 +133,9 @@ class Upkeep:
         slots = self._listener.free_slots()
         if stream.paused or not self.taking:
             return False
-        everything = self._postponed.pop(stream, False) or not handed_back_only
+        everything = self.postponed.pop(stream, False) or not handed_back_only
         if slots < 1:
-            self._postponed[stream] = everything
+            self.postponed[stream] = everything
             return False
         most = min(slots, _MOST_TAKEN_OVER)
         busy, flexible = self._listener.busy(), self._listener.flexible()
@@ -146,7 +143,7 @@ class Upkeep:
         if reaped.left:
             self._listener.on_left_over()
         if len(reaped.entries) >= most:
-            self._postponed[stream] = everything
+            self.postponed[stream] = everything
         if not reaped.entries:
             return False
         if not everything:
@@ -156,7 +153,7 @@ class Upkeep:
         # The entry that was tried least is least likely to kill this worker.
         for entry in sorted(reaped.entries, key=lambda entry: entry.attempt):
             await self._run_again(stream, entry, reaped.fence)
-        return stream in self._postponed and self._listener.free_slots() > 0
+        return stream in self.postponed and self._listener.free_slots() > 0
 
     async def _run_again(self, stream: RequestStream, entry: ReapedEntry, fence: Fence) -> None:
         """Count and start one entry at a time: if it kills this worker, later entries have not used an attempt."""
@@ -166,7 +163,7 @@ class Upkeep:
         # Decoding may already be what kills its workers, so the attempt counts before.
         if entry.counted and not await stream.count(self._link, entry.id, entry.attempt, fence):
             return
-        deliveries = self._deliveries(stream, fence, [(entry.id, entry.attempt, entry.fields)])
+        deliveries = stream.deliveries([(entry.id, entry.attempt, entry.fields)], fence)
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
         if stream.sticky:

@@ -44,6 +44,10 @@ class Ownership:
         lease: seconds.
         sessions: hears of sessions that are another worker's now.
         monotonic: the local clock, in seconds.
+
+    Attributes:
+        serves: whether there is any service to look after.
+        gaining: whether sessions began here among what was taken last: more of them may be on their way.
     """
 
     def __init__(
@@ -65,23 +69,14 @@ class Ownership:
         self._owned: dict[RequestStream, dict[SessionName, float]] = {}
         # Since when our lease has been unbroken, and until when it lasts at least.
         self._since = self._until = 0.0
-        self._gaining = True
+        self.serves = self.gaining = False
         self._given_up: list[str] = []
-
-    @property
-    def serves(self) -> bool:
-        """True when there is any service to look after."""
-        return bool(self._owned)
-
-    @property
-    def gaining(self) -> bool:
-        """True when sessions began here among what was taken last: more of them may be on their way."""
-        return self._gaining and self.serves
 
     def serve(self, stream: RequestStream) -> None:
         """Look after the sessions of a service."""
         stream.sticky = True
         self._owned[stream] = {}
+        self.serves = self.gaining = True
 
     # -- the lease --------------------------------------------------------------------------------
 
@@ -106,7 +101,7 @@ class Ownership:
 
     async def settle(self, deliveries: list[StreamDelivery]) -> list[StreamDelivery]:
         """Return the deliveries that are to run here; the others now wait for the workers that have their sessions."""
-        self._gaining = False
+        self.gaining = False
         for stream, owned in self._owned.items():
             answered: set[str] = set()
             # Asking takes time, in which what was certain may cease to be.
@@ -185,7 +180,7 @@ class Ownership:
         if new and pair in owned:
             # Another worker may have had it meanwhile, so the state that is here is out of date.
             self._sessions.moved(stream.service, *pair)
-        self._gaining = self._gaining or new
+        self.gaining = self.gaining or new
         owned[pair] = asked
 
     def _lose(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName) -> None:

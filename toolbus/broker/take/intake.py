@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.protocols import WorkerListener
-from toolbus.broker.recover.abandoned import AbandonedCalls
+from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import GROUP, Fence, Found, RequestStream, StreamDelivery
+from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.links import Links
@@ -46,7 +46,6 @@ class Intake:
 
     Args:
         streams: the request streams by service, read afresh each time.
-        deliveries: makes deliveries of (id, attempt, fields), and sets aside what can't be read.
         register_again: registers services whose consumer group is missing.
     """
 
@@ -60,7 +59,6 @@ class Intake:
         upkeep: Upkeep,
         abandoned: AbandonedCalls,
         ownership: Ownership,
-        deliveries: Callable[[RequestStream, Fence, Sequence[Found]], list[StreamDelivery]],
         register_again: Callable[[list[str]], Awaitable[None]],
     ) -> None:
         self._links = links
@@ -70,7 +68,6 @@ class Intake:
         self._upkeep = upkeep
         self._abandoned = abandoned
         self._ownership = ownership
-        self._deliveries = deliveries
         self._register_again = register_again
         self._interrupted = asyncio.Event()
         self._reading = False
@@ -83,7 +80,7 @@ class Intake:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
         if self._is_interrupted():
             return []
-        if self._upkeep.has_postponed:
+        if self._upkeep.postponed and self._upkeep.has_postponed:
             # Requests that it starts take slots, so read nothing with the old number.
             await self._upkeep.reap_postponed()
             return []
@@ -97,13 +94,15 @@ class Intake:
         taken = [
             delivery
             for stream, entries in batch.found
-            for delivery in self._deliveries(stream, fences[stream], [(entry, 1, fields) for entry, fields in entries])
+            for delivery in stream.deliveries([(entry, 1, fields) for entry, fields in entries], fences[stream])
         ]
         if batch.refused and self._upkeep.taking:
             await self._restore(batch.refused)
         if not taken:
             return []
-        taken = self._within(await self._abandoned.without(taken), slots)
+        if any(delivery.queued_ms > MAY_BE_ABANDONED_MS for delivery in taken):
+            taken = await self._abandoned.without(taken)
+        taken = self._within(taken, slots)
         # Last, since what it finds out holds for this moment.
         return await self._ownership.settle(taken) if self._ownership.serves else taken
 

@@ -92,7 +92,12 @@ class StreamDelivery(Delivery, eq=False):
 
 
 class RequestStream:
-    """One service's requests as this consumer sees them: what it holds, and the fence it knows."""
+    """One service's requests as this consumer sees them: what it holds, and the fence it knows.
+
+    Args:
+        on_lost: called for a delivery that is no longer this worker's.
+        set_aside: called for an entry whose request can't be read.
+    """
 
     def __init__(
         self,
@@ -102,7 +107,9 @@ class RequestStream:
         consumer: str,
         clock: ServerClock,
         settings: Settings,
+        *,
         on_lost: Callable[[StreamDelivery], None],
+        set_aside: Callable[[RequestStream, BadEntry], None],
     ) -> None:
         self.service = service
         self.queue = queue
@@ -126,6 +133,7 @@ class RequestStream:
         self._clock = clock
         self._settings = settings
         self._on_lost = on_lost
+        self._set_aside = set_aside
         # Unique without a system call per run, which cost a tenth of a worker's time.
         self._runs_prefix = f"{new_run()}."
         self._runs = itertools.count()
@@ -152,14 +160,15 @@ class RequestStream:
             del self.held[delivery.entry]
             self._on_lost(delivery)
 
-    def deliveries(self, entries: Iterable[Found], fence: Fence, set_aside: Callable[[BadEntry], None]) -> list[StreamDelivery]:
+    def deliveries(self, entries: Iterable[Found], fence: Fence) -> list[StreamDelivery]:
         """Make deliveries from stream entries, held from now on; ``fence`` was known before they were made, or with them.
 
-        Entries whose request can't be read go to ``set_aside`` instead.
+        Entries whose request can't be read are set aside instead.
         """
         made: list[StreamDelivery] = []
         held, keys, epoch, limit = self.held, self._keys, fence.epoch, self._settings.max_request + 1024
-        now_ms, offset = self._clock.now_ms(), self._clock.offset
+        offset = self._clock.offset
+        now_ms = (self._clock.monotonic() + offset) * 1000
         for entry, attempt, fields in entries:
             document = server = b""
             try:
@@ -173,7 +182,7 @@ class RequestStream:
                 request = decode_request(document, limit=limit)
             except (EnvelopeError, KeyError) as error:
                 reason = "the entry has no deadline" if isinstance(error, KeyError) else str(error)
-                set_aside(BadEntry(entry, document, reason, attempt, fence))
+                self._set_aside(self, BadEntry(entry, document, reason, attempt, fence))
                 continue
             if entry in held:
                 # Delivered once more, by a group that was made anew.

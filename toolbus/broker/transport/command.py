@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from toolbus import telemetry
 from toolbus.broker.reading import shown
 from toolbus.results import BrokerError
 
@@ -45,13 +44,3 @@ class Command(NamedTuple):
     on_reply: OnReply | None
     repeatable: bool
     same_server: bool = False
-
-
-def answer(command: Command, reply: Reply) -> None:
-    """Pass an answer to the callback that waits for it."""
-    if command.on_reply is None:
-        return
-    try:
-        command.on_reply(reply)
-    except Exception:  # noqa: BLE001 - one callback's bug must not take the other answers with it
-        telemetry.log.exception("link.callback_failed")

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker.scripts import Script, with_source
-from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError, answer
+from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError
 from toolbus.broker.transport.connection import BLOCK, Connector
 from toolbus.broker.transport.discovery import Node
 from toolbus.broker.transport.redirect import RedirectConnection
-from toolbus.broker.transport.wire import SUBSCRIBING, Wire, pack
+from toolbus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack
 
 _STALLED = BLOCK + 5.0
 _SOON_AFTER = 0.03

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -98,11 +98,11 @@ class Links:
         self._working.append(task)
         task.add_done_callback(self._working.remove)
 
-    def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something lasting until ``leave`` cancels it; it begins again when it fails."""
         self.start(self._keep(name, work))
 
-    async def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await keep_running(name, work)
         except ToolbusError as error:

@@ -15,7 +15,7 @@ import hiredis
 
 from toolbus import telemetry
 from toolbus.broker.scripts import Script
-from toolbus.broker.transport.command import Command, OnReply, Reply, ReplyError, answer
+from toolbus.broker.transport.command import Command, OnReply, Reply, ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.results import BrokerError, BrokerUnavailable
 
@@ -229,6 +229,16 @@ class Wire(asyncio.Protocol):
     def _answer_lost(self, commands: list[Command], reason: str) -> None:
         for command in commands:
             answer(command, BrokerUnavailable(f"{self._connector.display}: {reason}"))
+
+
+def answer(command: Command, reply: Reply) -> None:
+    """Pass an answer to the callback that waits for it."""
+    if command.on_reply is None:
+        return
+    try:
+        command.on_reply(reply)
+    except Exception:  # noqa: BLE001 - one callback's bug must not take the other answers with it
+        telemetry.log.exception("link.callback_failed")
 
 
 def _settle(future: asyncio.Future[Reply], reply: Reply) -> None:
