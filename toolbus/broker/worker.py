@@ -106,6 +106,8 @@ class RedisWorkerBroker:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
         steps, service, clock = self._steps, publication.service, self._clock
+        # A worker that begins finds what others left: a key of a wrong type would end it.
+        await steps.key_repair.mend(self._keys.shared_by_all() | self._keys.of_service(service.id, service.queue))
         answer = await steps.registration.register(publication)
         stream = steps.stream_of(service)
         stream.fence_is(answer.generation, answer.counter)

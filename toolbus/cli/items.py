@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from toolbus.cli.common import fail, output_option, print_json, print_table, with_admin
+from toolbus.display import visible_lines
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
@@ -51,7 +52,11 @@ def get_command(ctx: click.Context, key: str) -> None:
     document = with_admin(ctx, main)
     if document is None:
         fail(f"there is no static descriptor {key!r}; `toolbus list` shows them, `toolbus describe` shows self-published ones")
-    print_json(msgspec.Raw(document))
+    try:
+        print_json(msgspec.Raw(document))
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        click.echo(visible_lines(document.decode("utf-8", "backslashreplace")))
+        fail(f"{key!r} holds no JSON; `toolbus put` replaces it, `toolbus rm` deletes it")
 
 
 @click.command("list")
