@@ -17,6 +17,7 @@ from toolbus.results import BrokerUnavailable, RegistrationRefused
 pytestmark = pytest.mark.anyio
 
 PUBLICATION = Publication(ServiceDescriptor("pool"), (ToolDescriptor(name="echo", description="Echo.", service="pool"),), "owner", "digest")
+LISTED = b"+" + msgspec.json.encode(PUBLICATION)
 
 
 class Registering:
@@ -33,9 +34,26 @@ class Registering:
         """Count."""
         self.doubts += 1
 
-    def listed(self, service: bytes | None, instance: bytes | None) -> None:
-        """Let the tables say so."""
-        self.bench.link.answers["HGET"] = lambda keys, args: service if args[0] == KEYS.services else instance
+    def holds(self, **lost: Any) -> None:
+        """Let the server have everything that was registered, but for what was lost."""
+        has = {
+            "service": LISTED,
+            "instance": b"4:digest",
+            "document": b"{}",
+            "tools": b"echo",
+            "owner": b"owner",
+            "queue": b"pool",
+            "start": b"4",
+            "names": 1,
+        }
+        has |= {"generation": b"1.a", "counter": b"5", "lease": b"6000"} | lost
+        own = [has["instance"], has["document"], has["tools"], has["owner"], has["queue"], b"0", b"digest"]
+        fence = [has["generation"], has["counter"], has["lease"]]
+        self.bench.link.answers |= {
+            "HGET": lambda keys, args: has["service"] if args[0] == KEYS.services else has["start"],
+            "HMGET": lambda keys, args: own if args[0] == KEYS.instances("pool") else fence,
+            "EXISTS": has["names"],
+        }
 
     @property
     def starts(self) -> list[int]:
@@ -108,21 +126,33 @@ async def test_a_worker_that_leaves_is_not_registered_again(registering: Registe
 
 
 @pytest.mark.parametrize(
-    ("service", "instance", "again"),
+    ("lost", "again"),
     [
-        (b"+" + msgspec.json.encode(PUBLICATION), b"4:digest", False),
-        (None, b"4:digest", True),
-        (b"+nonsense", b"4:digest", True),
-        (b"+" + msgspec.json.encode(PUBLICATION), None, True),
-        (b"+" + msgspec.json.encode(PUBLICATION), b"3:digest", True),
-        (b"+" + msgspec.json.encode(PUBLICATION), b"4:other", True),
+        ({}, False),
+        ({"start": b"9"}, False),
+        ({"service": None}, True),
+        ({"service": b"+nonsense"}, True),
+        ({"instance": None}, True),
+        ({"instance": b"3:digest"}, True),
+        ({"instance": b"4:other"}, True),
+        ({"document": None}, True),
+        ({"tools": None}, True),
+        ({"owner": None}, True),
+        ({"queue": None}, True),
+        ({"names": 0}, True),
+        ({"start": None}, True),
+        ({"start": b"3"}, True),
+        ({"start": b"junk"}, True),
+        ({"generation": None}, True),
+        ({"counter": None}, True),
+        ({"lease": None}, True),
     ],
 )
-async def test_a_worker_that_the_tables_do_not_list_registers_again(
-    registering: Registering, service: bytes | None, instance: bytes | None, again: bool
+async def test_a_worker_whose_registration_is_not_whole_registers_again(
+    registering: Registering, lost: dict[str, Any], again: bool
 ) -> None:
-    """Each table is looked at, since a beat sees the lease alone."""
-    registering.listed(service, instance)
+    """Each part is looked at, since a beat sees the lease alone."""
+    registering.holds(**lost)
     await registering.registration.register_missing()
     assert registering.starts == ([0, 4] if again else [0])
 
