@@ -11,6 +11,7 @@ ABOUT: Mapping[str, tuple[str, ...]] = {
     "descriptor.invalid": ("key", "error"),
     "descriptor.mended": ("tool", "service", "changes"),
     "registry.unreadable": ("service", "error"),
+    "server.no_permission": ("server", "error"),
     "tool.name_taken": ("tool", "service", "holder"),
     "value.unreadable": ("key", "error"),
 }
@@ -22,7 +23,7 @@ BOUNDED = frozenset(
         "agent.resync_failed", "bury.refused", "cancel.failed", "cancelled.unread", "finish.refused", "frame.malformed", "frames.refused",
         "key.group_moved", "key.wrong_type", "lease.beat_failed", "link.callback_failed", "link.protocol_error", "link.reconnect_failed",
         "listener.failed", "replies.read_failed", "request.malformed", "requests.group_missing", "requests.take_failed",
-        "service.register_failed", "sessions.unsettled", "task.failed", "upkeep.failed", "usage.uncounted",
+        "service.register_failed", "sessions.unsettled", "task.failed", "upkeep.failed", "usage.uncounted", "worker.loop_blocked",
     }
 )  # fmt: skip
 """Events of which at most ``MOST_LINES`` are logged per minute; ``more`` in the next line is the number left out."""

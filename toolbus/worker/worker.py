@@ -21,6 +21,7 @@ from toolbus.settings import Settings
 from toolbus.worker import isolation
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.isolation.pool import Isolation
+from toolbus.worker.process.loop_watch import LoopWatch
 from toolbus.worker.run.nested import NestedBus
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.collect import collect
@@ -64,6 +65,7 @@ class Worker:
         self._served = {served.id: served for served in collect(services, self.settings, self._services)}
         self._slots: Slots | None = None
         self._home: asyncio.Task[None] | None = None
+        self._watch: LoopWatch | None = None
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -124,6 +126,8 @@ class Worker:
         await slots.nested.aclose()
         await self.broker.aclose()
         slots.close()
+        if self._watch is not None:
+            self._watch.stop()
         telemetry.log.info("worker.stopped", calls=slots.finished)
         # Raises what made it fail, for its caller to know.
         await home
@@ -167,6 +171,8 @@ class Worker:
             await self.broker.aclose()
             slots.close()
             raise
+        self._watch = LoopWatch(asyncio.get_running_loop())
+        self._watch.start()
         self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
         # It takes from now on, and not only when its opener next waits for something.
         await asyncio.sleep(0)

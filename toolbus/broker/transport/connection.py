@@ -7,7 +7,6 @@ import copy
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.reading import integer
 from toolbus.broker.transport import clients
 from toolbus.broker.transport.discovery import Discovery, Fixed, InCluster, Node, SingleNode, speaks_tls
+from toolbus.broker.transport.passwords import read_password
 from toolbus.broker.transport.replies import info_fields
 from toolbus.broker.transport.sentinels import BySentinel
 from toolbus.broker.transport.tls import TlsFiles, explain, unreadable
@@ -158,12 +158,7 @@ class Connector:
         return options
 
     def _password(self) -> str | None:
-        if not self._password_file:
-            return None
-        try:
-            return Path(self._password_file).read_text("utf-8").strip()
-        except OSError as error:
-            raise redis.AuthenticationError(f"the password file can't be read: {error}") from None
+        return read_password(self._password_file) if self._password_file else None
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -192,8 +187,10 @@ class Connector:
     def _advice(self, reason: str) -> str:
         """Return advice about a server that can't be reached."""
         late, cut = reason.startswith("Timeout"), _CUT.search(reason)
-        # A server that has answered once speaks the right protocol.
-        if self._reached or not (cut or (late and self._tls)):
+        # A server that has answered once speaks the right protocol, and who runs it knows how it is started.
+        if self._reached:
+            return "it answered before, so it is tried again"
+        if not (cut or (late and self._tls)):
             return f"start a server with `toolbus dev`, or set {PREFIX}URL"
         if late:
             return "if the server does not speak TLS at this port, write redis:// for rediss://"
