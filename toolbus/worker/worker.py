@@ -66,6 +66,8 @@ class Worker:
         self._slots: Slots | None = None
         self._home: asyncio.Task[None] | None = None
         self._watch: LoopWatch | None = None
+        # What it does now, in another task perhaps: "starts" or "drains".
+        self._changing = ""
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -109,11 +111,21 @@ class Worker:
 
         Raises:
             ToolbusError: it has failed before.
+            ConfigurationError: it is starting in another task.
         """
+        if self._changing == "starts":
+            raise ConfigurationError("this worker starts; drain it when it serves")
         home, self._home = self._home, None
         slots = self._slots
         if home is None or slots is None:
             return
+        self._changing = "drains"
+        try:
+            await self._leave(home, slots)
+        finally:
+            self._changing = ""
+
+    async def _leave(self, home: asyncio.Task[None], slots: Slots) -> None:
         slots.stop()
         await sign_off(self.broker)
         await slots.hand_back_waiting()
@@ -141,8 +153,15 @@ class Worker:
             end.cancel()
 
     async def _open(self) -> None:
-        if self._home is not None:
-            raise ConfigurationError("this worker already serves")
+        if self._changing or self._home is not None:
+            raise ConfigurationError(f"this worker already {self._changing or 'serves'}; make another one, or wait until it has drained")
+        self._changing = "starts"
+        try:
+            await self._start()
+        finally:
+            self._changing = ""
+
+    async def _start(self) -> None:
         if isolation.inside:
             # Its tools' processes would import the module again, and never end.
             raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
