@@ -141,11 +141,11 @@ class Canary:
 
 
 @pytest.fixture
-async def canary(valkey_server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Canary]:
+async def canary(server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Canary]:
     """A canary that sings."""
     repeats.forget()
     caplog.set_level(logging.INFO, "toolbus")
-    settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=1.0, grace=2.0)
+    settings = Settings.load({}, url=server, namespace=namespace, lease=1.0, grace=2.0)
     async with Worker(Sung, settings=settings) as worker, ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("canary_pay")
         made = Canary(settings, worker, bus, caplog)
