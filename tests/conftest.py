@@ -20,6 +20,7 @@ from tests.contract import Place
 from tests.examples import load_profile
 from tests.servers import KINDS, Servers, leaks, new_server
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.telemetry.repeats import repeats
 
 _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 
@@ -50,6 +51,12 @@ def anyio_backend() -> Any:
     if importlib.util.find_spec("uvloop") is None:
         pytest.exit(f"{_UVLOOP} is set, but uvloop is not installed", returncode=2)
     return ("asyncio", {"use_uvloop": True})
+
+
+@pytest.fixture(autouse=True)
+def unsaid() -> None:
+    """Every test begins as if nothing had been logged yet."""
+    repeats.forget()
 
 
 @pytest.fixture(scope="session")

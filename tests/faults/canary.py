@@ -22,7 +22,6 @@ from toolbus.broker.keys import Keys
 from toolbus.envelope import Request, new_id, share_digest
 from toolbus.results import BrokerError
 from toolbus.telemetry.lines import FIELDS
-from toolbus.telemetry.repeats import repeats
 
 SERVICE = "canary"
 # Makers of names, and not names.
@@ -143,7 +142,6 @@ class Canary:
 @pytest.fixture
 async def canary(server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Canary]:
     """A canary that sings."""
-    repeats.forget()
     caplog.set_level(logging.INFO, "toolbus")
     settings = Settings.load({}, url=server, namespace=namespace, lease=1.0, grace=2.0)
     async with Worker(Sung, settings=settings) as worker, ToolBus(settings=settings) as bus:

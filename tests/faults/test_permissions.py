@@ -10,7 +10,6 @@ import redis
 from tests.servers import eventually
 from toolbus import Settings, Worker, tool
 from toolbus.telemetry.lines import FIELDS
-from toolbus.telemetry.repeats import repeats
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +22,6 @@ async def guarded_echo(text: str) -> str:
 
 async def test_a_right_that_is_taken_away_is_named(valkey_server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
     """Beats and commands that the server forbids are logged with the server, the user and the namespace, and seldom."""
-    repeats.forget()
     user = f"u-{namespace}"
     with redis.Redis.from_url(valkey_server) as client:
         client.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all")

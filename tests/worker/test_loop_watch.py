@@ -12,7 +12,6 @@ import pytest
 
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.telemetry.lines import FIELDS
-from toolbus.telemetry.repeats import repeats
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +44,6 @@ def blocked(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["block_the_loop", "hold_the_interpreter"])
 async def test_a_blocked_loop_is_told_once_with_the_place(namespace: str, caplog: pytest.LogCaptureFixture, name: str) -> None:
     """At the usual lease, and within a second, not when the worker would lose its lease."""
-    repeats.forget()
     settings = Settings.load({}, url="memory://", namespace=namespace)
     arguments = {"seconds": 1.5} if name == "block_the_loop" else {}
     with caplog.at_level(logging.WARNING, "toolbus"):
@@ -61,7 +59,6 @@ async def test_a_blocked_loop_is_told_once_with_the_place(namespace: str, caplog
 
 async def test_a_busy_loop_is_not_told_of(namespace: str, caplog: pytest.LogCaptureFixture) -> None:
     """Many short steps leave the loop time to answer."""
-    repeats.forget()
     settings = Settings.load({}, url="memory://", namespace=namespace)
     with caplog.at_level(logging.WARNING, "toolbus"):
         async with Worker([block_the_loop], settings=settings), ToolBus(settings=settings) as bus:
