@@ -10,6 +10,9 @@ PYTHON := python3.13 python3.12 python3.11 python3
 MUTANTS := toolbus.worker.run.* toolbus.worker.slots.*
 MUTANTS_WITHIN := 1200
 
+# The tests start hundreds of processes: without compiled modules each would compile toolbus and its packages again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-long test-all coverage lint mutants bench bench-full chaos format clean
 
