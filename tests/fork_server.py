@@ -64,11 +64,12 @@ class Programs:
                     break
                 if self._woken in ready:
                     self._woken.recv(4096)
-                    self._reap()
+                    self._reap(os.WNOHANG)
                 if self._listener in ready and (order := self._start()) is not None:
                     return order
         for pid in self._connections:
             os.kill(pid, signal.SIGKILL)
+        self._reap(0)
         return None
 
     def _start(self) -> dict[str, Any] | None:
@@ -101,9 +102,10 @@ class Programs:
         for each in (self._listener, self._woken, self._wake, *self._connections.values()):
             each.close()
 
-    def _reap(self) -> None:
+    def _reap(self, options: int) -> None:
+        """Tell how programs ended: those that have, or with options of 0 all."""
         while self._connections:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, options)
             if not pid:
                 return
             with self._connections.pop(pid) as connection, contextlib.suppress(ConnectionError):
