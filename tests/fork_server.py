@@ -26,8 +26,9 @@ from typing import Any
 
 import toolbus
 
-_PACKAGES = ("toolbus.broker", "toolbus.cli", "toolbus.client", "toolbus.telemetry", "toolbus.toolkit", "toolbus.worker")
+_PACKAGES = ("toolbus.agent", "toolbus.broker", "toolbus.cli", "toolbus.client", "toolbus.telemetry", "toolbus.toolkit", "toolbus.worker")
 _HEAVY = (
+    "httpx",
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
     "matplotlib.pyplot",
