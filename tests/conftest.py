@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.forking import CommandServer
 from tests.contract import Place
 from tests.examples import load_profile
+from tests.forking import ForkServer
 from tests.servers import KINDS, Servers, leaks, new_server
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.telemetry.repeats import repeats
@@ -68,9 +68,9 @@ def servers() -> Iterator[Servers]:
 
 
 @pytest.fixture(scope="session")
-def commands() -> Iterator[CommandServer]:
-    """The process from which toolbus commands are forked."""
-    with CommandServer() as running:
+def forks() -> Iterator[ForkServer]:
+    """The process from which toolbus commands and other programs are forked."""
+    with ForkServer() as running:
         yield running
 
 
