@@ -1,4 +1,4 @@
-"""A broker that records what a worker sends, an event loop whose time passes at once, and slots over both."""
+"""Fakes: what a worker's slots need, without a server and without waiting."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import selectors
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from toolbus import Settings
+from toolbus import Retry, Settings, ToolError, tool
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Note
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import Frame, Request, decode_frames, join_frames
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.run.nested import NestedBus
+from toolbus.worker.run.run import Run
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.slots.slots import Slots
 
@@ -239,3 +240,74 @@ class Bench:
         """Let everything run that needs no time."""
         for _ in range(20):
             await asyncio.sleep(0)
+
+    async def run(self, name: str, arguments: dict[str, Any] | None = None, **changes: Any) -> End:
+        """Run one call to its end, and return its last frame."""
+        self.slots.start(self.delivery(name, arguments, **changes))
+        await self.settle()
+        [end] = self.broker.ends
+        assert self.slots.running == 0
+        return end
+
+    async def begin(self, name: str, **changes: Any) -> Run:
+        """Start a call and let its handler begin."""
+        delivery = self.delivery(name, **changes)
+        self.slots.start(delivery)
+        self.slots.watch_deadlines()
+        await self.settle()
+        return self.slots._runs[delivery.run]
+
+
+class Handlers:
+    """What the handlers of the running test share; the test has both as fixtures.
+
+    Attributes:
+        gate: what they wait for.
+        seen: their notes.
+    """
+
+    gate: asyncio.Event
+    seen: list[Any]
+
+
+handlers = Handlers()
+
+
+@tool(service="unit", replace=True)
+async def echo(text: str) -> str:
+    """Return a text."""
+    return text
+
+
+@tool(service="unit", replace=True)
+async def hold(name: str = "") -> str:
+    """Wait for the handlers.gate."""
+    handlers.seen.append(name)
+    await handlers.gate.wait()
+    return name
+
+
+@tool(service="unit", replace=True)
+async def stubborn() -> str:
+    """Refuse to be cancelled."""
+    while not handlers.gate.is_set():
+        try:
+            await handlers.gate.wait()
+        except asyncio.CancelledError:
+            handlers.seen.append("refused")
+    return "done"
+
+
+@tool(service="unit", replace=True, effect="once")
+async def pay() -> str:
+    """Wait for the gate, and have an effect."""
+    handlers.seen.append("began")
+    await handlers.gate.wait()
+    return "paid"
+
+
+@tool(service="unit", replace=True, retry=Retry(attempts=3, delay=1.0, jitter=0.0))
+async def flaky() -> str:
+    """Fail."""
+    handlers.seen.append("tried")
+    raise ToolError("no", retryable=True)
