@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import selectors
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import pytest
 
 from toolbus import Retry, Settings, ToolError, tool
 from toolbus.broker.memory.tallies import MemoryTallies
@@ -47,10 +50,22 @@ class _Selector(selectors.DefaultSelector):
         return found
 
 
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The events that were logged, with their fields."""
+    return [record.getMessage() for record in caplog.records if record.name == "toolbus"]
+
+
 def frame_of(payload: bytes) -> Frame:
     """The one frame in a payload."""
     [frame], problems = decode_frames(join_frames([payload]), limit=1 << 30)
     assert not problems
+    return frame
+
+
+def _frame(delivery: Delivery, payload: bytes) -> Frame:
+    """The frame that a worker sent for a delivery."""
+    frame = frame_of(payload)
+    assert (frame.id, frame.run, frame.attempt) == (delivery.request.id, delivery.run, delivery.attempt)
     return frame
 
 
@@ -88,6 +103,7 @@ class FakeBroker:
         self.retried: list[Delivery] = []
         self.retry_answers: list[Any] = []
         self.asked_for: list[int] = []
+        self.questions: list[ConfirmationRequest] = []
         self.left_over: list[list[Delivery]] = []
         self.interrupts = self.rooms = self.recoveries = self.unregistered = self.closed = self.polls = 0
         self.failure: Exception | None = None
@@ -148,6 +164,7 @@ class FakeBroker:
     async def ask(
         self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
     ) -> ConfirmationAnswer | None:
+        self.questions.append(request)
         opened()
         return ConfirmationAnswer(True)
 
@@ -165,13 +182,13 @@ class FakeBroker:
         self.congested = False
 
     def send(self, delivery: Delivery, frame: bytes) -> None:
-        self.frames.append(frame_of(frame))
+        self.frames.append(_frame(delivery, frame))
 
     def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
-        self.ends.append(End(frame_of(frame), frees))
+        self.ends.append(End(_frame(delivery, frame), frees))
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
-        self.buried.append(Buried(reason, error, frame_of(frame)))
+        self.buried.append(Buried(reason, error, _frame(delivery, frame)))
 
     async def aclose(self) -> None:
         self.closed += 1
@@ -205,9 +222,7 @@ class Bench:
     def delivery(self, tool: str, arguments: dict[str, Any] | None = None, **changes: Any) -> Delivery:
         """A delivery of a call of a tool of the first service, ten seconds before its deadline."""
         number = next(self._numbers)
-        of_request = {
-            key: changes.pop(key) for key in ("id", "service", "effect", "events", "session", "user", "confirmed") if key in changes
-        }
+        of_request = {key: changes.pop(key) for key in tuple(changes) if key in Request.__struct_fields__}
         request = Request(
             **{"id": f"call-{number}", "agent": "a", "service": self.service, **of_request}, tool=tool, arguments=arguments or {}
         )
@@ -289,12 +304,17 @@ async def hold(name: str = "") -> str:
 
 @tool(service="unit", replace=True)
 async def stubborn() -> str:
-    """Refuse to be cancelled."""
-    while not handlers.gate.is_set():
-        try:
-            await handlers.gate.wait()
-        except asyncio.CancelledError:
-            handlers.seen.append("refused")
+    """Refuse to be cancelled, for a minute."""
+    until = asyncio.get_running_loop().time() + 60
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(until):
+            while not handlers.gate.is_set():
+                try:
+                    await handlers.gate.wait()
+                except asyncio.CancelledError:
+                    if asyncio.get_running_loop().time() >= until:
+                        raise
+                    handlers.seen.append("refused")
     return "done"
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import NOW, Bench, echo, handlers, hold
+from tests.worker.unit.fakes import NOW, Bench, echo, handlers, hold, lines
 from toolbus import Blob, ErrorInfo, Progress, ToolError, ToolResult, invocation, tool
+from toolbus.broker.protocols import Delivery
 
 pytestmark = pytest.mark.anyio
 
@@ -165,6 +167,7 @@ async def test_a_failure_without_a_caller_becomes_a_dead_letter() -> None:
     await bench.settle()
     [letter] = bench.broker.buried
     assert (letter.reason, letter.error) == ("failed", "tool_error: no")
+    assert letter.frame.error == ErrorInfo("tool_error", "refused", "no")
     assert (letter.frame.kind, letter.frame.end_of_stream) == ("end", True)
     assert bench.broker.ends == []
     assert not (await bench.run("echo", {"text": "x"}, replies="")).frees
@@ -193,4 +196,65 @@ async def test_a_bug_in_answering_still_answers(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("toolbus.worker.run.run.Run.error_info", broken)
     end = await bench.run("fail", {"kind": "crash"})
     assert end.frame.error == ErrorInfo("tool_error", "ValueError", "what the handler raised can't be told")
-    assert "run.bug" in caplog.text
+    assert lines(caplog) == ["run.bug id=call-1"]
+
+
+async def test_data_of_exactly_a_frame_is_not_cut() -> None:
+    """As JSON, a text has two quotes more."""
+
+    @tool(service="unit", replace=True)
+    async def data(size: int) -> ToolResult:
+        """Return a text as data."""
+        return ToolResult(data="x" * size)
+
+    bench = Bench(data, max_frame=256)
+    assert (await bench.run("data", {"size": 254})).frame.data == "x" * 254
+    bench.broker.ends.clear()
+    assert (await bench.run("data", {"size": 255})).frame.data is None
+    assert [len(frame.response or "") for frame in bench.broker.frames] == [256, 1]
+
+
+async def test_arguments_that_another_descriptor_allowed_are_refused_with_both_digests() -> None:
+    """The caller is told that it knows another revision of the tool, and may call again."""
+    bench = Bench(echo)
+    end = await bench.run("echo", {}, digest="other")
+    assert end.frame.error is not None
+    assert (end.frame.error.type, end.frame.error.retryable) == ("invalid_arguments", True)
+    assert bench.slots._served["unit"].publication.digest in end.frame.error.message
+
+
+async def test_a_question_shows_its_data() -> None:
+    """Data over the limit of a request are refused, since a person could not see them."""
+
+    @tool(service="unit", replace=True)
+    async def ask(size: int) -> str:
+        """Ask, with data."""
+        await invocation().confirm("sure?", {"text": "x" * size})
+        return "done"
+
+    bench = Bench(ask, max_request=1024)
+    assert (await bench.run("ask", {"size": 10})).frame.response == "done"
+    [question] = bench.broker.questions
+    assert json.loads(question.arguments) == {"text": "x" * 10}
+    bench.broker.ends.clear()
+    end = await bench.run("ask", {"size": 1024})
+    assert end.frame.error is not None
+    assert (end.frame.error.type, end.frame.error.code) == ("invalid_arguments", "unreadable")
+
+
+async def test_a_broker_that_fails_leaves_no_run_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """The last frame is tried once; the failure is logged with the call, and the slot is freed."""
+    bench = Bench(fail)
+    tried: list[str] = []
+
+    def finish(delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
+        tried.append(delivery.run)
+        raise RuntimeError("broken")
+
+    bench.broker.finish = finish  # type: ignore[method-assign]
+    bench.slots.start(bench.delivery("fail", {"kind": "crash"}))
+    task = bench.slots._runs["run-1"].task
+    assert task is not None
+    await task
+    assert (tried, bench.slots.running) == (["run-1"], 0)
+    assert lines(caplog) == ["run.bug id=call-1"]

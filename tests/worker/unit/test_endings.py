@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import Bench, handlers, pay
-from toolbus import Progress, invocation, tool
+from tests.worker.unit.fakes import Bench, handlers, lines, pay
+from toolbus import Blob, Progress, Retry, ToolResult, invocation, tool
 from toolbus.envelope import Confirm
+from toolbus.worker.run.run import Run
 from toolbus.worker.run.states import RunState
 
 pytestmark = pytest.mark.anyio
@@ -168,3 +170,60 @@ async def test_an_answered_run_sends_nothing_more() -> None:
     held.tell(Confirm("id", "sure?", 1.0))
     assert bench.broker.frames == []
     await asyncio.sleep(4)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_stopped_handler_still_produces_is_dropped(fails: bool, gate: asyncio.Event, caplog: pytest.LogCaptureFixture) -> None:
+    """A result or failure after its answer is not sent, tried again or logged."""
+
+    @tool(service="unit", replace=True, retry=Retry(attempts=2, delay=1.0, jitter=0.0))
+    async def late() -> ToolResult:
+        """Swallow the cancellation, and answer in several frames."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await gate.wait()
+        if fails:
+            raise ValueError("late")
+        return ToolResult(output="late" * 1000, content=(Blob("image/png", b"12"),))
+
+    bench = Bench(late, max_frame=256)
+    held = await bench.begin("late")
+    held.cancel()
+    await bench.settle()
+    assert (bench.broker.errors(), bench.broker.frames, bench.broker.buried) == ([("cancelled", "")], [], [])
+    assert (held.state, bench.slots.running, bench.slots.busy()) == (RunState.ENDED, 0, False)
+    assert lines(caplog) == []
+
+
+async def test_a_handler_may_raise_what_closes_a_generator() -> None:
+    """In its own task it is a failure as any other."""
+
+    @tool(service="unit", replace=True)
+    async def close() -> str:
+        """Raise GeneratorExit."""
+        raise GeneratorExit
+
+    end = await Bench(close).run("close")
+    assert end.frame.error is not None
+    assert (end.frame.error.type, end.frame.error.code) == ("tool_error", "GeneratorExit")
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+async def test_a_run_that_is_closed_from_outside_is_not_answered(in_loop: bool) -> None:
+    """Its worker's event loop is gone, or goes: another worker takes the request over."""
+    bench = Bench(hold_and_tell)
+    held = await bench.begin("hold_and_tell")
+    served = bench.slots._served["unit"]
+    delivery = bench.delivery("hold_and_tell")
+    run = Run(bench.slots, bench.loop, delivery, served, served.handler(delivery.request), task=held.task)
+    bench.slots._runs[delivery.run] = run
+    stepped = run.execute()
+    stepped.send(None)
+    assert run.state is RunState.RUNNING
+    if in_loop:
+        stepped.close()
+    else:
+        await asyncio.to_thread(stepped.close)
+    assert list(bench.slots._runs.values()) == [held]
+    assert bench.broker.ends == []
+    held.stop(None)
+    await bench.settle()

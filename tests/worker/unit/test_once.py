@@ -20,6 +20,7 @@ async def test_once_work_is_marked_before_it_begins(gate: asyncio.Event, seen: l
     bench.broker.begin_gate = asyncio.Event()
     paying = await bench.begin("pay")
     assert (paying.state, seen) == (RunState.MARKED, [])
+    assert bench.broker.begun == [paying.delivery]
     bench.broker.begin_gate.set()
     await bench.settle()
     assert (paying.state, seen) == (RunState.ENTERED, ["began"])
@@ -120,3 +121,13 @@ async def test_once_work_whose_arguments_do_not_fit_never_begins(seen: list[Any]
     assert end.frame.error.type == "invalid_arguments"
     assert end.frees
     assert seen == []
+
+
+@pytest.mark.parametrize("effect", ["", "once"])
+async def test_once_work_that_is_cancelled_before_its_first_step_has_not_begun(effect: str) -> None:
+    """The caller is told that it may call again; the effect of the tool counts as much as the request's."""
+    bench = Bench(hold if effect else pay)
+    delivery = bench.delivery("hold" if effect else "pay", effect=effect)
+    bench.slots.start(delivery)
+    bench.slots.on_cancelled(delivery.request.id)
+    assert bench.broker.errors() == [("cancelled", "not_begun")]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import NOW, Bench, flaky, handlers, hold
-from toolbus import ErrorInfo, Retry, ToolError, tool
+from tests.worker.unit.fakes import NOW, Bench, flaky, handlers, hold, lines
+from toolbus import ErrorInfo, Retry, ToolError, ToolResult, tool
 from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -102,8 +102,7 @@ async def test_a_retry_that_another_worker_has_is_dropped(caplog: pytest.LogCapt
         bench.slots.start(bench.delivery("flaky"))
     await asyncio.sleep(5)
     assert (len(seen), len(bench.broker.retried), bench.slots.busy()) == (2, 2, False)
-    assert caplog.text.count("retry.failed") == 1
-    assert "call-2" in caplog.text
+    assert lines(caplog)[2:] == ["retry.failed id=call-2 error=gone"]
 
 
 async def test_a_retry_that_is_counted_while_the_worker_leaves_is_handed_back(seen: list[Any]) -> None:
@@ -133,3 +132,45 @@ async def test_a_waiting_retry_can_be_cancelled_lost_and_given_up(seen: list[Any
     assert bench.broker.ends[0].frame.error.message == "cancelled by the caller before the tool began"
     await asyncio.sleep(5)
     assert (len(seen), bench.broker.retried) == (3, [])
+
+
+async def test_a_result_that_may_succeed_later_is_run_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A failure that is returned counts as one that is raised; each attempt is logged, and the last one becomes a dead letter."""
+
+    @tool(service="unit", replace=True, retry=Retry(attempts=2, delay=1.0, jitter=0.0))
+    async def refuse() -> ToolResult:
+        """Fail by the result."""
+        return ToolResult.fail(ErrorInfo("rate_limited", "slow", "later", retryable=True))
+
+    bench = Bench(refuse)
+    bench.slots.start(bench.delivery("refuse"))
+    await asyncio.sleep(2)
+    assert (bench.broker.ends, len(bench.broker.retried)) == ([], 1)
+    [letter] = bench.broker.buried
+    assert (letter.reason, letter.error) == ("retries_exhausted", "rate_limited: later")
+    assert letter.frame.error == ErrorInfo("rate_limited", "slow", "later", retryable=True)
+    assert [line.split()[:2] for line in lines(caplog)] == [["call.failed", "error=rate_limited"]] * 2
+
+
+async def test_a_failure_may_say_when_to_try_again(seen: list[Any]) -> None:
+    """The next attempt comes no sooner than that."""
+
+    @tool(service="unit", replace=True, retry=Retry(attempts=2, delay=1.0, jitter=0.0))
+    async def refuse() -> str:
+        """Fail for three seconds."""
+        seen.append(asyncio.get_running_loop().time())
+        raise ToolError(ErrorInfo("rate_limited", retryable=True, retry_after=3.0))
+
+    bench = Bench(refuse)
+    bench.slots.start(bench.delivery("refuse"))
+    await asyncio.sleep(5)
+    assert seen == [NOW, pytest.approx(NOW + 3.0, abs=0.05)]
+
+
+async def test_a_retry_need_not_run_alone(seen: list[Any]) -> None:
+    """A request that failed in this process has not killed it, so it starts beside others whatever its attempt."""
+    bench = Bench(flaky, hold, max_deliveries=3)
+    assert bench.settings.alone_from == 2
+    bench.slots.start_all([bench.delivery("flaky"), bench.delivery("hold", {"name": "beside"})])
+    await asyncio.sleep(1.1)
+    assert seen == ["tried", "beside", "tried"]

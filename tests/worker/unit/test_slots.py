@@ -52,6 +52,16 @@ async def test_an_extended_run_expires_at_its_later_deadline() -> None:
     assert len(bench.slots.deadlines) == 0
 
 
+async def test_an_extended_run_that_ends_has_no_deadline(gate: asyncio.Event) -> None:
+    """Its later timer is gone as well."""
+    bench = Bench(hold)
+    held = await bench.begin("hold")
+    held.extend(held.delivery.deadline + 5)
+    gate.set()
+    await bench.settle()
+    assert len(bench.slots.deadlines) == 0
+
+
 async def test_handlers_that_can_not_be_stopped_make_a_worker_leave(caplog: pytest.LogCaptureFixture, gate: asyncio.Event) -> None:
     """Some seconds after half of the slots are held by such, the worker says so, once."""
     bench = Bench(stubborn, concurrency=4)
@@ -85,3 +95,17 @@ async def test_sessions_of_nested_calls_end_with_the_session() -> None:
     bench.slots.sessions.closed("other", "u", "s")
     await bench.settle()
     assert ended == [("u", "s")]
+
+
+async def test_less_than_half_of_the_slots_may_be_stuck(gate: asyncio.Event) -> None:
+    """A worker of three slots goes on with one stuck run, and leaves with two."""
+    bench = Bench(stubborn, concurrency=3)
+    deliveries = [bench.delivery("stubborn") for _ in range(2)]
+    bench.slots.start_all(deliveries)
+    await bench.settle()
+    for delivery, leaves in zip(deliveries, (False, True), strict=True):
+        bench.slots.on_cancelled(delivery.request.id)
+        await asyncio.sleep(5.5)
+        assert bench.slots.overgrown.is_set() is leaves
+    gate.set()
+    await bench.settle()

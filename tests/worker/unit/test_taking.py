@@ -127,6 +127,18 @@ async def test_suspects_run_one_after_the_other(seen: list[Any]) -> None:
     await bench.drained()
 
 
+async def test_a_suspect_runs_in_the_last_second_before_its_deadline(seen: list[Any]) -> None:
+    """Nothing else runs by then, so its time is used."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("nap", {"name": "a"}), bench.delivery("nap", {"name": "s"}, attempt=4, deadline=1001.5))
+    await asyncio.sleep(0.8)
+    bench.slots.stopped(bench.slots._runs["run-1"])
+    await asyncio.sleep(0.3)
+    assert seen == ["a", "a ended", "s"]
+    await bench.drained()
+
+
 async def test_a_suspect_waits_no_longer_than_its_deadline(gate: asyncio.Event, seen: list[Any]) -> None:
     """When other runs go on and on, it is answered that its time is up, and a second later the worker takes again."""
     bench = Bench(hold)
