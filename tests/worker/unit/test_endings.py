@@ -227,3 +227,19 @@ async def test_a_run_that_is_closed_from_outside_is_not_answered(in_loop: bool) 
     assert bench.broker.ends == []
     held.stop(None)
     await bench.settle()
+
+
+@pytest.mark.parametrize("goes_down", [False, True])
+async def test_a_cancellation_that_nobody_explains_is_answered_unless_the_worker_goes_down(goes_down: bool) -> None:
+    """A worker that goes down abandons its runs shortly afterwards, and another one takes their requests over."""
+    bench = Bench(hold_and_tell)
+    held = await bench.begin("hold_and_tell")
+    assert held.task is not None
+    held.task.cancel()
+    await bench.settle()
+    assert bench.slots.running == 1
+    if goes_down:
+        held.abandon()
+    await asyncio.sleep(1)
+    assert bench.broker.errors() == ([] if goes_down else [("tool_error", "CancelledError")])
+    assert bench.slots.running == 0

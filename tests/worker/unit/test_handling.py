@@ -211,7 +211,7 @@ async def test_each_slot_has_a_thread_of_its_own() -> None:
     @tool(service="unit", replace=True)
     def meet() -> str:
         """Wait for the others."""
-        barrier.wait(10)
+        barrier.wait(5)
         return "met"
 
     bench = Bench(meet, concurrency=slots)
@@ -248,10 +248,17 @@ class Blocking:
         self.tools = block, block_items
 
 
-@pytest.mark.parametrize("name", ["block", "block_items"])
-async def test_a_thread_holds_the_slot_of_a_stopped_run(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """However often the run is told to stop; when the thread ends, nothing more is sent or logged."""
+@pytest.fixture
+async def blocking() -> AsyncIterator[Blocking]:
+    """Provide blocking handlers, and release them at the end."""
     blocking = Blocking()
+    yield blocking
+    blocking.released.set()
+
+
+@pytest.mark.parametrize("name", ["block", "block_items"])
+async def test_a_thread_holds_the_slot_of_a_stopped_run(blocking: Blocking, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """However often the run is told to stop; when the thread ends, nothing more is sent or logged."""
     bench = Bench(*blocking.tools)
     held = await bench.begin(name)
     await eventually(blocking.blocked.is_set)
@@ -267,9 +274,8 @@ async def test_a_thread_holds_the_slot_of_a_stopped_run(name: str, caplog: pytes
     assert "never retrieved" not in caplog.text
 
 
-async def test_an_abandoned_run_does_not_wait_for_its_thread() -> None:
+async def test_an_abandoned_run_does_not_wait_for_its_thread(blocking: Blocking) -> None:
     """The worker of a stopped run that holds its thread can end."""
-    blocking = Blocking()
     bench = Bench(*blocking.tools)
     held = await bench.begin("block")
     await eventually(blocking.blocked.is_set)
@@ -279,4 +285,3 @@ async def test_an_abandoned_run_does_not_wait_for_its_thread() -> None:
     await bench.settle()
     assert task.done()
     assert bench.slots.running == 0
-    blocking.released.set()

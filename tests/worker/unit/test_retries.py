@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.worker.unit.fakes import NOW, Bench, flaky, handlers, hold, lines
-from toolbus import ErrorInfo, Retry, ToolError, ToolResult, tool
+from toolbus import Blob, ErrorInfo, Retry, ToolError, ToolResult, tool
 from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -140,12 +140,13 @@ async def test_a_result_that_may_succeed_later_is_run_again(caplog: pytest.LogCa
     @tool(service="unit", replace=True, retry=Retry(attempts=2, delay=1.0, jitter=0.0))
     async def refuse() -> ToolResult:
         """Fail by the result."""
-        return ToolResult.fail(ErrorInfo("rate_limited", "slow", "later", retryable=True))
+        error = ErrorInfo("rate_limited", "slow", "later", retryable=True)
+        return ToolResult(success=False, error=error, content=(Blob("image/png", b"12"),))
 
     bench = Bench(refuse)
     bench.slots.start(bench.delivery("refuse"))
     await asyncio.sleep(2)
-    assert (bench.broker.ends, len(bench.broker.retried)) == ([], 1)
+    assert (bench.broker.ends, bench.broker.frames, len(bench.broker.retried)) == ([], [], 1)
     [letter] = bench.broker.buried
     assert (letter.reason, letter.error) == ("retries_exhausted", "rate_limited: later")
     assert letter.frame.error == ErrorInfo("rate_limited", "slow", "later", retryable=True)
