@@ -189,11 +189,12 @@ async def test_frames_fill_evenly() -> None:
     assert made(bench) == [("text", filling), ("text", filling)]
 
 
-async def test_a_blob_of_several_frames_counts_its_bytes_once() -> None:
-    """It may fill the output of a call exactly, and frames exactly."""
-    bench = await stream_of(Blob("x/y", bytes(384)), settings={"max_frame": 256, "max_output": 384})
+@pytest.mark.parametrize(("size", "parts"), [(384, [(192, True), (192, False)]), (400, [(192, True), (192, True), (16, False)])])
+async def test_a_blob_of_several_frames_counts_its_bytes_once(size: int, parts: list[tuple[int, bool]]) -> None:
+    """It may fill the output of a call exactly, and its frames, too."""
+    bench = await stream_of(Blob("x/y", bytes(size)), settings={"max_frame": 256, "max_output": size})
     assert bench.broker.ends[0].frame.error is None
-    assert [(len(frame.blob.data), frame.more) for frame in bench.broker.frames if frame.blob] == [(192, True), (192, False)]
+    assert [(len(frame.blob.data), frame.more) for frame in bench.broker.frames if frame.blob] == parts
 
 
 class Items:
