@@ -145,7 +145,7 @@ class Stream:
             ToolError: the call has sent more than it may.
         """
         # Base64 makes four bytes of three.
-        step = max(1, self._settings.max_frame * 3 // 4)
+        step = self._settings.max_frame * 3 // 4
         for start in range(0, max(1, len(blob.data)), step):
             self._count(min(step, len(blob.data) - start))
             frame = self._run.frame("blob")
