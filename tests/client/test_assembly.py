@@ -108,6 +108,15 @@ def test_a_gap_is_waited_for_within_a_bound(pieces: int, size: int) -> None:
     assert finished.error.code == "frames_missing"
 
 
+def test_gaps_close_one_after_another() -> None:
+    """What came too early is told as far as there is no gap before it, and the rest waits on."""
+    frames = run(1, "a", "b", "c", "d")
+    taken = Assembly()
+    steps = [(place, "".join(event.text for event in taken.feed(frames[place]) if isinstance(event, Text))) for place in (3, 1, 0, 2)]
+    assert steps == [(3, ""), (1, ""), (0, "ab"), (2, "cd")]
+    assert taken.missing is None
+
+
 def test_a_newer_run_ends_the_wait_for_frames_of_the_old_one() -> None:
     """Missing frames of a replaced run do not matter any more, and its frames that were held back are dropped."""
     old, new = run(1, "a", "b", "c"), run(2, "a", "z")
