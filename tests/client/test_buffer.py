@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.servers import eventually
+from toolbus import Blob
 from toolbus.client.calls.buffer import EventBuffer
 from toolbus.events import Started, Text
 
@@ -23,6 +24,8 @@ async def test_events_are_read_in_order_and_counted() -> None:
     assert buffer.size == 64
     assert buffer.take() == Started("w", 1, 0.0)
     assert buffer.size == 0
+    buffer.put(Blob("a/b", b"12345"))
+    assert (buffer.size, buffer.take(), buffer.size) == (5, Blob("a/b", b"12345"), 0)
     buffer.put(Text("two"))
     buffer.clear()
     assert (buffer.size, len(buffer.events)) == (0, 0)
