@@ -117,6 +117,12 @@ def test_gaps_close_one_after_another() -> None:
     assert taken.missing is None
 
 
+def test_a_frame_that_comes_twice_is_told_once() -> None:
+    """A repeated frame is dropped, whether it was taken in or waits behind a gap."""
+    frames = run(1, "a", "b", "c")
+    assert fed(*(frames[place] for place in (0, 0, 2, 2, 1, 1, 3))) == fed(*frames)
+
+
 def test_a_newer_run_ends_the_wait_for_frames_of_the_old_one() -> None:
     """Missing frames of a replaced run do not matter any more, and its frames that were held back are dropped."""
     old, new = run(1, "a", "b", "c"), run(2, "a", "z")
