@@ -209,3 +209,34 @@ async def test_a_cancelled_wait_beside_a_reader_leaves_others_their_result() -> 
         result = await other
     assert result.error is not None
     assert result.error.type == "cancelled"
+
+
+async def test_a_cancelled_wait_leaves_another_wait_its_result() -> None:
+    """The other task was not cancelled, so it is told by a result that the call was."""
+    call = made(Host())
+    one, other = asyncio.create_task(call.result()), asyncio.create_task(call.result())
+    await asyncio.sleep(0)
+    one.cancel()
+    async with asyncio.timeout(2):
+        with pytest.raises(asyncio.CancelledError):
+            await one
+        result = await other
+    assert result.error is not None
+    assert result.error.type == "cancelled"
+
+
+@pytest.mark.parametrize("way", ["events", "text", "context"])
+async def test_a_call_that_was_cancelled_before_it_began_is_never_published(way: str) -> None:
+    """However it is read then, it says that it was cancelled."""
+    host = Host()
+    call = made(host, streaming=True, launched=False)
+    call.cancel()
+    if way == "events":
+        assert [type(event) async for event in call.events()] == [Finished]
+    elif way == "text":
+        with pytest.raises(ToolError, match="cancelled"):
+            await iterate(call)
+    else:
+        async with call:
+            assert call.done
+    assert host.launched == []
