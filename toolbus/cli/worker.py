@@ -135,6 +135,9 @@ async def _supervise(
 
     given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
     environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
+    if reload:
+        # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-m", "toolbus", "worker", *targets, *extra]
     watch = folders(targets) if reload else []
     supervisor = Supervisor(command, environment, processes=processes, grace=settings.grace, watch=watch)
