@@ -22,6 +22,7 @@ from toolbus.telemetry.repeats import repeats
 _AS_REAL = """local fake_pcall = redis.pcall; redis.pcall = function(name, ...)
   local ok, reply = pcall(fake_pcall, name, ...)
   if not ok then return {err = tostring(reply)} end
+  if type(reply) == 'table' and reply.err then reply.err = tostring(reply.err) end
   if name == 'XREADGROUP' and type(reply) == 'table' and not reply.err then return (reply[2] or false) and {reply} end
   return reply
 end """.replace("\n", " ")

@@ -125,3 +125,8 @@ def test_who_has_lost_a_request_begins_nothing(beginning: Beginning) -> None:
     beginning.redis.xclaim(beginning.queue, "g", "other", 0, [beginning.entry], justid=True)
     assert beginning.start("one", counter="6") == b"lost"
     assert not beginning.redis.exists(beginning.mark)
+
+
+def test_an_equal_counter_proves_it_without_a_look(beginning: Beginning) -> None:
+    """Nothing was moved away since, so the number of the attempt is not compared."""
+    assert beginning.start("one", attempt=9) == b"started"
