@@ -283,3 +283,17 @@ def test_without_a_group_nothing_is_taken(pool: Still) -> None:
     pool.redis.xgroup_destroy(pool.queue, "g")
     assert pool.reap() == []
     assert not pool.left
+
+
+def test_time_is_exact_to_the_millisecond(pool: Still, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also right before a second begins."""
+    monkeypatch.setattr(time, "time", lambda: NOW / 1000 + 0.999999)
+    pool.redis.set(pool.pulse, f"{NOW} {NOW}", px=60_000)
+    ids = pool.take("other", 1)
+    pool.lease("other", 999)
+    assert pool.reap() == []
+    pool.lease("mine", 998)
+    pool.lease("other", 998)
+    assert pool.reap() == []
+    pool.lease("mine", 999)
+    assert pool.reap() == ids

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from tests.broker.conftest import ScriptPlace
+from tests.broker.conftest import FakeServer, ScriptPlace
 from toolbus.broker import scripts
 
 COOLDOWN = 50_000
@@ -224,3 +225,13 @@ def test_tools_that_no_worker_serves_any_more_are_given_up(registry: Registry) -
     assert not registry.redis.hexists(registry.keys.instances("pool"), "d:d1")
     assert not registry.redis.hexists(registry.keys.instances("pool"), "n:d1")
     assert registry.redis.hget(registry.keys.instances("pool"), "current") == b"d2"
+
+
+def test_a_name_is_free_from_the_end_of_its_cooldown_on_fakeredis(monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
+    """To the millisecond, by a clock that stands still."""
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
+    registry = Registry(ScriptPlace(FakeServer(), namespace))
+    registry.hold("s:pool", "another", "pool", 1_800_000_000_001)
+    assert registry.register()[0] == b"refused"
+    registry.hold("s:pool", "another", "pool", 1_800_000_000_000)
+    assert registry.register()[0] == b"ok"
