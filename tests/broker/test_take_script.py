@@ -70,6 +70,8 @@ def test_a_stream_alone_has_all_the_room(taking: Taking) -> None:
     taking.fill(0, 5, 0)
     assert taking.take(3) == (2, [[], ["b0", "b1", "b2"], []])
     assert taking.waiting(1) == 2
+    held = taking.redis.xpending_range(taking.streams[1], "g", "-", "+", 10)
+    assert [entry["consumer"] for entry in held] == [b"mine"] * 3
     assert taking.take(0) == (3, [[], [], []])
 
 
@@ -81,6 +83,7 @@ def test_a_stream_without_a_group_concerns_itself_alone(taking: Taking) -> None:
     assert (last, found[0], found[2]) == (3, ["a0"], ["c0"])
     assert isinstance(found[1], str)
     assert "key" in found[1]
+    assert taking.take(1, [missing]) == (1, [found[1]]), "it is not read again and again"
 
 
 class Beginning:
