@@ -193,6 +193,7 @@ def test_a_suspect_that_waits_goes_to_who_holds_nothing(pool: Still, consumer: s
     assert pool.reap() == [suspect]
     assert pool.attempts == {suspect: 3}
     assert not pool.left
+    assert pool.counter(consumer) is None
 
 
 def test_a_suspect_of_ones_own_or_of_a_living_worker_is_taken_alone_too(pool: Still) -> None:
@@ -297,3 +298,13 @@ def test_time_is_exact_to_the_millisecond(pool: Still, monkeypatch: pytest.Monke
     assert pool.reap() == []
     pool.lease("mine", 999)
     assert pool.reap() == ids
+
+
+def test_what_is_taken_over_comes_with_its_fields_and_who_had_it(pool: Still) -> None:
+    """The worker runs it from the answer alone, under the fence that it names."""
+    [dead], [back] = pool.take("other", 1), pool.take("~back", 1)
+    pool.lease("other", -1)
+    args = ("mine", "pool", 256, LEASE_MS, 0, 0, 3, 1, pool.notes)
+    answer = pool.redis.eval(scripts.REAP.source, 4, pool.queue, pool.fence, pool.live, pool.pulse, *args)
+    taken = [[back, 1, 0, [b"r", b"0"], b"~back", b""], [dead, 1, 1, [b"r", b"0"], b"other", b""]]
+    assert answer == [b"one", b"0", taken, 0]
