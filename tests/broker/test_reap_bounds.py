@@ -308,3 +308,12 @@ def test_what_is_taken_over_comes_with_its_fields_and_who_had_it(pool: Still) ->
     answer = pool.redis.eval(scripts.REAP.source, 4, pool.queue, pool.fence, pool.live, pool.pulse, *args)
     taken = [[back, 1, 0, [b"r", b"0"], b"~back", b""], [dead, 1, 1, [b"r", b"0"], b"other", b""]]
     assert answer == [b"one", b"0", taken, 0]
+
+
+def test_one_slot_is_enough_for_what_was_lost_on_its_way(pool: Still) -> None:
+    """A first delivery whose reply never came, and then one that a living worker renews no more."""
+    [mine], [other] = pool.take("mine", 1), pool.take("other", 1)
+    pool.leave(mine, "mine", 1.5)
+    pool.leave(other, "other", 2.5)
+    assert pool.reap(room=1) == [mine]
+    assert pool.reap(room=1) == [other]
