@@ -22,6 +22,11 @@ KEYS = Keys("unit")
 SETTINGS = Settings.load({}, url="redis://127.0.0.1:1", namespace="unit", lease=6.0)
 FENCE = Fence(b"1.a", b"5")
 
+HANDS_OUT = {"reap", "take", "XREADGROUP", "XREAD"}
+"""What must not be sent again after a lost connection: a second answer would not have what the lost one had."""
+EITHER_WAY = {"CLIENT", "XTRIM", "AFTER"}
+"""What may be sent again or not. Everything else must be: it does the same when it runs twice, and waits for the next connection."""
+
 Answer = Callable[[tuple[Any, ...], tuple[Any, ...]], Any]
 """What a script, by its keys and arguments, or a command answers; an exception is answered as an error."""
 
@@ -84,13 +89,14 @@ class FakeLink:
 
     async def execute(self, *args: Any, repeatable: bool = False) -> Any:
         """Answer a command."""
-        return self._settled(str(args[0]), (), tuple(args[1:]))
+        return self._settled(str(args[0]), (), tuple(args[1:]), repeatable)
 
     async def execute_script(self, script: Any, keys: Any, args: Any, *, repeatable: bool = False) -> Any:
         """Answer a script."""
-        return self._settled(script.name.rpartition("/")[2], tuple(keys), tuple(args))
+        return self._settled(script.name.rpartition("/")[2], tuple(keys), tuple(args), repeatable)
 
     def _take(self, name: str, keys: Any, args: Any, on_reply: Any, repeatable: bool, same_server: bool) -> None:
+        assert name in EITHER_WAY or repeatable is (name not in HANDS_OUT), f"{name}: {repeatable}"
         self.seen.append((name, keys, args))
         self.options.append((repeatable, same_server))
 
@@ -103,9 +109,10 @@ class FakeLink:
         else:
             say()
 
-    def _settled(self, name: str, keys: Any, args: Any) -> Any:
+    def _settled(self, name: str, keys: Any, args: Any, repeatable: bool) -> Any:
+        assert name in EITHER_WAY or repeatable is (name not in HANDS_OUT), f"{name}: {repeatable}"
         self.seen.append((name, keys, args))
-        self.options.append((True, False))
+        self.options.append((repeatable, False))
         answer = self._answer(name, keys, args)
         if isinstance(answer, BrokerError):
             raise answer

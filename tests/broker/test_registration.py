@@ -270,3 +270,24 @@ async def test_changes_are_applied_in_order_until_one_is_missing() -> None:
     assert follower.position == b"7-0"
     assert not follower.apply([(b"9999999999999999-0", change(b"gone", b"pool", b"", b"t8", b"t7"))])
     assert isinstance(RegisterAnswer(1, b"", b""), tuple)
+
+
+async def test_each_registration_again_is_under_the_last_start(registering: Registering) -> None:
+    """The server names another one when it has forgotten the first; the instance is the same."""
+    registering.bench.link.answers["register"] = lambda keys, args: [b"ok", 7, *FENCE]
+    for _ in range(2):
+        await registering.registration.register_again(["pool"])
+    assert registering.starts == [0, 4, 7]
+    assert {args[5] for args in registering.bench.link.args("register")} == {"mine"}
+
+
+async def test_who_is_listed_has_lost_nothing(registering: Registering) -> None:
+    """Its own field of the service's table and the service's record are read, and its sessions are not doubted."""
+    registering.listed(b"+" + msgspec.json.encode(PUBLICATION), b"4:digest")
+    await registering.registration.register_missing()
+    assert registering.doubts == 0
+    assert registering.bench.link.args("HGET") == [(KEYS.services, "pool"), (KEYS.instances("pool"), "i:mine")]
+    registering.listed(None, None)
+    registering.registration.active = False
+    await registering.registration.register_missing()
+    assert registering.doubts == 0, "a worker that leaves looks, and does nothing"

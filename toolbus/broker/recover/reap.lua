@@ -35,7 +35,7 @@ local function may_make_room()
     mine = true
     kept[#kept + 1] = me .. '=' .. string.format('%.0f', now + 3 * lease)
   end
-  if #kept > 0 then redis.call('HSET', fence, 'room', table.concat(kept, ' ')) end
+  redis.call('HSET', fence, 'room', table.concat(kept, ' '))
   return mine
 end
 

@@ -119,5 +119,4 @@ def _name_by_its_key(tool: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    text = f"{error} - at `{error.path}`" if isinstance(error, DescriptorError) and error.path else str(error)
-    return " ".join((text or type(error).__name__).split())[:_MOST_REASON]
+    return " ".join(str(error).split())[:_MOST_REASON]
