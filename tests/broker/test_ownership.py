@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, pytest_fail, request
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
 from toolbus.broker.sessions.ownership import Ownership
 from toolbus.broker.take.requests import Fence, StreamDelivery
 from toolbus.results import BrokerUnavailable
@@ -287,7 +287,7 @@ async def test_owners_of_every_service_are_renewed(owning: Owning) -> None:
     """A service whose sessions are young does not keep another's from it; what was another worker's meanwhile is out of date here."""
     other = owning.bench.new_stream("other")
     owning.ownership.serve(other)
-    [delivery] = other.deliveries([(b"1-0", 1, entry_fields(request(b"1-0", user="u", session="s")))], FENCE, pytest_fail)
+    [delivery] = other.deliveries([(b"1-0", 1, entry_fields(request(b"1-0", user="u", session="s")))], FENCE)
     assert await owning.settle(delivery) == [delivery]
     owning.bench.times.now += 1_300.0
     owning.verdicts = [b"new"]

@@ -281,13 +281,20 @@ async def test_each_registration_again_is_under_the_last_start(registering: Regi
     assert {args[5] for args in registering.bench.link.args("register")} == {"mine"}
 
 
-async def test_who_is_listed_has_lost_nothing(registering: Registering) -> None:
-    """Its own field of the service's table and the service's record are read, and its sessions are not doubted."""
-    registering.listed(b"+" + msgspec.json.encode(PUBLICATION), b"4:digest")
+async def test_a_whole_registration_is_left_as_it_is(registering: Registering) -> None:
+    """Its parts are read where a registration writes them, and the worker's sessions are not doubted."""
+    registering.holds()
     await registering.registration.register_missing()
     assert registering.doubts == 0
-    assert registering.bench.link.args("HGET") == [(KEYS.services, "pool"), (KEYS.instances("pool"), "i:mine")]
-    registering.listed(None, None)
+    link, stream = registering.bench.link, registering.bench.stream
+    assert link.args("HGET") == [(KEYS.services, "pool"), (KEYS.meta, "start")]
+    shared = ("owner", "queue", "scale_to_zero", "current")
+    assert link.args("HMGET") == [
+        (KEYS.instances("pool"), "i:mine", "d:digest", "n:digest", *shared),
+        (stream.fence, "generation", "c:mine", "l:mine"),
+    ]
+    assert link.args("EXISTS") == [(KEYS.names,)]
+    registering.holds(service=None, instance=None)
     registering.registration.active = False
     await registering.registration.register_missing()
     assert registering.doubts == 0, "a worker that leaves looks, and does nothing"
