@@ -25,13 +25,13 @@ async def block_the_loop(seconds: float) -> str:
 
 @tool(effect="read")
 async def hold_the_interpreter() -> str:
-    """Match for about a second, which holds the interpreter."""
-    until = time.monotonic() + 1.0
-    letters = 18
-    while time.monotonic() < until:
+    """Match for a second or two, which holds the interpreter."""
+    letters, took = 18, 0.0
+    while took < 1.0:
         began = time.monotonic()
         re.match("(a+)+$", "a" * letters + "b")
-        letters += time.monotonic() - began < 0.7
+        took = time.monotonic() - began
+        letters += 1
     return "done"
 
 
@@ -51,7 +51,7 @@ async def test_a_blocked_loop_is_told_once_with_the_place(namespace: str, caplog
             assert (await bus.call(name, arguments)).output == "done"
     events = blocked(caplog)
     assert events
-    assert 0.5 <= events[0]["seconds"] < 3.0
+    assert events[0]["seconds"] >= 0.5
     if name == "block_the_loop":
         assert len(events) == 1
         assert "time.sleep(seconds)" in events[0]["stack"]

@@ -46,8 +46,7 @@ class LoopWatch:
             if self._stopped.wait(_EVERY):
                 return
             held = time.monotonic() - began - _EVERY
-            # A process that was stopped, or starved by others, has used no time meanwhile.
-            if held > self._patience and time.process_time() - used > held / 2:
+            if held > self._patience and _was_running(held, used):
                 self._tell(held)
             if not self._ask():
                 return
@@ -55,16 +54,18 @@ class LoopWatch:
     def _ask(self) -> bool:
         """Ask the loop for a sign, and wait until it comes; return whether to go on."""
         self._answered.clear()
-        asked = time.monotonic()
+        asked, used = time.monotonic(), time.process_time()
         try:
             self._loop.call_soon_threadsafe(self._answered.set)
         except RuntimeError:
             # The loop is closed: the process is going away.
             return False
-        # The second wait is for a process that was stopped in the first one.
-        if self._answered.wait(self._patience) or self._answered.wait(_MOMENT):
+        if self._answered.wait(self._patience):
             return True
-        self._tell(time.monotonic() - asked)
+        silent = time.monotonic() - asked
+        if not _was_running(silent, used) and self._answered.wait(_MOMENT):
+            return True
+        self._tell(silent)
         while not self._answered.wait(_LOOK_AGAIN):
             if self._loop.is_closed():
                 return False
@@ -74,3 +75,8 @@ class LoopWatch:
         frame = sys._current_frames().get(self._loop_thread)
         stack = "".join(traceback.format_stack(frame)) if frame else "unknown"
         telemetry.log.warning("worker.loop_blocked", seconds=round(seconds, 1), stack=stack)
+
+
+def _was_running(seconds: float, used: float) -> bool:
+    """Return whether the process has computed in the last seconds; one that was stopped, or got no processor, has not."""
+    return time.process_time() - used > seconds / 10
