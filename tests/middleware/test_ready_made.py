@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterable, AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,14 @@ async def slow(raises: bool = False) -> str:
 
 
 heard = threading.Event()
+
+
+@tool(service="limited", effect="read")
+async def trickle() -> AsyncIterator[str]:
+    """Say a little and hang."""
+    yield "é"
+    yield "é"
+    await asyncio.Event().wait()
 
 
 @tool(service="limited", effect="read")
@@ -464,6 +473,33 @@ async def test_a_cancelled_call_counts_as_an_error(place: Place) -> None:
         (row,) = await eventually(counted)
         assert (row.user, row.tool, row.calls, row.errors) == ("al", "slow", 1, 1)
         assert row.ms >= 100
+
+
+@pytest.mark.parametrize("side", ["worker", "bus"])
+async def test_a_cancelled_stream_counts_what_was_delivered(place: Place, side: str) -> None:
+    """Its bytes cost what they cost, whether anybody wanted the rest or not."""
+    metering = [Metering()]
+    worker = serving(place, *(metering if side == "worker" else []))
+    async with worker, ToolBus(settings=place.settings, middleware=metering if side == "bus" else []) as bus:
+        await bus.wait_for_tool("trickle")
+        async with bus.stream("trickle", user="al") as call:
+            assert "".join([text async for text in _first(call, 2)]) == "éé"
+
+        async def counted() -> Any:
+            return await bus.usage()
+
+        (row,) = await eventually(counted)
+        assert (row.user, row.tool, row.calls, row.errors, row.bytes) == ("al", "trickle", 1, 1, 4)
+
+
+async def _first(texts: AsyncIterable[str], count: int) -> AsyncIterator[str]:
+    """Yield the first so many characters."""
+    seen = 0
+    async for text in texts:
+        yield text
+        seen += len(text)
+        if seen >= count:
+            return
 
 
 async def test_a_crowd_of_users_is_counted_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
