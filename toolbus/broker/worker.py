@@ -164,7 +164,9 @@ class RedisWorkerBroker:
     async def ask(
         self, delivery: StreamDelivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
     ) -> ConfirmationAnswer | None:
-        """Ask for a confirmation on a handler's behalf."""
+        """Ask for a confirmation on a handler's behalf; what an earlier run of it asked is withdrawn."""
+        if delivery.attempt > 1:
+            await self._steps.confirmations.supersede(delivery.request.id)
         return await self._steps.confirmations.ask(request, seconds, address=f"worker {delivery.queue.queue}", opened=opened)
 
     async def extend(self, delivery: StreamDelivery, note: Note) -> None:
