@@ -13,8 +13,8 @@ from toolbus.cli.common import Seconds, fail, output_option, print_json, with_bu
 
 if TYPE_CHECKING:
     from toolbus import ToolBus, ToolResult
-    from toolbus.client.calls.call import Call
     from toolbus.cli.questions import HandlerQuestions
+    from toolbus.client.calls.call import Call
     from toolbus.client.tools.tool import Tool
 
 
