@@ -17,6 +17,7 @@ from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.confirmations import ConfirmationRequest
+from toolbus.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 
@@ -121,6 +122,10 @@ async def test_a_dead_workers_question_is_asked_anew(redis_place: Place, process
         first.kill()
         processes.start(WORKER)
         new = await one_but(bus, old.id)
+        # Nobody is asked what the dead worker wanted to know.
+        assert [request.id for request in await bus.confirmations.pending()] == [new.id]
+        with pytest.raises(ConfirmationClosed):
+            await bus.confirmations.allow(old.id)
         assert not call.done()
         await bus.confirmations.allow(new.id)
         result = await call

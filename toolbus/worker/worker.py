@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from toolbus import telemetry
 from toolbus.broker import worker_broker
@@ -68,6 +68,8 @@ class Worker:
         self._watch: LoopWatch | None = None
         # What it does now, in another task perhaps: "starts" or "drains".
         self._changing = ""
+        # The task that waits for the server at the start.
+        self._opening: asyncio.Task[Any] | None = None
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -88,6 +90,8 @@ class Worker:
                 telemetry.log.error("worker.killed", running=self._running)
                 os._exit(1)
             stop.set()
+            if self._opening is not None:
+                self._opening.cancel()
 
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
@@ -102,6 +106,11 @@ class Worker:
                 await self._until(stop)
                 stop.set()
                 telemetry.log.info("worker.draining", running=self._running, grace=self.settings.grace)
+        except asyncio.CancelledError:
+            # A signal ends the start, which waits for the server as long as it takes.
+            task = asyncio.current_task()
+            if not stop.is_set() or self._home is not None or task is None or task.uncancel():
+                raise
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
@@ -168,7 +177,11 @@ class Worker:
         isolated = [made for served in self._served.values() for made in served.isolated()]
         pool, broker, nested = Isolation(self.settings, isolated), worker_broker(self.settings), NestedBus(self.settings)
         slots = self._slots = Slots(self.settings, self._served, self.middleware, broker, pool, nested)
-        await self.broker.open(slots)
+        self._opening = asyncio.current_task()
+        try:
+            await self.broker.open(slots)
+        finally:
+            self._opening = None
         ready: list[Served] = []
         try:
             if isolated:

@@ -132,13 +132,20 @@ class Connector:
                 # Not redis-py's own timeout: it waits by `asyncio.wait_for`, which loses cancellations in Python 3.11.
                 async with asyncio.timeout(_OPEN_TIMEOUT if node is None else _OPEN_TIMEOUT_FOUND):
                     await connection.connect()
-                    server = await _handshake(connection.send_command, connection.read_response)
+                    server = await _handshake(connection.send_command, connection.read_response, self._answered)
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
             server.node = node
-            self._reached = True
             return connection, server
+
+    @property
+    def reached(self) -> bool:
+        """True when a server that may serve us has answered here before."""
+        return self._reached
+
+    def _answered(self) -> None:
+        self._reached = True
 
     def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
         """Return a synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
@@ -216,7 +223,7 @@ def _check(options: dict[str, Any]) -> None:
         raise ValueError(f"its parameter {unknown[1]!r} {why}") from None
 
 
-async def _handshake(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]]) -> ServerInfo:
+async def _handshake(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]], answered: Callable[[], None]) -> ServerInfo:
     await send("INFO", "server")
     fields = info_fields(await read())
     await send("INFO", "replication")
@@ -228,6 +235,7 @@ async def _handshake(send: Callable[..., Awaitable[None]], read: Callable[..., A
         raise UnsupportedServer(f"the server is {name} {version}; toolbus needs Redis 7.0 or Valkey 7.2, or newer")
     if fields.get("role", "master") != "master":
         raise redis.ConnectionError(f"it is a read-only replica of {fields.get('master_host')}:{fields.get('master_port')}")
+    answered()
     # The scripts are the real probe: whatever lacks their flags or commands can't serve.
     for script in scripts.ALL:
         await send("SCRIPT", "LOAD", script.source)

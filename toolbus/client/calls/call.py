@@ -298,7 +298,7 @@ class Call(msgspec.Struct, eq=False):
 
     def expire(self) -> None:
         """End the call because its deadline has passed."""
-        timeout = self.request.timeout if self.request is not None else 0
+        timeout = self.options.get("timeout") or (self.request.timeout if self.request is not None else 0)
         self.give_up(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
 
     def give_up(self, error: ErrorInfo) -> None:

@@ -145,15 +145,18 @@ class Dispatcher:
         await self._used.close(connection.broker, user, session)
 
     def patience(self, options: Mapping[str, Any]) -> float:
-        """Return the seconds that a call with these options waits for a worker to appear.
+        """Return the seconds that a call with these options waits for a worker to appear; they are part of its ``timeout``.
 
         Raises:
-            ConfigurationError: the option is wrong.
+            ConfigurationError: an option is wrong.
         """
         wait = options.get("wait")
         if not wait:
             return 0.0
-        return self._timeout(options, 0.0) if wait is True else seconds(wait, "wait")
+        if wait is True:
+            return self.timeout(options, 0.0)
+        limit = seconds(wait, "wait")
+        return limit if options.get("timeout") is None else min(limit, self.timeout(options, 0.0))
 
     async def until_callable(self, find: Callable[[], Tool | None], options: Mapping[str, Any], limit: float) -> ErrorInfo | None:
         """Wait until ``find`` returns an available tool, at most ``limit`` seconds.
@@ -272,6 +275,9 @@ class Dispatcher:
         idle, key = options.get("idle_timeout"), options.get("idempotency_key", "")
         if idle is not None:
             call.idle_timeout = seconds(idle, "idle_timeout")
+        timeout = self.timeout(options, found.usual)
+        if options.get("wait") and options.get("timeout") is not None:
+            timeout = self._waiting.left(call, timeout)
         request = Request(
             call.id,
             agent,
@@ -281,11 +287,11 @@ class Dispatcher:
             options.get("session", ""),
             found.config,  # type: ignore[arg-type] # any mapping encodes as an object
             call.arguments or {},
-            self._timeout(options, found.usual),
+            timeout,
             found.effect,
             found.digest,
             call.streaming,
-            options.get("priority", 0),
+            0,
             key,
             options.get("metadata", {}),
         )
@@ -320,7 +326,12 @@ class Dispatcher:
             connection.timers.watch_idle(call)
         return None
 
-    def _timeout(self, options: Mapping[str, Any], usual: float) -> float:
+    def timeout(self, options: Mapping[str, Any], usual: float) -> float:
+        """Return a call's timeout (seconds); ``usual`` is its tool's own, or 0.
+
+        Raises:
+            ConfigurationError: the option is wrong.
+        """
         given = options.get("timeout") if options else None
         timeout = usual or self.settings.timeout if given is None else seconds(given, "timeout")
         if timeout > self.settings.max_timeout:
