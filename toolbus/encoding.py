@@ -60,8 +60,15 @@ def encode_data(value: Any) -> bytes:
     """
     try:
         document = encode_json(value)
-        _check_document(document)
-        if not _has_null(document) or all(map(_is_finite, _leaves(value))):
+        # A msgspec.Raw in it need not be JSON.
+        _skim(document)
+        if len(document) > _MOST_SMALL:
+            _check_depth(document)
+            suspect = _has_null(document) is not None
+        else:
+            # Counting is the quickest way to find a text in a short one.
+            suspect = document.count(b"null") > 0
+        if not suspect or all(map(_is_finite, _leaves(value))):
             return document
         problem = _INFINITE
     except Exception as error:  # noqa: BLE001 - a class of a user's may raise anything when it is asked for its value
@@ -141,17 +148,18 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
-def _check_document(document: bytes) -> None:
-    """Refuse a document that is none, because of a msgspec.Raw in it, or that is nested too deeply.
+# Two characters a level, at least.
+_MOST_SMALL = 2 * MOST_LEVELS
+
+
+def _check_depth(document: bytes) -> None:
+    """Refuse a document that is nested too deeply.
 
     Raises:
-        RecursionError: it is nested too deeply.
-        DecodeError: it is none.
+        RecursionError: it is.
     """
-    # Two characters a level, at least.
-    if len(document) > 2 * MOST_LEVELS and _is_deep(document) and _is_deep(_TEXTS.sub(b"", document)):
+    if _is_deep(document) and _is_deep(_TEXTS.sub(b"", document)):
         raise RecursionError
-    _skim(document)
 
 
 def _is_deep(document: bytes) -> bool:
@@ -239,7 +247,9 @@ def _located(value: Any, problem: str) -> str:
 def _problem(value: Any) -> str | None:
     """Return why a value can't be encoded, or None."""
     try:
-        _check_document(encode_json(value))
+        document = encode_json(value)
+        _skim(document)
+        _check_depth(document)
     except Exception as error:  # noqa: BLE001 - as in encode_data
         return _reason(error)
     if all(map(_is_finite, _leaves(value))):

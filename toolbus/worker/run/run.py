@@ -37,6 +37,9 @@ _GOING_DOWN = 0.05
 # Characters of the text beside progress; what is cut is said.
 _MOST_PROGRESS_TEXT = 8_000
 
+# Bytes of data that it takes less time to encode once more, for the frame, than to wrap.
+_MOST_ENCODED_TWICE = 400
+
 # A handler may ask for its invocation in several threads at once.
 _making = threading.Lock()
 
@@ -325,10 +328,11 @@ class Run(msgspec.Struct, eq=False):
             output = None
         if data is not None:
             document = encode_data(data)
-            data = msgspec.Raw(document)
             if len(document) > limit:
                 self.open_stream().send_pieces("data", document.decode())
                 data = None
+            elif len(document) > _MOST_ENCODED_TWICE:
+                data = msgspec.Raw(document)
         frame = self.frame("end", error)
         frame.response = output
         frame.data = data
