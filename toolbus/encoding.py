@@ -68,12 +68,17 @@ def encode_data(value: Any) -> bytes:
         else:
             # Counting is the quickest way to find a text in a short one.
             suspect = document.count(b"null") > 0
-        if not suspect or all(map(_is_finite, _leaves(value))):
+        if not suspect or is_finite(value):
             return document
         problem = _INFINITE
     except Exception as error:  # noqa: BLE001 - a class of a user's may raise anything when it is asked for its value
         problem = _reason(error)
     raise ValueError(problem if problem == _TOO_DEEP else _located(value, problem))
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether no number within a value that can be encoded is NaN or infinity."""
+    return all(map(_is_finite, _leaves(value)))
 
 
 def exact_text(text: str) -> str:
@@ -252,7 +257,7 @@ def _problem(value: Any) -> str | None:
         _check_depth(document)
     except Exception as error:  # noqa: BLE001 - as in encode_data
         return _reason(error)
-    if all(map(_is_finite, _leaves(value))):
+    if is_finite(value):
         return None
     return f"{value} is {_INFINITE}" if isinstance(value, float) else _INFINITE
 
