@@ -13,7 +13,7 @@ import time
 import pytest
 
 from tests.cli.shell import Shell
-from toolbus.cli.common import print_table
+from toolbus.cli.output import print_table
 
 TOOLS = '''
 from toolbus import invocation, tool

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, with_admin
+from toolbus.cli.common import fail, output_option, with_admin
+from toolbus.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
@@ -36,7 +37,7 @@ def put_command(ctx: click.Context, key: str, file: str) -> None:
         await admin.put(key, document)
 
     with_admin(ctx, main)
-    click.echo(f"stored {key}")
+    say(f"stored {key}")
 
 
 @click.command("get")
@@ -94,7 +95,7 @@ def rm_command(ctx: click.Context, key: str, force: bool) -> None:
 
     if not with_admin(ctx, main):
         fail(f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
-    click.echo(f"removed {key}")
+    say(f"removed {key}")
 
 
 def _read(key: str, file: str) -> bytes:
@@ -110,7 +111,7 @@ def _read(key: str, file: str) -> bytes:
         if kind == "tool":
             document, changes = mended_document(document)
             for change in changes:
-                click.echo(f"parameters corrected: {change}", err=True)
+                say(f"parameters corrected: {change}", err=True)
             tool = parse_tool(document, None)
             found = tool.name
         else:
