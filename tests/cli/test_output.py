@@ -152,10 +152,9 @@ def test_nothing_that_a_command_prints_commands_the_terminal(served: Shell) -> N
     assert served.run("put", "tool/evil_item", "item.json").returncode in {0, 1, 2}
     for path, words in ENDING.items():
         for more in ((), ("--output", "json")):
-            words = tuple(word.replace("\0", "") for word in words)
-            done = served.run(*words, *more)
+            done = served.run(*(word.replace("\0", "") for word in words), *more)
             said = done.stdout + done.stderr
-            assert HARMFUL.search(said) is None, f"{path}: {ascii(said)}"
+            assert HARMFUL.search(said) is None, f"{path}: {said!a}"
 
 
 @pytest.mark.parametrize(
