@@ -30,7 +30,19 @@ FORBIDDEN = {
     "adapters": ("worker", "agent", "cli", "compat", "demo", "sync", "testing"),
     "": ("agent", "adapters", "cli", "compat", "demo", "testing", "toolkit"),
 }
-LOWEST = ("results", "envelope", "descriptors", "options", "settings", "deadlines", "telemetry", "confirmations", "display", "background")
+LOWEST = (
+    "encoding",
+    "results",
+    "envelope",
+    "descriptors",
+    "options",
+    "settings",
+    "deadlines",
+    "telemetry",
+    "confirmations",
+    "display",
+    "background",
+)
 
 
 def imports_of(path: Path) -> set[str]:
@@ -55,7 +67,7 @@ def test_imports_run_downwards() -> None:
 
 
 def test_the_lowest_modules_know_nothing_above_them() -> None:
-    """Results, envelope, descriptors and settings import only each other."""
+    """Encoding, results, envelope, descriptors and settings import only each other."""
     for path in [found for name in LOWEST for found in (*PACKAGE.glob(f"{name}.py"), *PACKAGE.glob(f"{name}/*.py"))]:
         for imported in imports_of(path):
             parts = imported.split(".")

@@ -100,8 +100,8 @@ async def test_a_question_is_answered(valkey_server: str, namespace: str, forks:
     script = [calls(("recite", {"lines": 2}), words="Listen:"), says("That was", " it.\x07")]
     async with tools(valkey_server, namespace), endpoint(script) as model:
         code, out, err = await run(forks, model.url, valkey_server, namespace, "a poem?")
-    assert (code, out) == (0, "Listen:\nThat was it.\n"), err
-    assert err.splitlines()[:3] == ['→ recite {"lines":2}', "  recite: line 0[2J", "  recite: line 1[2J"]
+    assert (code, out) == (0, "Listen:\nThat was it.\\u0007\n"), err
+    assert err.splitlines()[:3] == ['→ recite {"lines":2}', "  recite: line 0\\u001b[2J", "  recite: line 1\\u001b[2J"]
     assert err.splitlines()[3].startswith("✓ recite")
 
 

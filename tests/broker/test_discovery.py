@@ -98,11 +98,31 @@ def test_certificates_that_would_not_be_used_are_refused(url: str, files: dict[s
         ("rediss://host?ssl_password=secret&ssl_ca_certs=x", "rediss://host?ssl_password=***&ssl_ca_certs=x"),
         ("redis://host?password=secret", "redis://host?password=***"),
         ("redis://u:secret@host:notaport", "redis://u:***@host:notaport"),
+        ("redis:/u:secret@host", "redis:***@host"),
+        ("u:secret@host:1", "u:***@host:1"),
     ],
 )
 def test_no_url_shows_its_password(url: str, shown: str) -> None:
     """Logs and errors carry the URL without it, also when the URL is wrong."""
     assert redact(url) == shown
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster", "reddis"])
+@pytest.mark.parametrize("password", ["sec/ret", "sec#ret", "sec?ret", "123/ret", "123#ret", "123?ret", "se:c/r@et", "/", "[/"])
+def test_a_password_that_must_be_written_in_another_way_is_not_shown(scheme: str, password: str) -> None:
+    """What ends a URL too early is told by its characters; no part of it is shown, or taken for a port."""
+    with pytest.raises(ConfigurationError) as error:
+        Connector(f"{scheme}://u:{password}@host:6379/0", key="key")
+    said = str(error.value)
+    assert "/ as %2F, # as %23 and ? as %3F" in said
+    assert f"'{scheme}://u:***@host:6379/0'" in said
+    assert "123" not in said
+    assert "sec" not in said
+
+
+def test_an_at_sign_in_a_parameter_is_none_of_a_user() -> None:
+    """A password in the query may have one."""
+    assert Connector("redis://host:1/2?password=p@ss", key="key").discovery.options["password"] == "p@ss"
 
 
 def test_the_password_file_is_read_afresh_and_wins(tmp_path: Path) -> None:

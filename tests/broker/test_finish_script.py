@@ -63,14 +63,16 @@ def test_a_batch_is_answered_acknowledged_and_deleted(finishing: Finishing) -> N
 
 
 def test_reply_streams_that_are_gone_are_named(finishing: Finishing) -> None:
-    """No stream is made for a caller that nobody knows; the others are answered, and the requests are done with."""
+    """Each is made anew for five seconds, and says first that it was lost; the others are answered, and the requests are done with."""
     one, two = finishing.replies
     finishing.redis.delete(one)
     three = finishing.keys.replies("three")
     answer = finishing.finish(finishing.entries[:1], one, "[1]", two, "[2]", three, "[3]")
     assert answer == [b"1.a", b"7", [], [one.encode(), three.encode()], 4]
     assert finishing.frames(two) == [b"[2]"]
-    assert not finishing.redis.exists(one, three)
+    for gone, frame in ((one, b"[1]"), (three, b"[3]")):
+        assert [fields for _, fields in finishing.redis.xrange(gone)] == [{b"o": b"lost"}, {b"f": frame}]
+        assert 0 < finishing.redis.pttl(gone) <= 5_000
     assert finishing.entries[0] not in finishing.waiting()
 
 

@@ -352,3 +352,30 @@ def iso_count() -> int:
     """How many calls this process has had."""
     state.append(1)
     return len(state)
+
+
+def escape(pid_file: str) -> None:
+    """Start a process that leaves session, group and parent, and so does the one that it starts."""
+    code = (
+        "import os, sys, time\n"
+        "for _ in range(2):\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    os.setsid()\n"
+        "if not os.fork(): os.setsid()\n"
+        "with open(sys.argv[1], 'a') as file: file.write(f'{os.getpid()} ')\n"
+        "time.sleep(600)"
+    )
+    subprocess.run([sys.executable, "-c", code, pid_file], check=True)
+    while not Path(pid_file).exists() or len(Path(pid_file).read_text("utf-8").split()) < 2:
+        time.sleep(0.01)
+
+
+@tool(effect="read", isolation="process")
+def iso_escape(pid_file: str, then: str) -> str:
+    """Start processes that slip away, and end in some way."""
+    escape(pid_file)
+    if then == "dies":
+        os._exit(1)
+    if then != "ends":
+        time.sleep(600)
+    return "ended"

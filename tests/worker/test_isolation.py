@@ -289,6 +289,25 @@ async def test_nothing_of_a_call_outlives_it(here: Place, what: str) -> None:
         await eventually(lambda: not alive(left.data))
 
 
+@pytest.mark.parametrize("then", ["ends", "dies", "deadline", "leaves"])
+async def test_no_process_slips_away_from_a_call(here: Place, tmp_path: Path, then: str) -> None:
+    """Forked twice, in a session and group of its own, a process still dies with its call, however that ends."""
+    pid_file = tmp_path / "pids"
+    async with here.bus() as bus:
+        async with here.worker(isolated, isolated=1, grace=0.1):
+            await bus.wait_for_tool("iso_escape")
+            timeout = 3.0 if then == "deadline" else 60.0
+            call = asyncio.create_task(bus.call("iso_escape", {"pid_file": str(pid_file), "then": then}, timeout=timeout))
+            await eventually(lambda: pid_file.exists() and len(pid_file.read_text("utf-8").split()) == 2, timeout=20.0)
+            pids = [int(each) for each in pid_file.read_text("utf-8").split()]
+            if then != "leaves":
+                await call
+                await eventually(lambda: not any(map(alive, pids)))
+                assert (await bus.call("iso_echo", {"text": "on"})).output == "on"
+        await call
+        await eventually(lambda: not any(map(alive, pids)))
+
+
 async def test_calls_run_at_once_up_to_the_limit(here: Place, tmp_path: Path) -> None:
     """Two children run two calls at once; a third call waits for one of them, and is answered in its time."""
     async with here.worker(isolated, isolated=2) as worker, here.bus() as bus:

@@ -136,6 +136,24 @@ async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namesp
 
 
 @pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT * FROM json_execute_serialized_sql(json_serialize_sql('SELECT 42'))",
+        "SELECT * FROM main.JSON_Execute_Serialized_SQL /* so */ (json_serialize_sql('SELECT 42'))",
+        "FROM \"json_execute_serialized_sql\"('{}')",
+        "EXPLAIN SELECT * FROM json_execute_serialized_sql('{}')",
+        "CREATE TEMP TABLE t AS SELECT * FROM json_execute_serialized_sql('{}')",
+        "FROM query('SELECT 42')",
+        "FROM query_table('sales')",
+    ],
+)
+async def test_statements_in_values_are_refused(sales, statement):
+    """A function that runs the statement in its argument is refused by name: nothing has looked at that statement."""
+    assert "is not allowed here: write its statement itself" in failed(await sales.sql(statement), "forbidden", "statement_refused")
+    assert (await sales.sql("SELECT query FROM (SELECT 1 AS query)")).success
+
+
+@pytest.mark.parametrize(
     ("statement", "word"),
     [
         ("COPY sales TO '{}'", "COPY"),

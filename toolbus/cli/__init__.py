@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from toolbus.cli.common import Failure, reason
+from toolbus.display import harmless
 from toolbus.results import ToolbusError
 
 _COMMANDS = {
@@ -57,6 +58,12 @@ class _Commands(click.Group):
             raise Failure(reason(error)) from None
         except KeyboardInterrupt:
             ctx.exit(130)
+        except click.UsageError as error:
+            # Click prints it, with parts of what was given.
+            text = error.format_message()
+            if harmless(text) == text:
+                raise
+            raise click.UsageError(harmless(text), error.ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)

@@ -1,17 +1,15 @@
-"""Helpers of all commands: settings from options, one-line errors, tables and JSON."""
+"""Helpers of all commands: settings from options, one-line errors."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
-import msgspec
 
-from toolbus.display import visible, visible_lines
+from toolbus.cli.output import say
 from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
 
@@ -46,7 +44,7 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print the error to standard error."""
-        click.secho(f"toolbus: {self.message}", fg="red", err=True, file=file)
+        say(f"toolbus: {self.message}", fg="red", err=True)
 
 
 def settings_of(context: click.Context, **overrides: Any) -> Settings:
@@ -110,34 +108,6 @@ def output_option(function: F) -> F:
     return click.option(
         "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text for people, JSON for programs."
     )(function)
-
-
-def print_json(value: Any) -> None:
-    """Print one JSON document to standard output."""
-    # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.
-    click.echo(visible_lines(msgspec.json.format(msgspec.json.encode(value)).decode()))
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print a table on a terminal and aligned text elsewhere; ``empty`` is the message for no rows."""
-    cells = [[visible(str(cell)) for cell in row] for row in rows]
-    if not cells:
-        click.echo(empty, err=True)
-        return
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-        for row in cells:
-            # As Text objects, because brackets in a plain string would be markup.
-            table.add_row(*map(Text, row))
-        Console().print(table)
-        return
-    widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
-    for row in [list(columns), *cells]:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def one_line(text: str, most: int) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, print_table, with_admin
+from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, with_admin
+from toolbus.cli.output import ask_first, print_json, print_table, say
 from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], 
 
         async def one(letter: str) -> None:
             call = await admin.dead_letters.redrive(queue, letter, limit=limit, timeout=timeout)
-            click.echo(f"{letter} runs again as {call}")
+            say(f"{letter} runs again as {call}")
 
         return await _each(admin, queue, letters, everything, one)
 
@@ -103,7 +104,7 @@ def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], eve
 
         async def one(letter: str) -> None:
             await admin.dead_letters.drop(queue, letter)
-            click.echo(f"{letter} dropped")
+            say(f"{letter} dropped")
 
         return await _each(admin, queue, letters, everything, one)
 
@@ -140,7 +141,7 @@ def _confirm(letters: tuple[str, ...], everything: bool, yes: bool, question: st
     if bool(letters) == everything:
         raise click.UsageError("give the ids of dead letters, or --all")
     if everything and not yes:
-        click.confirm(question, abort=True)
+        ask_first(question)
 
 
 def _finish(failed: int) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, print_json, print_table, settings_of
+from toolbus.cli.common import fail, one_line, output_option, settings_of
+from toolbus.cli.output import print_json, print_table
 from toolbus.results import BrokerError, ToolbusError
 from toolbus.settings import Settings
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, print_json, print_table, with_admin, with_bus
+from toolbus.cli.common import fail, one_line, output_option, with_admin, with_bus
+from toolbus.cli.output import print_json, print_table, say
 from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.settings import PREFIX, Settings
 
@@ -63,7 +64,7 @@ def tools_command(
     nothing = "no tools of these groups and categories" if groups or categories else "no tools; start a worker: toolbus worker FILE.py"
     print_table(("TOOL", "SERVICE", "LIVE", "DESCRIPTION"), rows, empty=nothing)
     if refused and not everything:
-        click.echo(f"{len(refused)} cannot be used: {_list_of(refused)}; `toolbus tools --all` says why", err=True)
+        say(f"{len(refused)} cannot be used: {_list_of(refused)}; `toolbus tools --all` says why", err=True)
 
 
 @click.command("services")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, with_admin
-from toolbus.display import visible_lines
+from toolbus.cli.common import fail, output_option, with_admin
+from toolbus.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
@@ -37,7 +37,7 @@ def put_command(ctx: click.Context, key: str, file: str) -> None:
         await admin.put(key, document)
 
     with_admin(ctx, main)
-    click.echo(f"stored {key}")
+    say(f"stored {key}")
 
 
 @click.command("get")
@@ -55,7 +55,7 @@ def get_command(ctx: click.Context, key: str) -> None:
     try:
         print_json(msgspec.Raw(document))
     except (msgspec.DecodeError, RecursionError, ValueError):
-        click.echo(visible_lines(document.decode("utf-8", "backslashreplace")))
+        say(document.decode("utf-8", "backslashreplace"))
         fail(f"{key!r} holds no JSON; `toolbus put` replaces it, `toolbus rm` deletes it")
 
 
@@ -99,7 +99,7 @@ def rm_command(ctx: click.Context, key: str, force: bool) -> None:
 
     if not with_admin(ctx, main):
         fail(f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
-    click.echo(f"removed {key}")
+    say(f"removed {key}")
 
 
 def _read(key: str, file: str) -> bytes:
@@ -115,7 +115,7 @@ def _read(key: str, file: str) -> bytes:
         if kind == "tool":
             document, changes = mended_document(document)
             for change in changes:
-                click.echo(f"parameters corrected: {change}", err=True)
+                say(f"parameters corrected: {change}", err=True)
             tool = parse_tool(document, None)
             found = tool.name
         else:

@@ -30,7 +30,8 @@ BLOCK = 2.0
 _READ_TIMEOUT = BLOCK + 5.0
 # Connecting, authenticating and loading the scripts, all in all. A server that hangs is waited for, unless another may take its place.
 _OPEN_TIMEOUT, _OPEN_TIMEOUT_FOUND = 7.0, 3.0
-_PASSWORD = re.compile(r"(://[^/@:]*):.*@|(\w*password=)[^&]*")
+_PASSWORD = re.compile(r"((?:^|/)[^/@:]*):(?!//).*@|(\w*password=)[^&]*")
+_END_OF_SERVER = re.compile(r"([^/?#]*)([/?#]?)(.*)", re.DOTALL)
 _CUT = re.compile(r"Connection closed by server|Error while reading from|while writing to socket")
 _SPEAKS_TLS = "if the server speaks TLS at this port, write rediss:// for redis://"
 _UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -70,6 +71,7 @@ class Connector:
         self._password_file = password_file
         self._reached = False
         try:
+            _check_user(url)
             self._tls = speaks_tls(url)
             self._discovery = self._discover(url, key, (files or TlsFiles()).options(self._tls))
             _check(self._discovery.options)
@@ -209,6 +211,19 @@ class Connector:
 def redact(url: str) -> str:
     """Return the URL without its passwords, fit for logs."""
     return _PASSWORD.sub(lambda found: f"{found[2]}***" if found[2] else f"{found[1]}:***@", url)
+
+
+def _check_user(url: str) -> None:
+    """Refuse a URL whose user or password ends it too early: the rest would be taken for a path, and parts of it be shown.
+
+    Raises:
+        ValueError: a character must be written in another way.
+    """
+    server, end, rest = _END_OF_SERVER.match(url.partition("://")[2]).groups()  # type: ignore[union-attr] # it matches every text
+    # A parameter may have an @ in its value.
+    where = rest.partition("=")[0] if end == "?" else rest.partition("?")[0]
+    if "@" in where and "@" not in server:
+        raise ValueError("in a user's name and password, write / as %2F, # as %23 and ? as %3F")
 
 
 def _check(options: dict[str, Any]) -> None:
