@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
+from toolbus.broker.protocols import RefusedTool
 from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer, RegistryFollower
 from toolbus.broker.transport.command import ReplyError
@@ -226,7 +227,9 @@ class Hearing:
 
     def on_service(self, service: str, record: Any) -> None:
         """Take note."""
-        self.said.append(("service", service, None if record is None else record.live))
+        self.said.append(
+            ("service", service, None if record is None else record.reason if isinstance(record, RefusedTool) else record.live)
+        )
 
     def on_item(self, key: str, document: bytes | None) -> None:
         """Take note."""
@@ -252,7 +255,7 @@ async def test_changes_are_applied_in_order_until_one_is_missing() -> None:
     }
     follower = RegistryFollower(bench.as_link, KEYS, cast("Any", hearing))
     await follower.load()
-    assert (follower.position, hearing.said) == (b"1-0", [("registry", ["pool"], {})])
+    assert (follower.position, hearing.said) == (b"1-0", [("registry", ["\\xff", "bad", "pool"], {})])
     hearing.said.clear()
     entries = [
         (b"2-0", change(b"up", b"pool", published, b"t2", b"t1")),

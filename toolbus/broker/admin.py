@@ -15,11 +15,11 @@ from toolbus.broker.not_open import NotOpen
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
 from toolbus.broker.registry.publications import read_record
-from toolbus.broker.registry.registry import TTL, RedisRegistry, read_items
+from toolbus.broker.registry.registry import TTL, RedisRegistry, read_items, read_services
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.replies import fields_of, info_fields, scan_hash
+from toolbus.broker.transport.replies import fields_of, info_fields
 from toolbus.broker.transport.short_link import ShortLink
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
@@ -89,14 +89,13 @@ class Admin:
 
     async def services(self) -> list[ServiceOverview]:
         """Return every service in the registry, by id."""
-        records, _ = await self._records()
-        found = [await self._overview(record.publication, live=record.live) for record in records]
+        records = await read_services(self._link, self._keys)
+        found = [await self._overview(each.publication, live=each.live) for each in records.values() if isinstance(each, ServiceRecord)]
         return sorted(found, key=lambda overview: overview.publication.service.id)
 
-    async def refused(self) -> list[RefusedTool]:
-        """Every service and tool in the registry that can't be used, with the reason; a service stands for all of its tools."""
-        records, unreadable = await self._records()
-        return sorted([*unreadable, *(tool for record in records for tool in record.refused)])
+    async def snapshot(self) -> tuple[dict[str, ServiceRecord | RefusedTool], dict[str, bytes | RefusedTool]]:
+        """Return the services and static documents as agents read them, with the reason in place of what can't be read."""
+        return await read_services(self._link, self._keys), await read_items(self._link, self._keys)
 
     async def pause(self, service: str) -> None:
         """Make every worker of a service stop taking requests; what runs goes on, what comes waits."""
@@ -125,7 +124,8 @@ class Admin:
     async def items(self, prefix: str = "") -> dict[str, bytes]:
         """Return the static descriptors by key, sorted, of keys that start with ``prefix``."""
         items = await read_items(self._link, self._keys)
-        return {key: items[key] for key in sorted(items) if key.startswith(prefix)}
+        found = {key: document for key, document in items.items() if isinstance(document, bytes) and key.startswith(prefix)}
+        return dict(sorted(found.items()))
 
     async def item(self, key: str) -> bytes | None:
         """Return one static descriptor, or None."""
@@ -171,19 +171,6 @@ class Admin:
         )
 
     # -- inside -----------------------------------------------------------------------------------
-
-    async def _records(self) -> tuple[list[ServiceRecord], list[RefusedTool]]:
-        """Return the services that can be read, and those that can't."""
-        # By name: a table that changes during the scan may give an entry twice.
-        values = {name: value async for name, value in scan_hash(self._link, self._keys.services)}
-        records: list[ServiceRecord] = []
-        unreadable: list[RefusedTool] = []
-        for name, value in values.items():
-            try:
-                records.append(read_record(value))
-            except DescriptorError as error:
-                unreadable.append(RefusedTool("all tools", name.decode("utf-8", "replace"), str(error)))
-        return records, unreadable
 
     async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
         service = publication.service.id

@@ -112,6 +112,12 @@ def output_option(function: F) -> F:
     )(function)
 
 
+def json_option(function: F) -> F:
+    """Add ``--output json``, which changes nothing, to a command that prints JSON in any case."""
+    means = "This command always prints JSON."
+    return click.option("--output", type=click.Choice(["json"]), default="json", expose_value=False, help=means)(function)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
     # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, print_table, with_admin
+from toolbus.cli.common import Failure, Seconds, fail, json_option, one_line, output_option, print_json, print_table, with_admin
 from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def list_command(ctx: click.Context, service: str | None, limit: int, output: st
 @dead_command.command("show")
 @click.argument("service")
 @click.argument("letter")
+@json_option
 @click.pass_context
 def show_command(ctx: click.Context, service: str, letter: str) -> None:
     """Print one dead letter as JSON, with the original request."""

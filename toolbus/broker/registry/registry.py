@@ -17,7 +17,7 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.protocols import AgentListener, ServiceRecord
+from toolbus.broker.protocols import ALL_TOOLS, AgentListener, RefusedTool, ServiceRecord
 from toolbus.broker.reading import shown, skip, text, uses_up
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.scripts import Script
@@ -201,17 +201,7 @@ class RegistryFollower:
             await self._link.execute("DEL", self._keys.log, repeatable=True)
             newest = []
         self.position, self._token = (newest[0][0], fields_of(newest[0][1]).get(b"token")) if newest else (b"0", None)
-        services: dict[str, ServiceRecord] = {}
-        async for name, value in scan_hash(self._link, self._keys.services):
-            try:
-                key = text(name)
-            except EnvelopeError as error:
-                skip(self._keys.services, error, field=name)
-                continue
-            record = _readable(key, value)
-            if record is not None:
-                services[key] = record
-        self._listener.on_registry(services, await read_items(self._link, self._keys))
+        self._listener.on_registry(await read_services(self._link, self._keys), await read_items(self._link, self._keys))
 
     def apply(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
         """Apply log entries; False when one is missing before them."""
@@ -235,33 +225,58 @@ class RegistryFollower:
         elif op == b"gone":
             self._listener.on_service(key, None)
         elif op in {b"up", b"down"}:
-            record = _readable(key, (b"+" if op == b"up" else b"-") + said)
-            if record is not None:
-                self._listener.on_service(key, record)
+            self._listener.on_service(key, _read_logged(key, (b"+" if op == b"up" else b"-") + said))
 
 
-def _readable(service: str, value: bytes) -> ServiceRecord | None:
-    """Return a service's record, None when it can't be read; parts that can't be used are logged."""
+def _read_logged(service: str, value: bytes) -> ServiceRecord | RefusedTool:
+    """Return a service's record, or the reason why it can't be read; that, and parts that can't be used, are logged."""
     try:
-        record = read_record(value)
+        record = _record_of(service, value)
     except DescriptorError as error:
         telemetry.log.warning("registry.unreadable", service=service, error=str(error))
-        return None
+        return RefusedTool(ALL_TOOLS, service, str(error))
     for tool in record.refused:
         telemetry.log.warning("descriptor.invalid", key=f"{service}/{tool.name}", error=tool.reason)
     return record
 
 
-async def read_items(link: Transport, keys: Keys) -> dict[str, bytes]:
-    """Return the static documents by key, without those whose key can't be read.
+def _record_of(service: str, value: bytes) -> ServiceRecord:
+    record = read_record(value)
+    named = record.publication.service.id
+    if named != service:
+        raise DescriptorError(f"it describes another service, {shown(named)!r}", path="$.service.id")
+    return record
+
+
+async def read_services(link: Transport, keys: Keys) -> dict[str, ServiceRecord | RefusedTool]:
+    """Return the services by name, with the reason in place of one that can't be read.
 
     Raises:
         BrokerError: the server could not be asked.
     """
-    items: dict[str, bytes] = {}
+    services: dict[str, ServiceRecord | RefusedTool] = {}
+    async for name, value in scan_hash(link, keys.services):
+        try:
+            key = text(name)
+        except EnvelopeError as error:
+            skip(keys.services, error, field=name)
+            services[shown(name)] = RefusedTool(ALL_TOOLS, shown(name), f"its name can't be read: {error}")
+        else:
+            services[key] = _read_logged(key, value)
+    return services
+
+
+async def read_items(link: Transport, keys: Keys) -> dict[str, bytes | RefusedTool]:
+    """Return the static documents by key, with the reason in place of one whose key can't be read.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    items: dict[str, bytes | RefusedTool] = {}
     async for name, value in scan_hash(link, keys.items):
         try:
             items[text(name)] = value
         except EnvelopeError as error:
             skip(keys.items, error, field=name)
+            items[shown(name)] = RefusedTool(shown(name), "?", f"its key can't be read: {error}")
     return items

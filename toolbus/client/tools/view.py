@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from toolbus.client.tools.catalogue import Catalogue, Subscription
+from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.definitions import Definitions
 from toolbus.client.tools.formats import Format
 from toolbus.client.tools.names import is_replaced
+from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import Tool, ToolChange
 
 
