@@ -144,6 +144,29 @@ class Admin:
         """Free a self-published name for another owner; False when it was free."""
         return await self._registry.transfer(key)
 
+    async def retire(self, instance: str) -> int:
+        """End the leases of a worker that is known to be dead, so that others go on with what it held; returns its services.
+
+        Raises:
+            BrokerError: the server could not be asked; the leases end by themselves.
+        """
+        found: set[str] = set()
+        cursor, suffix = b"0", f"/{instance}"
+        while True:
+            cursor, page = await self._link.execute("ZSCAN", self._keys.live, cursor, "MATCH", f"*{suffix}", "COUNT", _PAGE)
+            found |= {member.decode("utf-8", "surrogateescape").removesuffix(suffix) for member in page[::2]}
+            if cursor == b"0":
+                break
+        # A service's queue is looked up in what goes with its last worker.
+        queues = {service: await self.queue(service) for service in found}
+        await self._registry.unregister([f"{service}{suffix}" for service in found])
+        for service, queue in queues.items():
+            keys = self._keys
+            args = (keys.queue(queue), keys.fence(queue), keys.cancelled(queue), keys.instances(service), keys.live)
+            await self._link.execute_script(scripts.RETIRE, args, (instance, service, 1), repeatable=True)
+            await self._link.execute("PUBLISH", keys.wake(queue), f"dead {service}")
+        return len(found)
+
     async def health(self) -> ServerHealth:
         """Look at the server: its memory policy, persistence, latency and clock."""
         memory = await self._info("memory")

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -76,8 +76,12 @@ class Worker:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.drain()
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once."""
+    async def run(self, on_open: Callable[[], object] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
+
+        Args:
+            on_open: called once when the worker is registered.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -92,6 +96,8 @@ class Worker:
             loop.add_signal_handler(number, stopped)
         try:
             async with self:
+                if on_open is not None:
+                    on_open()
                 # This process is the worker's own: what was loaded stays for good, and what calls leave behind is
                 # nearly all freed by counting. Rarer collections gave 10 to 20 % more calls/s.
                 gc.collect()
