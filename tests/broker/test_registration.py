@@ -84,7 +84,11 @@ async def test_a_registration_names_everything_that_is_published(registering: Re
 
 async def test_a_refusal_names_the_owners(registering: Registering) -> None:
     """Even those that can't be read."""
-    registering.bench.link.answers["register"] = lambda keys, args: [b"refused", b"tool/echo", b"another", b"queue/pool", b"\xff"]
+    registering.bench.link.answers |= {
+        "register": lambda keys, args: [b"refused", b"tool/echo", b"another", b"queue/pool", b"\xff"],
+        "HMGET": lambda keys, args: [b"another\npool\n9000", b"\xff"],
+        "TIME": lambda keys, args: [b"5", b"0"],
+    }
     with pytest.raises(RegistrationRefused, match="tool/echo belongs to 'another', queue/pool belongs to") as error:
         await registering.registry.register(PUBLICATION, "mine", 0)
     assert set(error.value.names) == {"tool/echo", "queue/pool"}
@@ -104,7 +108,11 @@ async def test_a_lost_registration_is_repeated_under_its_start(registering: Regi
 @pytest.mark.parametrize("answer", [BrokerUnavailable("gone"), [b"refused", b"tool/echo", b"another"]])
 async def test_a_registration_that_fails_again_is_logged(registering: Registering, answer: Any) -> None:
     """The next beat, or the next turn, tries once more."""
-    registering.bench.link.answers["register"] = lambda keys, args: answer
+    registering.bench.link.answers |= {
+        "register": lambda keys, args: answer,
+        "HMGET": lambda keys, args: [None],
+        "TIME": lambda keys, args: [b"5", b"0"],
+    }
     await registering.registration.register_again(["pool"])
     assert registering.bench.stream.fence_known == FENCE
 

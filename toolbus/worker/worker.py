@@ -187,14 +187,14 @@ class Worker:
         """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
         publication = served.publication
         try:
-            await self.broker.register(publication)
+            await self.broker.register(publication, served.origin)
         except RegistrationRefused as refusal:
             kept = tuple(tool for tool in publication.tools if f"tool/{tool.name}" not in refusal.names)
             if not kept or any(not name.startswith("tool/") for name in refusal.names):
                 raise
             telemetry.log.warning("tools.refused", service=served.id, error=str(refusal))
             left = Publication(publication.service, kept, publication.owner).with_digest()
-            await self.broker.register(left)
+            await self.broker.register(left, served.origin)
             served.publication = left
         undeclared = served.undeclared()
         if undeclared:
