@@ -256,7 +256,7 @@ class Dispatcher:
             return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config)
         tool = catalogue.tools.get(name)
         if tool is None or (tool.descriptor.tenants and not tool.is_for(call.options.get("user", ""))):
-            return unknown_tool(name, catalogue)
+            return unknown_tool(name, catalogue, call.options.get("user", ""))
         if not tool.available:
             return unavailable(f"tool {name!r}", tool.service)
         if call.grant is not None and (problem := call.grant.problem(tool, call.arguments or _NOTHING, call.options)) is not None:

@@ -11,6 +11,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
+from toolbus.client.tools.former import FormerTools
 from toolbus.client.tools.queues import Queues
 from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
@@ -30,6 +31,7 @@ class Catalogue:
         self._refused_items: dict[str, RefusedTool] = {}
         self._refused_services: dict[str, RefusedTool] = {}
         self._tools_of: dict[str, dict[str, Tool]] = {}
+        self.former = FormerTools()
         # Counts changes of tools, so that what was made of them can be kept until the next one.
         self.version = 0
         # Published toolkit presets by name, which are parsed when the graph is first used.
@@ -202,12 +204,14 @@ class Catalogue:
             if name not in after and self.tools.get(name) is tool:
                 del self.tools[name]
                 self._names = None
+                self.former.add(tool)
                 self._announce("removed", tool)
         kept: dict[str, Tool] = {}
         for name, tool in after.items():
             known = self.tools.get(name)
             if known is None:
                 self._names = None
+                self.former.remove(name)
             elif known.service != service and known.available:
                 # First wins: the registry settles it, and this view catches up with its next change.
                 telemetry.log.warning("tool.name_taken", tool=name, service=service, holder=known.service)

@@ -130,6 +130,12 @@ class ToolView(Mapping[str, Tool]):
         tool = self._catalogue.tools.get(own)
         return tool if tool is not None and self._accepts(tool) else None
 
+    def former(self, name: str) -> Tool | None:
+        """Return the tool that a model means and that is gone, as it was."""
+        own = (self._definitions.named(name) or name) if is_replaced(name) else name
+        tool = self._catalogue.former.get(own)
+        return tool if tool is not None and self._accepts(tool) else None
+
     def subscribe(self) -> Subscription:
         """Return a subscription to changes of the whole catalogue from now on; ``changes`` is the usual way to read them."""
         return self._catalogue.subscription()
