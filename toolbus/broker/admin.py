@@ -108,6 +108,10 @@ class Admin:
         await self._wake(service, "resume")
         return bool(lifted)
 
+    async def queued(self, service: str) -> int:
+        """Return how many requests are queued or running for a service, which need not be in the registry any more."""
+        return integer(await self._link.execute("XLEN", self._keys.queue(await self.queue(service))))
+
     async def purge(self, service: str) -> int:
         """Remove what is queued for a service and not running; each caller is answered ``cancelled``. Returns how many."""
         stream = self._keys.queue(await self.queue(service))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -13,7 +14,7 @@ import msgspec
 
 from toolbus.display import visible, visible_lines
 from toolbus.results import ConfigurationError
-from toolbus.settings import Settings
+from toolbus.settings import PREFIX, Settings, misspelt
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -57,6 +58,12 @@ def settings_of(context: click.Context, **overrides: Any) -> Settings:
     """
     given = {**(context.find_root().obj or {}), **{name: value for name, value in overrides.items() if value is not None}}
     return Settings.load(**given)
+
+
+def environment_of(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the environment of a child process that has these settings, without the misspelt names that this process has told of."""
+    known = {name: value for name, value in os.environ.items() if name not in misspelt(os.environ)}
+    return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
 
 
 def settings_with_server(context: click.Context, **overrides: Any) -> Settings:

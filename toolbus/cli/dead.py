@@ -39,6 +39,8 @@ def list_command(ctx: click.Context, service: str | None, limit: int, output: st
         return await _newest_of_all(admin, limit)
 
     found = with_admin(ctx, main)
+    if service and not found:
+        _must_be_known(ctx, service)
     if output == "json":
         print_json([_summary(letter) for letter in found])
         return
@@ -86,6 +88,7 @@ def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], 
 
         return await _each(admin, queue, letters, everything, one)
 
+    _check_some(ctx, service, everything)
     _confirm(letters, everything, yes, f"Run every dead letter of {service!r} again?")
     _finish(with_admin(ctx, main))
 
@@ -108,6 +111,7 @@ def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], eve
 
         return await _each(admin, queue, letters, everything, one)
 
+    _check_some(ctx, service, everything)
     _confirm(letters, everything, yes, f"Delete every dead letter of {service!r}?")
     _finish(with_admin(ctx, main))
 
@@ -135,6 +139,27 @@ async def _each(admin: Admin, queue: str, letters: tuple[str, ...], everything: 
             Failure(str(error)).show()
             failed += 1
     return failed
+
+
+def _must_be_known(ctx: click.Context, service: str) -> None:
+    """Fail when a service without dead letters is not in the registry."""
+
+    async def main(admin: Admin) -> bool:
+        return service in {each.publication.service.id for each in await admin.services()}
+
+    if not with_admin(ctx, main):
+        fail(f"there are no dead letters of {service!r}, and no service of that name; `toolbus services` lists them")
+
+
+def _check_some(ctx: click.Context, service: str, everything: bool) -> None:
+    """Fail when there is nothing to do for a service that nobody knows; say so when it is known."""
+
+    async def main(admin: Admin) -> bool:
+        return bool(await admin.dead_letters.ids(await admin.queue(service)))
+
+    if everything and not with_admin(ctx, main):
+        _must_be_known(ctx, service)
+        click.echo(f"no dead letters of {service}", err=True)
 
 
 def _confirm(letters: tuple[str, ...], everything: bool, yes: bool, question: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, settings_of, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, output_option, print_json, print_table, settings_of, with_admin, with_bus
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -226,6 +226,7 @@ def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
 
 
 @click.command("schema")
+@json_option
 def schema_command() -> None:
     """Print the JSON Schema of presets, for editors.
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from toolbus.cli.common import reason, settings_with_server
+from toolbus.cli.common import environment_of, reason, settings_with_server
 from toolbus.results import ConfigurationError, ToolbusError
-from toolbus.settings import PREFIX, Settings
+from toolbus.settings import Settings
 
 
 @click.command("worker")
@@ -132,12 +132,14 @@ async def _supervise(
 ) -> int:
     from toolbus.broker.admin import Admin
     from toolbus.worker.loading.command_line import folders
-    from toolbus.worker.process.supervisor import Supervisor
+    from toolbus.worker.process.supervisor import Supervisor, check_reload
 
     given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
-    environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
+    environment = environment_of(given)
     command = [sys.executable, "-m", "toolbus", "worker", *targets, *extra]
     watch = folders(targets) if reload else []
+    if reload:
+        check_reload(watch)
 
     async def retire(instance: str) -> None:
         async with Admin(settings) as admin:

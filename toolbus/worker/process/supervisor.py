@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import random
 import signal
@@ -151,11 +152,21 @@ class Supervisor:
             self._restarting = False
 
 
+def check_reload(folders: Sequence[Path]) -> None:
+    """Check that changes in folders can be watched.
+
+    Raises:
+        ConfigurationError: they can't; the message says what to do.
+    """
+    if not folders:
+        raise ConfigurationError("--reload finds no files to watch: name a file or a folder (./tools.py)")
+    if importlib.util.find_spec("watchfiles") is None:
+        raise ConfigurationError("--reload needs watchfiles: pip install 'toolbus[reload]'")
+
+
 async def _changes(folders: Sequence[Path], stop: asyncio.Event) -> AsyncIterator[None]:
-    try:
-        import watchfiles  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ConfigurationError("--reload needs watchfiles: pip install 'toolbus[reload]'") from None
+    import watchfiles  # noqa: PLC0415 - an extra
+
     async for _ in watchfiles.awatch(*folders, watch_filter=watchfiles.PythonFilter(), stop_event=stop):
         yield
 
