@@ -32,7 +32,8 @@ async def test_hot_plug_and_clean_stop(place: Place) -> None:
         await eventually(lambda: changes == [("added", "plugged"), ("removed", "plugged")])
         gone = await bus.call("plugged")
         assert gone.error is not None
-        assert gone.error.type == "not_found"
+        assert (gone.error.type, gone.error.code) == ("unavailable", "withdrawn")
+        assert "'plugged' was there until" in gone.error.message
     await asyncio.wait_for(following, 2)
 
 

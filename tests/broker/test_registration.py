@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
+from toolbus.broker.protocols import RefusedTool
 from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer, RegistryFollower
 from toolbus.broker.transport.command import ReplyError
@@ -83,7 +84,11 @@ async def test_a_registration_names_everything_that_is_published(registering: Re
 
 async def test_a_refusal_names_the_owners(registering: Registering) -> None:
     """Even those that can't be read."""
-    registering.bench.link.answers["register"] = lambda keys, args: [b"refused", b"tool/echo", b"another", b"queue/pool", b"\xff"]
+    registering.bench.link.answers |= {
+        "register": lambda keys, args: [b"refused", b"tool/echo", b"another", b"queue/pool", b"\xff"],
+        "HMGET": lambda keys, args: [b"another\npool\n9000", b"\xff"],
+        "TIME": lambda keys, args: [b"5", b"0"],
+    }
     with pytest.raises(RegistrationRefused, match="tool/echo belongs to 'another', queue/pool belongs to") as error:
         await registering.registry.register(PUBLICATION, "mine", 0)
     assert set(error.value.names) == {"tool/echo", "queue/pool"}
@@ -103,7 +108,11 @@ async def test_a_lost_registration_is_repeated_under_its_start(registering: Regi
 @pytest.mark.parametrize("answer", [BrokerUnavailable("gone"), [b"refused", b"tool/echo", b"another"]])
 async def test_a_registration_that_fails_again_is_logged(registering: Registering, answer: Any) -> None:
     """The next beat, or the next turn, tries once more."""
-    registering.bench.link.answers["register"] = lambda keys, args: answer
+    registering.bench.link.answers |= {
+        "register": lambda keys, args: answer,
+        "HMGET": lambda keys, args: [None],
+        "TIME": lambda keys, args: [b"5", b"0"],
+    }
     await registering.registration.register_again(["pool"])
     assert registering.bench.stream.fence_known == FENCE
 
@@ -226,7 +235,9 @@ class Hearing:
 
     def on_service(self, service: str, record: Any) -> None:
         """Take note."""
-        self.said.append(("service", service, None if record is None else record.live))
+        self.said.append(
+            ("service", service, None if record is None else record.reason if isinstance(record, RefusedTool) else record.live)
+        )
 
     def on_item(self, key: str, document: bytes | None) -> None:
         """Take note."""
@@ -252,7 +263,7 @@ async def test_changes_are_applied_in_order_until_one_is_missing() -> None:
     }
     follower = RegistryFollower(bench.as_link, KEYS, cast("Any", hearing))
     await follower.load()
-    assert (follower.position, hearing.said) == (b"1-0", [("registry", ["pool"], {})])
+    assert (follower.position, hearing.said) == (b"1-0", [("registry", ["\\xff", "bad", "pool"], {})])
     hearing.said.clear()
     entries = [
         (b"2-0", change(b"up", b"pool", published, b"t2", b"t1")),

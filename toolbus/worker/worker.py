@@ -7,7 +7,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -80,8 +80,12 @@ class Worker:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.drain()
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once."""
+    async def run(self, on_open: Callable[[], object] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
+
+        Args:
+            on_open: called once when the worker is registered.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -98,6 +102,8 @@ class Worker:
             loop.add_signal_handler(number, stopped)
         try:
             async with self:
+                if on_open is not None:
+                    on_open()
                 # This process is the worker's own: what was loaded stays for good, and what calls leave behind is
                 # nearly all freed by counting. Rarer collections gave 10 to 20 % more calls/s.
                 gc.collect()
@@ -213,14 +219,14 @@ class Worker:
         """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
         publication = served.publication
         try:
-            await self.broker.register(publication)
+            await self.broker.register(publication, served.origin)
         except RegistrationRefused as refusal:
             kept = tuple(tool for tool in publication.tools if f"tool/{tool.name}" not in refusal.names)
             if not kept or any(not name.startswith("tool/") for name in refusal.names):
                 raise
             telemetry.log.warning("tools.refused", service=served.id, error=str(refusal))
             left = Publication(publication.service, kept, publication.owner).with_digest()
-            await self.broker.register(left)
+            await self.broker.register(left, served.origin)
             served.publication = left
         undeclared = served.undeclared()
         if undeclared:

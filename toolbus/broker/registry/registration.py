@@ -54,8 +54,8 @@ class WorkerRegistration:
         self._published: dict[str, Published] = {}
         self.active = True
 
-    async def register(self, publication: Publication) -> RegisterAnswer:
-        """Publish a service for the first time.
+    async def register(self, publication: Publication, origin: str = "") -> RegisterAnswer:
+        """Publish a service for the first time; warn when instances of another origin have the same owner.
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
@@ -63,6 +63,11 @@ class WorkerRegistration:
         """
         answer = await self._registry.register(publication, self._instance, 0)
         self._published[publication.service.id] = Published(publication, answer.start)
+        others = await self._registry.compare(publication.service.id, self._instance, origin) if origin else []
+        if others:
+            advice = "two programs? set TOOLBUS_OWNER, another one for each, or name their services differently"
+            service, owner = publication.service.id, publication.owner
+            telemetry.log.warning("service.other_program", service=service, owner=owner, here=origin, there=others[:3], advice=advice)
         return answer
 
     async def unregister(self) -> None:
