@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, Bench
+from toolbus.broker import scripts
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.take.begin import begin_once
 
@@ -33,6 +34,7 @@ class Master:
 
     async def run(self, script: Any, keys: Any, args: Any) -> tuple[bytes, bool]:
         """Answer as start.lua would."""
+        assert script is scripts.START
         self.args.append((keys, args))
         return self.answer
 
@@ -56,6 +58,16 @@ async def test_once_work_begins_under_the_fence(reply: bytes, confirmed: bool, b
     left = int((one.deadline - bench.times.now + 60.0) * 1000)
     keys = (bench.stream.key, bench.stream.fence, "mark")
     assert master.args == [(keys, ("mine", *FENCE, b"1-0", 2, one.run, left))]
+
+
+async def test_the_mark_outlives_a_deadline_that_has_passed() -> None:
+    """By the retention, from now on."""
+    bench, master = Bench(), Master()
+    one = bench.hold()
+    one.deadline = bench.times.now - 5.0
+    await begun(bench, master, one)
+    [(_, args)] = master.args
+    assert args[-1] == 60_000
 
 
 async def test_once_work_begins_again_until_the_master_is_sure() -> None:

@@ -53,6 +53,10 @@ class Taking:
         """Count."""
         self.aborted += 1
 
+    async def pause(self) -> None:
+        """Take note instead of waiting."""
+        self.did.append("paused")
+
     async def reap_postponed(self) -> None:
         """Take note."""
         self.did.append("postponed")
