@@ -254,8 +254,9 @@ class Bench:
         """The fake worker as the steps want it."""
         return cast("WorkerListener", self.listener)
 
-    def set_aside(self, _stream: RequestStream, bad: BadEntry) -> None:
+    def set_aside(self, stream: RequestStream, bad: BadEntry) -> None:
         """Take note of an entry whose request can't be read."""
+        assert stream in self.streams.values()
         self.unreadable.append(bad)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

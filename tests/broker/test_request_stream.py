@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.broker.fakes import FENCE, KEYS, Bench, entry_fields, request
-from toolbus.broker.take.requests import Fence
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
+from toolbus.broker.take.requests import UNSURE, Fence, RequestStream, common_fence
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,46 @@ def test_an_entry_that_can_not_be_read_is_set_aside(bench: Bench, fields: Any, r
     assert [delivery.entry for delivery in made] == [b"2-0"]
     assert [(each.entry, each.attempt, each.fence) for each in bad] == [(b"1-0", 3, FENCE)]
     assert reason in bad[0].reason
+    assert str(bad[0]) == bad[0].reason
     assert set(bench.stream.held) == {b"2-0"}
+
+
+def test_an_entry_that_can_not_be_read_may_still_say_whose_it_is(bench: Bench) -> None:
+    """Then its caller can be told."""
+    bench.stream.deliveries([(b"1-0", 1, [b"r", b'{"id":"call-1","agent":"agent","x":', b"d", b"1"])], FENCE)
+    [bad] = bench.unreadable
+    assert bad.address == ("call-1", "agent")
+
+
+@pytest.mark.parametrize(
+    ("fields", "document"), [(None, b""), ([b"d", b"1"], b""), ([b"r", b"{}"], b"{}"), ([b"r", b"{}", b"d", b"1"], b"{}")]
+)
+def test_an_entry_that_can_not_be_read_keeps_its_document(bench: Bench, fields: Any, document: bytes) -> None:
+    """So that an operator sees it among the dead letters."""
+    bench.stream.deliveries([(b"1-0", 1, fields)], FENCE)
+    assert bench.unreadable[0].document == document
+
+
+@pytest.mark.parametrize(("beyond", "made"), [(0, 1), (1, 0)])
+def test_requests_are_bounded(bench: Bench, beyond: int, made: int) -> None:
+    """With room for what the publisher adds to the largest request that a caller may send."""
+    document = entry_fields(request(b"1-0"))[1]
+    document += b" " * (SETTINGS.max_request + 1024 + beyond - len(document))
+    assert len(bench.stream.deliveries([(b"1-0", 1, [b"r", document, b"d", b"1"])], FENCE)) == made
+
+
+def test_fields_may_be_in_any_order(bench: Bench) -> None:
+    """And there may be more of them."""
+    r, document, d, deadline = entry_fields(request(b"1-0"))
+    for number, fields in enumerate(([d, deadline, r, document], [b"x", b"y", d, deadline, r, document])):
+        [made] = bench.stream.deliveries([(f"{number}-0".encode(), 1, fields)], FENCE)
+        assert (made.request, made.deadline, made.server) == (request(b"1-0"), 160.0, b"")
+
+
+def test_a_request_of_the_future_has_not_waited(bench: Bench) -> None:
+    """The clocks of a server and its replica may differ."""
+    ahead = int(bench.times.now * 1000) + 1
+    assert bench.hold(f"{ahead}-0".encode()).queued_ms == 0.0
 
 
 def test_an_entry_that_is_delivered_once_more_is_another_delivery(bench: Bench) -> None:
@@ -71,7 +110,9 @@ async def test_a_retry_is_a_further_attempt_of_the_same_entry(bench: Bench) -> N
     bench.link.answers["count"] = lambda keys, args: 1
     again = await bench.stream.retry(bench.as_link, one)
     assert again is not None
-    assert (again.attempt, again.entry, again.run != one.run) == (3, b"1-0", True)
+    assert (again.attempt, again.entry) == (3, b"1-0")
+    assert again.run
+    assert again.run != one.run
     assert bench.stream.held == {b"1-0": again}
     assert bench.link.args("count") == [("mine", *FENCE, b"1-0", 3)]
     assert await bench.stream.retry(bench.as_link, one) is None, "it is held no more"
@@ -90,3 +131,30 @@ def test_the_fence_of_a_new_worker_takes_nothing(bench: Bench) -> None:
     bench.stream.fence_is(b"9.z", b"1")
     assert bench.listener.lost == []
     assert bench.stream.held == {held.entry: held}
+
+
+def test_a_new_stream_holds_nothing(bench: Bench) -> None:
+    """It knows no fence, and its keys are those of its service's queue."""
+    made = RequestStream(KEYS, "pool", "queue", "mine", bench.clock, SETTINGS, on_lost=pytest.fail, set_aside=pytest.fail)
+    keys = (KEYS.queue("queue"), KEYS.fence("queue"), KEYS.dead_letters("queue"), KEYS.cancelled("queue"), KEYS.wake("queue"))
+    assert (made.key, made.fence, made.dead_letters, made.cancelled, made.wake) == keys
+    assert (made.service, made.queue, made.consumer) == ("pool", "queue", "mine")
+    assert (made.fence_known, made.held, made.depth) == (Fence(b"", b""), {}, 0)
+    assert (made.paused, made.sticky) == (False, False)
+    assert (made.alone_from, made.lease_ms) == (SETTINGS.alone_from, 6_000)
+    assert made.pause_key(b"1-0") == KEYS.pause("queue", "1-0")
+
+
+def test_each_process_has_run_tokens_of_its_own(bench: Bench) -> None:
+    """A caller tells the runs of an entry apart, whichever worker they are of."""
+    first = bench.hold()
+    bench.stream = bench.new_stream("pool")
+    assert bench.hold().run != first.run
+
+
+def test_deliveries_have_a_fence_in_common_when_their_states_are_equal(bench: Bench) -> None:
+    """Whether it is one object or not; else the script looks at each."""
+    one, two = bench.hold(b"1-0"), bench.hold(b"2-0", fence=Fence(*FENCE))
+    assert common_fence([one, two]) == FENCE
+    three = bench.hold(b"3-0", fence=Fence(b"2.b", b"5"))
+    assert common_fence([one, two, three]) == Fence(FENCE.generation, UNSURE)

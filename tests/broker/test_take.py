@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.broker.fakes import KEYS, Bench, FakeLink, entry_fields, request
+from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS
 from toolbus.broker.take.intake import Intake
 from toolbus.broker.transport.command import ReplyError
 from toolbus.results import BrokerUnavailable
@@ -162,6 +162,78 @@ async def test_an_error_of_one_stream_concerns_it_alone(taking: Taking) -> None:
     assert taking.again == [["other"]]
 
 
+async def test_when_all_streams_fail_nothing_is_waited_for(taking: Taking) -> None:
+    """Their groups are made again first. What the error says may be of any bytes."""
+    taking.two()
+    taking.blocking.answers["take"] = lambda keys, args: [1, b"NOGROUP \xff", b"NOGROUP no such key"]
+    assert await taking.intake.take(1) == []
+    assert taking.blocking.names == ["take"]
+    assert taking.again == [["pool", "other"]]
+
+
+async def test_turns_go_on_while_they_find_something(taking: Taking) -> None:
+    """However many slots there are."""
+    taking.two()
+    answers: list[Any] = [[1, taking.entries(1), []], [1, taking.entries(2), []], [1, [], []]]
+    taking.blocking.answers["take"] = lambda keys, args: answers.pop(0)
+    for slots in (1, 10, 10, 10):
+        await taking.intake.take(slots)
+    assert taking.blocking.names == ["take", "take", "take", "XREADGROUP", "XREADGROUP"]
+
+
+@pytest.mark.parametrize("why", ["postponed", "interrupted"])
+async def test_what_comes_up_during_a_turn_is_not_waited_with(taking: Taking, why: str) -> None:
+    """A read that waits would keep it up for two seconds."""
+    taking.two()
+
+    def take(keys: Any, args: Any) -> Any:
+        if why == "postponed":
+            taking.postponed = taking.has_postponed = True
+        else:
+            taking.intake.interrupt()
+        return [1, [], []]
+
+    taking.blocking.answers["take"] = take
+    assert await taking.intake.take(1) == []
+    assert taking.blocking.names == ["take"]
+
+
+async def test_each_turn_begins_where_the_last_one_ended(taking: Taking) -> None:
+    """The script says at how many streams it looked, counted from the first of its turn."""
+    taking.two()
+    taking.bench.streams["third"] = taking.bench.new_stream("third")
+    taking.blocking.answers["take"] = lambda keys, args: [2, [], [], []]
+    for _ in range(3):
+        await taking.intake.take(1)
+    first = [keys[0] for keys in taking.blocking.keys("take")]
+    assert first == [KEYS.queue(service) for service in ("pool", "third", "other")]
+
+
+async def test_one_stream_needs_no_turns(taking: Taking) -> None:
+    """A full read is followed by a read."""
+    taking.bench.listener.slots = 2
+    taking.found = [[[KEYS.queue("pool").encode(), taking.entries(1, 2)]]]
+    assert [delivery.entry for delivery in await taking.intake.take(2)] == [b"1-0", b"2-0"]
+    assert taking.bench.started == [], "as many as there are slots"
+    await taking.intake.take(2)
+    assert taking.blocking.names == ["XREADGROUP"] * 2
+
+
+async def test_an_answer_may_name_its_streams_as_a_map(taking: Taking) -> None:
+    """As servers do in RESP3."""
+    taking.blocking.answers["XREADGROUP"] = lambda keys, args: {KEYS.queue("pool").encode(): taking.entries(1)}
+    assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"1-0"]
+
+
+@pytest.mark.parametrize(("waited_ms", "checked"), [(MAY_BE_ABANDONED_MS, False), (MAY_BE_ABANDONED_MS + 1, True)])
+async def test_only_callers_of_old_requests_are_looked_for(taking: Taking, waited_ms: float, checked: bool) -> None:
+    """A request that has not waited has a caller that lives."""
+    published_ms = int(taking.bench.times.now * 1000 - waited_ms)
+    taking.found = [[[KEYS.queue("pool").encode(), taking.entries(published_ms)]]]
+    assert len(await taking.intake.take(10)) == 1
+    assert taking.did == (["checked"] if checked else [])
+
+
 async def test_what_comes_beyond_the_slots_goes_back(taking: Taking) -> None:
     """The oldest stay; a worker that drains finishes what it was still given."""
     taking.bench.listener.slots = 2
@@ -179,7 +251,7 @@ async def test_sessions_are_settled_last(taking: Taking) -> None:
     """What it finds out holds for this moment; services without sticky sessions need none."""
     taking.serves = True
     taking.found = [[[KEYS.queue("pool").encode(), taking.entries(1)]]]
-    await taking.intake.take(10)
+    assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"1-0"]
     assert taking.did == ["checked", "settled"]
 
 
@@ -190,33 +262,11 @@ async def test_postponed_requests_come_before_new_ones(taking: Taking) -> None:
     assert (taking.did, taking.blocking.names) == (["postponed"], [])
 
 
-async def test_an_interruption_ends_the_next_take_at_once(taking: Taking) -> None:
-    """One of them, and without a read."""
-    taking.intake.interrupt()
-    assert await taking.intake.take(10) == []
-    assert taking.blocking.names == []
+async def test_postponed_requests_of_a_paused_stream_wait(taking: Taking) -> None:
+    """Other streams are read meanwhile."""
+    taking.postponed = True
     await taking.intake.take(10)
-    assert taking.blocking.names == ["XREADGROUP"]
-
-
-async def test_an_interruption_unblocks_a_read_that_waits(taking: Taking) -> None:
-    """Over the other connection, by the waiting one's number; a read that never ends is given up."""
-    waits = asyncio.Event()
-
-    async def execute(*args: Any, repeatable: bool = False) -> Any:
-        await waits.wait()
-
-    taking.blocking.execute = execute  # type: ignore[method-assign]
-    reading = asyncio.ensure_future(taking.intake.take(10))
-    await asyncio.sleep(0)
-    taking.intake.interrupt()
-    assert taking.writing.args("CLIENT") == [("UNBLOCK", 7)]
-    taking.intake.abort()
-    assert taking.aborted == 1
-    waits.set()
-    assert await reading == []
-    taking.intake.abort()
-    assert taking.aborted == 1
+    assert (taking.did, taking.blocking.names) == ([], ["XREADGROUP"])
 
 
 @pytest.mark.parametrize("why", ["paused", "disconnected", "lost"])

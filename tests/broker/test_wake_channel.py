@@ -77,6 +77,7 @@ async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
     assert await waking.hear("left agent", channel=KEYS.wake("other")) == []
     for nonsense in ("cancel !", "end nonsense", "left !", "confirm", "pause other", "what"):
         assert await waking.hear(nonsense) == []
+    waking.channel.receive([b"message", b"\xff", b"cancel \xff"])
     waking.channel.receive([b"subscribe", b"channel", 1])
     waking.channel.receive([b"message"])
     assert waking.bench.listener.cancelled == ["call-1"]
