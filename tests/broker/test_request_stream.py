@@ -89,6 +89,15 @@ def test_fields_may_be_in_any_order(bench: Bench) -> None:
         assert (made.request, made.deadline, made.server) == (request(b"1-0"), 160.0, b"")
 
 
+@pytest.mark.parametrize("place", [0, 2])
+def test_fields_count_by_their_names(bench: Bench, place: int) -> None:
+    """Another client may have written a request's document, or its deadline, under another name."""
+    fields = entry_fields(request(b"1-0"))
+    fields[place] = b"x"
+    assert bench.stream.deliveries([(b"1-0", 1, fields)], FENCE) == []
+    assert len(bench.unreadable) == 1
+
+
 def test_a_request_of_the_future_has_not_waited(bench: Bench) -> None:
     """The clocks of a server and its replica may differ."""
     ahead = int(bench.times.now * 1000) + 1
