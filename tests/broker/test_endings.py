@@ -106,11 +106,13 @@ async def test_closing_waits_for_doubtful_ends(finishing: Finishing) -> None:
     endings = [asyncio.ensure_future(work) for work in finishing.bench.coroutines]
     finishing.bench.coroutines.clear()
     await finishing.turn()
+    closing = asyncio.ensure_future(finishing.endings.settled())
     for ending, event in zip(endings, asked, strict=True):
         assert waits(finishing.endings.settled())
         event.set()
         await ending
     assert not waits(finishing.endings.settled())
+    await closing
 
 
 async def test_a_dead_letter_is_buried_after_what_its_run_has_sent(finishing: Finishing) -> None:
