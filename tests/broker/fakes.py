@@ -27,6 +27,9 @@ HANDS_OUT = {"reap", "take", "XREADGROUP", "XREAD"}
 EITHER_WAY = {"CLIENT", "XTRIM", "AFTER"}
 """What may be sent again or not. Everything else must be: it does the same when it runs twice, and waits for the next connection."""
 
+WORDS = (bytes, str, int)
+"""What a command is made of. The real connection refuses None, and a script would read a float as another number."""
+
 Answer = Callable[[tuple[Any, ...], tuple[Any, ...]], Any]
 """What a script, by its keys and arguments, or a command answers; an exception is answered as an error."""
 
@@ -96,8 +99,7 @@ class FakeLink:
         return self._settled(script.name.rpartition("/")[2], tuple(keys), tuple(args), repeatable)
 
     def _take(self, name: str, keys: Any, args: Any, on_reply: Any, repeatable: bool, same_server: bool) -> None:
-        assert name in EITHER_WAY or repeatable is (name not in HANDS_OUT), f"{name}: {repeatable}"
-        self.seen.append((name, keys, args))
+        self._check(name, keys, args, repeatable)
         self.options.append((repeatable, same_server))
 
         def say() -> None:
@@ -110,13 +112,18 @@ class FakeLink:
             say()
 
     def _settled(self, name: str, keys: Any, args: Any, repeatable: bool) -> Any:
-        assert name in EITHER_WAY or repeatable is (name not in HANDS_OUT), f"{name}: {repeatable}"
-        self.seen.append((name, keys, args))
+        self._check(name, keys, args, repeatable)
         self.options.append((repeatable, False))
         answer = self._answer(name, keys, args)
         if isinstance(answer, BrokerError):
             raise answer
         return answer
+
+    def _check(self, name: str, keys: Any, args: Any, repeatable: bool) -> None:
+        assert name in EITHER_WAY or repeatable is (name not in HANDS_OUT), f"{name}: {repeatable}"
+        assert all(type(key) in {bytes, str} for key in keys), f"{name}: {keys}"
+        assert all(type(word) in WORDS for word in args), f"{name}: {args}"
+        self.seen.append((name, keys, args))
 
     def _answer(self, name: str, keys: Any, args: Any) -> Any:
         answer = self.answers.get(name)
@@ -247,8 +254,9 @@ class Bench:
         """The fake worker as the steps want it."""
         return cast("WorkerListener", self.listener)
 
-    def set_aside(self, _stream: RequestStream, bad: BadEntry) -> None:
+    def set_aside(self, stream: RequestStream, bad: BadEntry) -> None:
         """Take note of an entry whose request can't be read."""
+        assert stream in self.streams.values()
         self.unreadable.append(bad)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -30,3 +31,13 @@ class Observed:
             [metric for resource in data.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics] if data else []
         )
         return {metric.name: [(dict(point.attributes), point.value) for point in metric.data.data_points] for metric in found}
+
+
+def waits(coroutine: Coroutine[Any, Any, Any]) -> bool:
+    """Return whether a coroutine has to wait for something; one that does is closed."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return False
+    coroutine.close()
+    return True
