@@ -1,4 +1,4 @@
-"""What a connection, a beat and a push set going in a worker and an agent, without a server."""
+"""Steps that a connection, a beat and a push set going in a worker and an agent, without a server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_broker_that_is_not_open_says_so(made: Any) -> None:
 
 
 class Beating:
-    """What beats bring about in one worker; ``said`` has the callbacks in order."""
+    """One worker and the effects of beats on it; ``said`` has the callbacks in order."""
 
     def __init__(self) -> None:
         self.bench = Bench()
@@ -225,7 +225,7 @@ async def waking() -> AsyncIterator[Waking]:
 
 
 async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
-    """Those of other services and workers are ignored, and so is what can't be read."""
+    """Messages to other services and workers are ignored, and so are messages that can't be read."""
     await waking.hear("cancel call-1")
     assert waking.bench.listener.cancelled == ["call-1"]
     assert await waking.hear("confirm id-1") == [("confirmed", "id-1")]
