@@ -59,7 +59,7 @@ class Publishing:
 
     @property
     def statuses(self) -> list[str]:
-        """What became of each call."""
+        """Return the status of each call's verdict, or ``waits``."""
         return ["waits" if call.verdict is None else call.verdict.status for call in self.calls.values()]
 
 
@@ -145,7 +145,7 @@ async def test_each_flush_names_the_one_before_it_that_is_unanswered(publishing:
 
 
 async def test_without_a_connection_calls_wait(publishing: Publishing) -> None:
-    """What is cancelled meanwhile was certainly never published."""
+    """Calls wait for a connection, and one that is cancelled meanwhile was certainly never published."""
     publishing.link.connected = False
     publishing.publish("one")
     publishing.publish("two")

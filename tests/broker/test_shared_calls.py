@@ -79,7 +79,7 @@ def test_a_shared_call_is_published_under_its_key(effect: str, server: str) -> N
     ],
 )
 def test_each_answer_has_its_verdict(answer: Any, verdict: Verdict) -> None:
-    """What is queued is read from then on, in the stream of the call that runs."""
+    """A call that is queued or joined is read from then on, in the stream of the call that runs."""
     calling = Calling()
     assert calling.publish(answer) == verdict
     runs = {b"queued": "call-1-0", b"joined": "first"}.get(answer[0])
