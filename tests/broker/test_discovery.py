@@ -110,7 +110,7 @@ def test_no_url_shows_its_password(url: str, shown: str) -> None:
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster", "reddis"])
 @pytest.mark.parametrize("password", ["sec/ret", "sec#ret", "sec?ret", "123/ret", "123#ret", "123?ret", "se:c/r@et", "/", "[/"])
 def test_a_password_that_must_be_written_in_another_way_is_not_shown(scheme: str, password: str) -> None:
-    """What ends a URL too early is told by its characters; no part of it is shown, or taken for a port."""
+    """A URL that a character ends too early is refused by that character; no part of it is shown, or taken for a port."""
     with pytest.raises(ConfigurationError) as error:
         Connector(f"{scheme}://u:{password}@host:6379/0", key="key")
     said = str(error.value)

@@ -161,7 +161,7 @@ async def test_without_a_connection_calls_wait(publishing: Publishing) -> None:
 
 
 async def test_calls_that_wait_are_bounded(publishing: Publishing) -> None:
-    """Those beyond end as failed, certainly not queued; what is written does not count."""
+    """Calls beyond the bound end as failed, certainly not queued; those that were written do not count."""
     publishing.link.connected = False
     for number in range(10_001):
         publishing.publish(str(number))
@@ -176,7 +176,7 @@ async def test_calls_that_wait_are_bounded(publishing: Publishing) -> None:
 
 
 async def test_bytes_that_wait_are_bounded(publishing: Publishing) -> None:
-    """What was refused takes no room, and neither does what was written."""
+    """Calls that were refused take no room, and neither do those that were written."""
     for _ in range(2):
         publishing.calls.clear()
         publishing.link.connected = False

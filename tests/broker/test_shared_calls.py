@@ -48,7 +48,7 @@ class Calling:
 
     @property
     def published(self) -> list[tuple[Any, ...]]:
-        """What was published, without the time that is left."""
+        """Return the published words, without the time that is left."""
         sent = zip(self.link.keys("share"), self.link.args("share"), strict=True)
         return [(keys, args[:4], args[5:]) for keys, args in sent]
 

@@ -366,7 +366,7 @@ async def test_arguments_that_are_refused_are_refused_beside_a_cache(place: Plac
 
 
 async def test_many_services_that_change_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of changes is bounded; beyond it nothing stale comes back."""
+    """The knowledge of changes is bounded; beyond it nothing stale comes back."""
     monkeypatch.setattr("toolbus.middleware.invalidation._MOST_CHANGED", 3)
     cache, runs = Cache(), 0
 
@@ -440,7 +440,7 @@ async def test_a_call_that_waits_for_an_equal_one_keeps_its_own_timeout(place: P
 
 
 async def test_when_the_call_that_runs_is_given_up_one_that_waited_runs() -> None:
-    """Whoever cancels it cancels nobody else, and those who wait still run once."""
+    """Cancelling one call cancels no other, and those that wait still run once."""
     cache, reading, begun, go = Cache(), _call("light", effect="read"), 0, asyncio.Event()
 
     async def slow(call: ToolCall) -> ToolResult:
@@ -506,7 +506,7 @@ async def test_an_answer_too_large_to_keep_is_shared_with_those_who_wait() -> No
 
 
 async def test_a_call_after_a_change_does_not_join_one_from_before() -> None:
-    """What runs since before the change may tell of the time before it."""
+    """A call that runs since before the change may tell of the time before it."""
     cache, reading, answers, go = Cache(), _call("light", effect="read"), iter(("before", "after")), asyncio.Event()
     begun = asyncio.Event()
 

@@ -252,7 +252,7 @@ async def test_a_rate_survives_a_clock_that_is_set_back(redis_place: Place, limi
 
 
 async def test_a_quota_survives_a_clock_that_is_set_back(redis_place: Place) -> None:
-    """What was counted in a later period counts in none before it."""
+    """Calls that were counted in a later period count in none before it."""
     settings = redis_place.settings
     async with serving(redis_place, Quota(1, per=3600)), redis_place.bus() as bus:
         assert (await bus.call("read")).success
