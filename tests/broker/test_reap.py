@@ -353,3 +353,30 @@ def test_a_worker_that_died_makes_no_room(pool: Pool) -> None:
     pool.lease_over("other")
     assert pool.reap(busy=True) == []
     assert pool.left
+
+
+@pytest.mark.parametrize(
+    "scan",
+    ["18446744073709551615-18446744073709551615", "99999999999999999999999-1", "0-99999999999999999999999", "junk", "9" * 400 + "-1"],
+)
+def test_a_position_that_no_entry_can_have_is_none(pool: Pool, scan: str) -> None:
+    """Whoever may write the fence stops no recovery: entries of dead consumers and stalled ones are found, and the position is put right."""
+    dead, stalled = pool.take("gone", 1)[0], pool.take("other", 1)[0]
+    pool.lease_over("gone")
+    pool.leave(stalled, "other", 3.0)
+    pool.redis.hset(pool.fence, "scan", scan)
+    # An id that a server takes all the same is behind every entry, so the next reap begins anew.
+    assert {*pool.reap(), *pool.reap()} == {dead, stalled}
+    assert pool.cursor is None
+
+
+@pytest.mark.parametrize("delivered", [2**63 - 1, 2 * 10**17, 2**53])
+def test_a_delivery_count_beyond_all_bounds_is_one_that_can_be_counted(pool: Pool, delivered: int) -> None:
+    """The entry is taken over, so that it is set aside, and entries beside it are no worse off."""
+    entry, beside = pool.take("gone", 2)
+    pool.redis.xclaim(pool.queue, "g", "gone", 0, [entry], retrycount=delivered, justid=True)
+    pool.lease_over("gone")
+    assert pool.reap() == [entry], "it may have killed its workers, so it is taken alone"
+    assert pool.attempts[entry] > 1_000
+    assert pool.count() == [1]
+    assert pool.reap() == [beside]

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.anyio
 
 PUBLICATION = Publication(ServiceDescriptor("pool"), (ToolDescriptor(name="echo", description="Echo.", service="pool"),), "owner", "digest")
 LISTED = b"+" + msgspec.json.encode(PUBLICATION)
+OTHER = b"+" + msgspec.json.encode(Publication(PUBLICATION.service, (), "owner", "other"))
 
 
 class Registering:
@@ -40,20 +41,22 @@ class Registering:
         has = {
             "service": LISTED,
             "instance": b"4:digest",
-            "document": b"{}",
+            "document": msgspec.json.encode(PUBLICATION),
             "tools": b"echo",
             "owner": b"owner",
             "queue": b"pool",
             "start": b"4",
+            "current": b"digest",
             "names": 1,
+            "stream": 1,
         }
         has |= {"generation": b"1.a", "counter": b"5", "lease": b"6000"} | lost
-        own = [has["instance"], has["document"], has["tools"], has["owner"], has["queue"], b"0", b"digest"]
+        own = [has["instance"], has["document"], has["tools"], has["owner"], has["queue"], b"0", has["current"]]
         fence = [has["generation"], has["counter"], has["lease"]]
         self.bench.link.answers |= {
             "HGET": lambda keys, args: has["service"] if args[0] == KEYS.services else has["start"],
             "HMGET": lambda keys, args: own if args[0] == KEYS.instances("pool") else fence,
-            "EXISTS": has["names"],
+            "EXISTS": has["names"] + has["stream"],
         }
 
     @property
@@ -149,6 +152,10 @@ async def test_a_worker_that_leaves_is_not_registered_again(registering: Registe
         ({"owner": None}, True),
         ({"queue": None}, True),
         ({"names": 0}, True),
+        ({"stream": 0}, True),
+        ({"service": OTHER}, True),
+        ({"service": LISTED.replace(b"+", b"-", 1)}, True),
+        ({"service": OTHER, "current": b"other"}, False),
         ({"start": None}, True),
         ({"start": b"3"}, True),
         ({"start": b"junk"}, True),
@@ -304,7 +311,7 @@ async def test_a_whole_registration_is_left_as_it_is(registering: Registering) -
         (KEYS.instances("pool"), "i:mine", "d:digest", "n:digest", *shared),
         (stream.fence, "generation", "c:mine", "l:mine"),
     ]
-    assert link.args("EXISTS") == [(KEYS.names,)]
+    assert link.args("EXISTS") == [(KEYS.names, stream.key)]
     registering.holds(service=None, instance=None)
     registering.registration.active = False
     await registering.registration.register_missing()

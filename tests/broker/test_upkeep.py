@@ -12,6 +12,8 @@ from tests.broker.fakes import KEYS, SETTINGS, Bench
 from tests.broker.test_recover import Recovery
 from toolbus.broker.recover.key_repair import KeyRepair
 from toolbus.broker.take.requests import Fence
+from toolbus.broker.transport.command import ReplyError
+from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -144,3 +146,25 @@ async def test_a_repair_that_is_answered_by_half_is_an_error() -> None:
     repair.request()
     with pytest.raises(ValueError, match="shorter"):
         await repair.run()
+
+
+async def test_what_the_server_refuses_in_one_step_keeps_no_other_from_being_taken(recovery: Recovery, observed: Observed) -> None:
+    """A damaged key of one service costs neither another service nor the registration."""
+    bench = recovery.bench
+    bench.streams["other"] = bench.new_stream("other")
+    reap = bench.link.answers["reap"]
+    bench.link.answers["reap"] = lambda keys, args: ReplyError("ERR damaged") if args[1] == "pool" else reap(keys, args)
+    await recovery.upkeep.turn(once_a_lease=True)
+    assert [args[1] for args in bench.link.args("reap")] == ["pool", "other"]
+    assert recovery.order[-2:] == ["register_lost", "keep"]
+    assert [event["error"] for event in observed.events] == ["ERR damaged"]
+
+
+async def test_a_lost_connection_ends_the_turn(recovery: Recovery, observed: Observed) -> None:
+    """Its other steps would fail as well, and say the same."""
+    recovery.bench.streams["other"] = recovery.bench.new_stream("other")
+    recovery.bench.link.answers["reap"] = BrokerUnavailable("gone")
+    await recovery.upkeep.turn(once_a_lease=True)
+    assert len(recovery.bench.link.args("reap")) == 1
+    assert recovery.order == []
+    assert [event["error"] for event in observed.events] == ["gone"]

@@ -11,7 +11,7 @@
 -- Returns {generation, counter,
 --          {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now, note or ""}, ...},
 --          1 when this worker is to make room for an entry that must run alone}
-local STRETCH = 1000
+local STRETCH, MOST_DELIVERIES = 1000, 1000000000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
 local time = redis.call('TIME')
@@ -57,9 +57,11 @@ end
 
 -- An entry keeps its delivery count until its new consumer says that it runs it (count.lua): one that dies before has tried nothing.
 local function take(entry, counted)
-  local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', entry[4])
+  -- A count that a stranger set may be more than the server takes.
+  local delivered = math.min(entry[4], MOST_DELIVERIES)
+  local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', delivered)
   if not found[1] then return false end
-  taken[#taken + 1] = {entry[1], entry[4], counted, found[1][2], entry[2], note_of(entry[1])}
+  taken[#taken + 1] = {entry[1], delivered, counted, found[1][2], entry[2], note_of(entry[1])}
   room = room - 1
   return true
 end
@@ -171,7 +173,9 @@ local function lease_of(owner) return tonumber(redis.call('HGET', fence, 'l:' ..
 if room > 0 then
   local cursor = redis.call('HGET', fence, 'scan')
   if cursor and not cursor:match('^%d+%-%d+$') then cursor = nil end
-  local stretch = redis.call('XPENDING', queue, 'g', cursor and '(' .. cursor or '-', '+', STRETCH)
+  -- An id that no entry can have is an error.
+  local stretch = cursor and redis.pcall('XPENDING', queue, 'g', '(' .. cursor, '+', STRETCH)
+  if not stretch or stretch.err then stretch = redis.call('XPENDING', queue, 'g', '-', '+', STRETCH) end
   cursor = nil
   for at, entry in ipairs(stretch) do
     if entry[3] >= 2 * lease and not waits(entry[2]) and entry[3] >= 2 * lease_of(entry[2]) then

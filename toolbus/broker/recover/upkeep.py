@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 
 from toolbus import telemetry
 from toolbus.broker.confirmations.notes import DeadlineNotes
@@ -17,7 +18,7 @@ from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
 from toolbus.broker.take.requests import Fence, RequestStream
 from toolbus.broker.transport.transport import Transport
-from toolbus.results import BrokerError
+from toolbus.results import BrokerError, BrokerUnavailable
 
 _MOST_TAKEN_OVER = 256
 # The registry is swept in every third turn, once a lease.
@@ -81,32 +82,46 @@ class Upkeep:
 
     async def turn(self, *, once_a_lease: bool) -> None:
         """Reap every stream, then stop abandoned calls; ``once_a_lease`` also restore the registration and sweep the registry."""
-        try:
+        async with self._tried():
             for stream in list(self._streams.values()):
-                await self._reap(stream)
+                await self._apart(self._reap(stream))
             if once_a_lease:
-                await self._register_lost()
+                await self._apart(self._register_lost())
             if self._clock.trusted:
                 if once_a_lease:
-                    await self._registry.sweep(self._clock)
-                await self._abandoned.stop_calls()
-                await self._abandoned.end_sessions()
+                    await self._apart(self._registry.sweep(self._clock))
+                await self._apart(self._abandoned.stop_calls())
+                await self._apart(self._abandoned.end_sessions())
             await self._ownership.keep()
-        except BrokerError as error:
-            telemetry.log.warning("upkeep.failed", error=str(error))
 
     async def recover(self) -> None:
         """Reap now rather than at the next turn."""
-        try:
+        async with self._tried():
             for stream in list(self._streams.values()):
-                await self._reap(stream)
-        except BrokerError as error:
-            telemetry.log.warning("upkeep.failed", error=str(error))
+                await self._apart(self._reap(stream))
 
     async def take_back(self, stream: RequestStream) -> None:
         """Take what draining workers handed back."""
-        try:
+        async with self._tried():
             await self._reap(stream, handed_back_only=True)
+
+    @asynccontextmanager
+    async def _tried(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except BrokerError as error:
+            telemetry.log.warning("upkeep.failed", error=str(error))
+
+    async def _apart(self, step: Awaitable[None]) -> None:
+        """Take one step; what the server refuses in it keeps no other step from being taken.
+
+        Raises:
+            BrokerUnavailable: the connection is lost, so that the others would fail as well.
+        """
+        try:
+            await step
+        except BrokerUnavailable:
+            raise
         except BrokerError as error:
             telemetry.log.warning("upkeep.failed", error=str(error))
 
@@ -117,11 +132,9 @@ class Upkeep:
 
     async def reap_postponed(self) -> None:
         """Take what this worker had no slot for."""
-        try:
+        async with self._tried():
             for stream, everything in list(self.postponed.items()):
-                await self._reap(stream, handed_back_only=not everything)
-        except BrokerError as error:
-            telemetry.log.warning("upkeep.failed", error=str(error))
+                await self._apart(self._reap(stream, handed_back_only=not everything))
 
     async def _reap(self, stream: RequestStream, *, handed_back_only: bool = False) -> None:
         async with self._one:

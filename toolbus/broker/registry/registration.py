@@ -125,7 +125,7 @@ class WorkerRegistration:
                 "HMGET", keys.instances(stream.service), f"i:{self._instance}", f"d:{digest}", f"n:{digest}", *_SHARED, repeatable=True
             ),
             execute("HGET", keys.meta, "start", repeatable=True),
-            execute("EXISTS", keys.names, repeatable=True),
+            execute("EXISTS", keys.names, stream.key, repeatable=True),
             execute("HMGET", stream.fence, "generation", f"c:{self._instance}", f"l:{self._instance}", repeatable=True),
         )
         try:
@@ -134,4 +134,7 @@ class WorkerRegistration:
             integer(started, least=published.start)
         except (DescriptorError, EnvelopeError):
             return False
-        return bool(named) and None not in own and None not in fence and bool(own[0] == f"{published.start}:{digest}".encode())
+        if named != 2 or None in own or None in fence or own[0] != f"{published.start}:{digest}".encode():
+            return False
+        # Where another revision is the current one, its workers look.
+        return bool(own[-1] != digest.encode() or listed == b"+" + own[1])
