@@ -99,7 +99,7 @@ async def test_once_work_runs_as_long_as_a_joiner_waits(place: Place, at_once: b
 async def test_a_joiner_whose_time_the_worker_did_not_hear_of_runs_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, streaming: bool
 ) -> None:
-    """A message may be lost; what the joiner has heard of the first run is not said again when the next one says the same."""
+    """A message may be lost; text that the joiner has heard of the first run is not said again when the next one says the same."""
     monkeypatch.setattr(Slots, "on_extended", lambda *what: None)
     async with place.serving(think) as bus:
         await bus.wait_for_tool("think")

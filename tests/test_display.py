@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.display import TooMuch, pretty, readable, shortened, visible, visible_lines
+from toolbus.display import TooMuch, harmless, pretty, readable, shortened, visible, visible_lines
 
 MARK = "shortened)"
 
@@ -130,3 +130,12 @@ def test_what_is_cut_says_how_long_it_was() -> None:
     assert shortened("abc", 3) == "abc"
     assert shortened("a" * 300, 256) == f"{'a' * 256}… (300 characters, shortened)"
     assert shortened("\ud800", 3) == "?"
+
+
+def test_prose_stays_prose() -> None:
+    """A text in any language is shown as it is, piece by piece; what commands a terminal or turns text is written out."""
+    for text in ("a\n\tb", "e", "\u0301", "می\u200cخواهم", "नमस्ते", "👩\u200d💻", "日本"):
+        assert harmless(text) == text
+    assert harmless("a\r\nb") == "a\nb"
+    for each in "\x00\x07\x1b\r\x7f\x9b\u202e\u2066\u200b\u2028\ufeff\ud800\U000e0041":
+        assert harmless(f"ä{each}b") == f"ä{visible(each)}b" != f"ä{each}b"

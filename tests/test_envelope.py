@@ -219,3 +219,32 @@ def test_ids_are_random_and_valid() -> None:
     assert all(envelope.is_ident(each) for each in ids | runs)
     assert {len(each) for each in ids} == {32}
     assert {len(each) for each in runs} == {12}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"response":5',
+        b'"error":"broken"',
+        b'"error":{"type":"timeout"}',
+        b'"blob":{"media_type":"a/b","data":"no base64"}',
+        b'"data":"\xff"',
+    ],
+)
+def test_a_last_frame_that_can_not_be_read_ends_its_call(field: bytes) -> None:
+    """Its caller hears at once what is wrong with it; the frames beside it are read."""
+    whole = envelope.encode(Frame("a1", "r1", response="fine"))
+    last = b'{"id":"b2","run":"r2","attempt":2,"seq":3,"epoch":1,"kind":"end","end_of_stream":true,' + field + b"}"
+    frames, problems = envelope.decode_frames(envelope.join_frames([last, whole]), limit=10_000)
+    assert len(problems) == 1
+    ended, other = frames
+    assert (ended.id, ended.run, ended.attempt, ended.seq, ended.epoch, ended.end_of_stream) == ("b2", "r2", 2, 3, 1, True)
+    assert ended.error is not None
+    assert (ended.error.type, ended.error.code) == ("outcome_unknown", "malformed_frame")
+    assert other.response == "fine"
+
+
+def test_bad_frames_are_not_looked_at_for_ever() -> None:
+    """Of an entry that holds nothing else, a thousand are enough to know."""
+    frames, problems = envelope.decode_frames(envelope.join_frames([b"{}"] * 100_000), limit=1_000_000)
+    assert (len(frames), len(problems)) == (0, 1_000)

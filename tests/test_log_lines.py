@@ -109,6 +109,18 @@ def test_no_value_breaks_a_text_line(logger: logging.Logger, name: str) -> None:
     assert len(line) < 100_000
 
 
+def test_what_is_invisible_is_written_out_in_text(logger: logging.Logger) -> None:
+    """Blank letters and heaps of marks, which count as printable, hide nothing in fields, events and tracebacks."""
+    hidden = "a\u3164b" + "\u0301" * 9
+    stream = Stream()
+    telemetry.configure_logging(format="text", stream=stream)
+    telemetry.log.error("link.lost", exc_info=ValueError(hidden), error=hidden)
+    logging.getLogger("toolbus.mine").warning(hidden)
+    assert stream.getvalue().count("a\\u3164b") == 3
+    assert "\u3164" not in stream.getvalue()
+    assert "\u0301" * 5 not in stream.getvalue()
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_value_breaks_an_applications_logging(caplog: pytest.LogCaptureFixture, name: str) -> None:
     """With an application's own handlers it is one record with a message of one line."""

@@ -16,6 +16,10 @@ _MOST_KEPT = 16_000
 # Most combining marks on one character; more would cover the lines above and below.
 _MOST_MARKS = 4
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
+# Unicode's categories of controls, formats, halves of pairs, and line separators. Many languages need the two joiners.
+_HARMFUL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_KEPT = frozenset("\n\t\u200c\u200d")
 # Printable by their Unicode category, but invisible.
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
@@ -59,6 +63,17 @@ def visible(text: str) -> str:
         marks = 0 if character.isalnum() else _MOST_MARKS
         made.append(character if character.isprintable() and not _BLANK.match(character) else _escaped(character))
     return "".join(made)
+
+
+def harmless(text: str) -> str:
+    """Return a text of any length and language with what could command a terminal, or reorder or hide text, written as JSON escapes.
+
+    Unlike ``visible``, it keeps line breaks, tabs, marks and joiners, and so pieces of a text can be shown one by one.
+    """
+    text = text.replace("\r\n", "\n")
+    if text.isascii() and _CONTROLS.search(text) is None:
+        return text
+    return "".join(each if each in _KEPT or unicodedata.category(each) not in _HARMFUL else _escaped(each) for each in text)
 
 
 def visible_lines(text: str) -> str:

@@ -14,9 +14,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from toolbus import encoding
+from toolbus.encoding import encode_json, simpler, whole_text
 from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress
 
 VERSION = 1
+# Bytes of frames that are sent in one entry.
+_MOST_TOGETHER = 262_144
+# Frames of one entry that can't be decoded; the rest of it is not looked at.
+_MOST_PROBLEMS = 1_000
 NOT_BEGUN = "not_begun"
 """Error code of a cancellation that came before the handler started, so nothing was done."""
 
@@ -135,6 +141,17 @@ class Frame(msgspec.Struct, omit_defaults=True):
     confirm: Confirm | None = None
 
 
+class _Place(msgspec.Struct):
+    """The address of a frame, when the rest of it can't be read."""
+
+    id: str
+    run: str
+    attempt: int = 1
+    seq: int = 0
+    end_of_stream: bool = False
+    epoch: int = 0
+
+
 class _Ids:
     """Random ids from the system, read 256 at a time: a system call for each cost 3 % of a caller's time."""
 
@@ -162,11 +179,11 @@ def new_run() -> str:
     return os.urandom(6).hex()
 
 
-_encoder = msgspec.json.Encoder()
-_ordered_encoder = msgspec.json.Encoder(order="deterministic")
+_ordered_encoder = msgspec.json.Encoder(enc_hook=simpler, order="deterministic")
 _request_decoder = msgspec.json.Decoder(Request)
 _frame_decoder = msgspec.json.Decoder(Frame)
 _frames_decoder = msgspec.json.Decoder(list[Frame])
+_place_decoder = msgspec.json.Decoder(_Place)
 _raws_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 # Deep nesting and bad UTF-8 do not raise msgspec.DecodeError; hostile bytes may raise any of the three.
@@ -176,14 +193,26 @@ _ADDRESS_FIELD = re.compile(rb'"(id|agent)"\s*:\s*"([A-Za-z0-9_-]{1,64})"')
 
 
 def encode(message: object) -> bytes:
-    """Encode a request, a frame, or a value that one of them carries.
+    """Encode a request or a frame.
 
     Raises:
         EnvelopeError: a value in it can't be expressed in JSON.
     """
     try:
-        return _encoder.encode(message)
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        return encode_json(message)
+    except Exception as error:  # noqa: BLE001 - a class of a user's may raise anything when it is asked for its value
+        raise EnvelopeError(f"not expressible in JSON: {error}") from None
+
+
+def encode_data(value: object) -> bytes:
+    """Encode a value that a frame carries.
+
+    Raises:
+        EnvelopeError: JSON can't express it, or it is nested too deeply; the message names the place.
+    """
+    try:
+        return encoding.encode_data(value)
+    except ValueError as error:
         raise EnvelopeError(f"not expressible in JSON: {error}") from None
 
 
@@ -196,6 +225,11 @@ def encode_request(request: Request, *, limit: int) -> bytes:
     document = encode(request)
     if len(document) > limit:
         raise EnvelopeError(f"request of {len(document)} bytes is over the limit of {limit}")
+    if document.count(b"null"):
+        # It may stand for NaN or infinity.
+        for part in (request.arguments, request.config):
+            if not encoding.is_finite(part):
+                encode_data(part)
     return document
 
 
@@ -251,10 +285,18 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(frames) + b"]"
 
 
+def entry_limit(max_frame: int) -> int:
+    """Return the most bytes of a reply entry that workers with this ``max_frame`` write.
+
+    A byte of text takes up to six in JSON; beside the text an entry may have data, an error, and other frames.
+    """
+    return 6 * max(_MOST_TOGETHER, max_frame)
+
+
 def decode_frames(payload: bytes, *, limit: int) -> tuple[list[Frame], list[str]]:
     """Return the frames of one reply entry, and a reason for each one that can't be decoded.
 
-    One bad frame does not affect the others of its entry.
+    One bad frame does not affect the others of its entry, up to a thousand of them. A last one still ends its call, and says why.
     """
     if len(payload) > limit:
         return [], [f"reply entry of {len(payload)} bytes is over the limit of {limit}"]
@@ -273,7 +315,22 @@ def decode_frames(payload: bytes, *, limit: int) -> tuple[list[Frame], list[str]
             frames.append(_frame_decoder.decode(raw))
         except _MALFORMED as error:
             problems.append(f"malformed frame: {error}")
+            frames += _end_of(raw, str(error))
+            if len(problems) >= _MOST_PROBLEMS:
+                break
     return frames, problems
+
+
+def _end_of(raw: msgspec.Raw, problem: str) -> list[Frame]:
+    """Return what ends the call of a last frame that can't be read; nothing when it is not the last one, or not known to be."""
+    try:
+        place = _place_decoder.decode(raw)
+    except _MALFORMED:
+        return []
+    if not place.end_of_stream:
+        return []
+    error = ErrorInfo("outcome_unknown", "malformed_frame", f"the worker has answered, but its answer can't be read: {problem}")
+    return [Frame(place.id, place.run, place.attempt, place.seq, "end", None, True, error, epoch=place.epoch)]
 
 
 def pieces(text: str, limit: int) -> Iterator[str]:
@@ -281,7 +338,7 @@ def pieces(text: str, limit: int) -> Iterator[str]:
 
     Lone surrogates, which UTF-8 can't carry, become U+FFFD.
     """
-    data = _utf8(text)
+    data = whole_text(text).encode()
     if len(data) <= limit:
         yield data.decode()
         return
@@ -292,10 +349,3 @@ def pieces(text: str, limit: int) -> Iterator[str]:
             end -= 1
         yield data[start:end].decode()
         start = end
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()

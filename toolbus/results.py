@@ -26,6 +26,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from toolbus.encoding import encode_json, exact_text
+
 ErrorType = Literal[
     "not_found",
     "invalid_arguments",
@@ -71,7 +73,7 @@ _MOST_PROGRESS = sys.float_info.max
 
 def _in_utf8(text: str) -> bool:
     try:
-        text.encode()
+        str.encode(text)
     except UnicodeEncodeError:
         return False
     return True
@@ -91,8 +93,8 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
             TypeError: ``done`` or ``total`` is no finite number, or ``message`` is no text that UTF-8 can express.
         """
         for name, value in (("done", self.done), ("total", 0 if self.total is None else self.total)):
-            if not isinstance(value, (int, float)) or not -_MOST_PROGRESS <= value <= _MOST_PROGRESS:
-                raise TypeError(f"progress: {name} is a finite number, not {str(value)[:50]!r}")
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not -_MOST_PROGRESS <= value <= _MOST_PROGRESS:
+                raise TypeError(f"progress: {name} is a finite number, not {str(value)[:50]!r} ({type(value).__name__})")
         if not isinstance(self.message, str) or not _in_utf8(self.message):
             raise TypeError(f"progress: the message is a text that UTF-8 can express, not {ascii(self.message)[:50]}")
 
@@ -102,6 +104,23 @@ class Blob(msgspec.Struct, frozen=True):
 
     media_type: str
     data: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what would not arrive.
+
+        Raises:
+            TypeError: ``media_type`` is no text that UTF-8 can express, or ``data`` is not bytes.
+        """
+        if type(self.media_type) is not str:
+            if not isinstance(self.media_type, str):
+                raise TypeError(f"a blob's media type is a text, not {type(self.media_type).__name__}")
+            msgspec.structs.force_setattr(self, "media_type", exact_text(self.media_type))
+        if not _in_utf8(self.media_type):
+            raise TypeError(f"a blob's media type is a text that UTF-8 can express, not {ascii(self.media_type)[:50]}")
+        if type(self.data) is not bytes:
+            if not isinstance(self.data, (bytes, bytearray, memoryview)):
+                raise TypeError(f"a blob's data is bytes, not {type(self.data).__name__}")
+            msgspec.structs.force_setattr(self, "data", bytes(memoryview(self.data)))
 
 
 class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -157,7 +176,7 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False):
         """The text for the model: the output, or the data as JSON, or the failure after any partial text."""
         text = self.output
         if text is None:
-            text = "" if self.data is None else msgspec.json.encode(self.data).decode()
+            text = "" if self.data is None else encode_json(self.data).decode()
         if self.error is None:
             return text
         failure = f"Error ({self.error.type}): {self.error.message or self.error.code or 'the tool failed'}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import redis
 
 from toolbus import ConfigurationError, Settings
 from toolbus.broker.transport.connection import Connector, redact
 from toolbus.broker.transport.discovery import Fixed, InCluster, Node
 from toolbus.broker.transport.sentinels import BySentinel
+from toolbus.results import BrokerUnavailable
 
 
 def test_plain_urls_lead_where_they_say() -> None:
@@ -76,7 +78,7 @@ def test_a_wrong_url_is_named_with_what_is_wrong(url: str, words: str) -> None:
     ],
 )
 def test_certificates_that_would_not_be_used_are_refused(url: str, files: dict[str, str], words: str) -> None:
-    """Who names certificates believes that connections are encrypted, so a plain URL is a mistake."""
+    """Certificates without their key, or beside a URL without TLS, are refused, because they would not be used."""
     with pytest.raises(ConfigurationError) as error:
         Connector.of(Settings.load({}, url=url, **files))
     assert words in str(error.value)
@@ -96,6 +98,8 @@ def test_certificates_that_would_not_be_used_are_refused(url: str, files: dict[s
         ("rediss://host?ssl_password=secret&ssl_ca_certs=x", "rediss://host?ssl_password=***&ssl_ca_certs=x"),
         ("redis://host?password=secret", "redis://host?password=***"),
         ("redis://u:secret@host:notaport", "redis://u:***@host:notaport"),
+        ("redis:/u:secret@host", "redis:***@host"),
+        ("u:secret@host:1", "u:***@host:1"),
     ],
 )
 def test_no_url_shows_its_password(url: str, shown: str) -> None:
@@ -103,11 +107,61 @@ def test_no_url_shows_its_password(url: str, shown: str) -> None:
     assert redact(url) == shown
 
 
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster", "reddis"])
+@pytest.mark.parametrize("password", ["sec/ret", "sec#ret", "sec?ret", "123/ret", "123#ret", "123?ret", "se:c/r@et", "/", "[/"])
+def test_a_password_that_must_be_written_in_another_way_is_not_shown(scheme: str, password: str) -> None:
+    """A URL that a character ends too early is refused by that character; no part of it is shown, or taken for a port."""
+    with pytest.raises(ConfigurationError) as error:
+        Connector(f"{scheme}://u:{password}@host:6379/0", key="key")
+    said = str(error.value)
+    assert "/ as %2F, # as %23 and ? as %3F" in said
+    assert f"'{scheme}://u:***@host:6379/0'" in said
+    assert "123" not in said
+    assert "sec" not in said
+
+
+def test_an_at_sign_in_a_parameter_is_none_of_a_user() -> None:
+    """A password in the query may have one."""
+    assert Connector("redis://host:1/2?password=p@ss", key="key").discovery.options["password"] == "p@ss"
+
+
 def test_the_password_file_is_read_afresh_and_wins(tmp_path: Path) -> None:
-    """What it holds at the time of a connect is used, without the line's end."""
+    """Each connect uses the password that the file holds then, without the line's end, and not the URL's."""
     secret = tmp_path / "secret"
     secret.write_text("first\n")
     connector = Connector("redis://:old@host", password_file=str(secret))
     assert connector._options(None)["password"] == "first"
     secret.write_text("second")
     assert connector._options(None)["password"] == "second"
+
+
+def test_the_sentinels_password_file_is_read_afresh(tmp_path: Path) -> None:
+    """A rotated password is found at the next connect; the server's own connections never use it."""
+    secret = tmp_path / "secret"
+    secret.write_text("first\n")
+    connector = Connector(f"redis+sentinel://one,two/m?sentinel_password_file={secret}")
+    found = connector.discovery
+    assert isinstance(found, BySentinel)
+    node = Node("one", 26379)
+    assert found.asking_options(node)["password"] == "first"
+    secret.write_text("second")
+    assert found.asking_options(node)["password"] == "second"
+    assert "password" not in connector._options(node)
+    secret.unlink()
+    with pytest.raises(redis.AuthenticationError, match="can't be read"):
+        found.asking_options(node)
+
+
+def test_a_sentinel_has_one_password() -> None:
+    """Two of them would leave it to chance which one is used."""
+    with pytest.raises(ConfigurationError, match="both sentinel_password and sentinel_password_file"):
+        Connector("redis+sentinel://one,two/m?sentinel_password=a&sentinel_password_file=b")
+
+
+def test_a_server_that_has_answered_needs_no_advice_for_beginners() -> None:
+    """Once the server has answered, the error no longer explains how to start one."""
+    connector = Connector("redis://127.0.0.1:1")
+    for reached, advice in ((False, "toolbus dev"), (True, "it answered before, so it is tried again")):
+        connector._reached = reached
+        with pytest.raises(BrokerUnavailable, match=advice), connector.errors():
+            raise redis.ConnectionError("Error 111 connecting to 127.0.0.1:1")

@@ -13,7 +13,8 @@ import time
 import pytest
 
 from tests.cli.shell import Shell
-from toolbus.cli.common import print_table
+from tests.forking import Program
+from toolbus.cli.output import print_table
 
 TOOLS = '''
 from toolbus import invocation, tool
@@ -53,7 +54,7 @@ def waiting(shell: Shell, count: int = 1) -> list[dict[str, object]]:
         assert time.monotonic() < deadline, found
 
 
-def said(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def said(process: Program | subprocess.Popen[str]) -> tuple[int, str, str]:
     """The end of a command."""
     out, err = process.communicate(timeout=30)
     return process.returncode, out, err

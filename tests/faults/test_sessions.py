@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import redis
 
 from tests.contract import Place
 from tests.faults.notes import Notes
+from tests.forking import ForkServer, Program
 from tests.servers import eventually, put_down
 from toolbus import ToolBus
 from toolbus.broker import scripts
@@ -26,7 +26,7 @@ from toolbus.broker.keys import Keys
 pytestmark = pytest.mark.anyio
 
 LEASE = 1.0
-Spawn = Callable[..., subprocess.Popen[str]]
+Spawn = Callable[..., Program]
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def ends(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spawn(place: Place, ends: Path) -> Iterator[Spawn]:
+def spawn(place: Place, forks: ForkServer, ends: Path) -> Iterator[Spawn]:
     """Starts a worker, or an agent in a session."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Program] = []
 
-    def start(role: str = "worker", last: object = ends) -> subprocess.Popen[str]:
+    def start(role: str = "worker", last: object = ends) -> Program:
         settings = place.settings
-        command = [sys.executable, "-m", "tests.faults.notes", role, settings.url, settings.namespace, str(LEASE), str(last)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        command = ["-m", "tests.faults.notes", role, settings.url, settings.namespace, str(LEASE), str(last)]
+        started.append(forks.start(*command, stdout=subprocess.PIPE))
         return started[-1]
 
     yield start
@@ -124,7 +124,7 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(place: Place, spawn: 
 
 
 async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(place: Place, spawn: Spawn) -> None:
-    """What moved on while it was stopped stays there: the old worker hands calls over and drops what it had."""
+    """A session that moved on while its worker was stopped stays there: the old worker hands calls over and drops its state."""
     workers = [spawn(), spawn()]
     async with place.bus() as bus:
         await workers_up(bus, 2)
@@ -142,7 +142,7 @@ async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(
 
 
 async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(place: Place, spawn: Spawn) -> None:
-    """What it was computing when its lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet."""
+    """A call in progress when the lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet."""
     worker, keys = spawn(), Keys(place.settings.namespace)
     with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
 
@@ -272,7 +272,7 @@ class Pool:
         return list(answer[3])
 
     def pending(self) -> list[tuple[str, int]]:
-        """Who has what is pending, and its delivery count."""
+        """Return the consumer and the delivery count of each pending entry."""
         return [(each["consumer"], each["times_delivered"]) for each in self.client.xpending_range(self.queue, "g", "-", "+", 100)]
 
     def reap(self, name: str, room: int = 10, *, handed_back_only: bool = False, busy: bool = False) -> list[int]:

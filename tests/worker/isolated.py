@@ -56,7 +56,7 @@ def write_everywhere(payload: bytes) -> None:
 
 
 def answer_of_this_call() -> Answer:
-    """What says the answers here: a handler that is out to forge messages finds it in memory."""
+    """Return the object that sends this call's answers: a handler that is out to forge messages finds it in memory."""
     return next(each for each in reversed(gc.get_objects()) if isinstance(each, Answer) and not each._ended)
 
 
@@ -148,7 +148,7 @@ def iso_echo(text: str) -> str:
 
 @tool(effect="read", isolation="process")
 async def iso_trace(how: str) -> dict[str, Any]:
-    """What earlier calls left where every call looks, and then leave something there."""
+    """Return what earlier calls left where every call looks, and leave something there."""
     found = {"user": invocation().user, "variable": variable.get(), "environment": os.environ.get("LEFT", ""), "folder": str(Path.cwd())}
     variable.set("left")
     if how == "environment":
@@ -230,7 +230,7 @@ def iso_point(point: Point) -> int:
 
 @tool(effect="read", isolation="process")
 def iso_here() -> dict[str, Any]:
-    """What the invocation says."""
+    """Report progress, and return what the invocation says."""
     here = invocation()
     here.progress(1, 2, "half")
     return {
@@ -349,6 +349,33 @@ async def iso_leave_task() -> int:
 
 @tool(effect="read", isolation="process")
 def iso_count() -> int:
-    """How many calls this process has had."""
+    """Return how many calls this process has had."""
     state.append(1)
     return len(state)
+
+
+def escape(pid_file: str) -> None:
+    """Start a process that leaves session, group and parent, and so does the one that it starts."""
+    code = (
+        "import os, sys, time\n"
+        "for _ in range(2):\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    os.setsid()\n"
+        "if not os.fork(): os.setsid()\n"
+        "with open(sys.argv[1], 'a') as file: file.write(f'{os.getpid()} ')\n"
+        "time.sleep(600)"
+    )
+    subprocess.run([sys.executable, "-c", code, pid_file], check=True)
+    while not Path(pid_file).exists() or len(Path(pid_file).read_text("utf-8").split()) < 2:
+        time.sleep(0.01)
+
+
+@tool(effect="read", isolation="process")
+def iso_escape(pid_file: str, then: str) -> str:
+    """Start processes that slip away, and end in some way."""
+    escape(pid_file)
+    if then == "dies":
+        os._exit(1)
+    if then != "ends":
+        time.sleep(600)
+    return "ended"

@@ -1,4 +1,4 @@
-"""What ends programs and tasks, raised by tools: it is contained, and the worker serves on."""
+"""Exceptions that end programs and tasks, raised by tools: they are contained, and the worker serves on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
 from tests.contract import Place
+from tests.forking import ForkServer
 from tests.servers import eventually
 from toolbus import Session, Settings, ToolBus, ToolResult, ToolService, Worker, tool
 from toolbus.compat.trustgraph import DynamicToolService
@@ -183,7 +183,7 @@ class Cleaning(ToolService):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_clean_up_ends_neither_the_worker_nor_other_clean_ups(kind: str) -> None:
-    """What cleanup() raises after a session or at the worker's end is logged; the others clean up, and the drain returns."""
+    """An exception of cleanup() after a session or at the worker's end is logged; the others clean up, and the drain returns."""
     services = [Cleaning(kind, "one"), Cleaning(kind, "two"), Cleaning("", "three")]
     async with ToolBus("memory://") as bus, Worker(services, url="memory://") as worker:
         for service in services:
@@ -242,10 +242,10 @@ async def callback(kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 async def test_tasks_of_handlers_end_no_worker_of_the_command_line(
-    kind: str, commands: CommandServer, tmp_path: Path, valkey_server: str, namespace: str
+    kind: str, forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str
 ) -> None:
     """Tasks, task groups and callbacks that handlers start may raise SystemExit: the process serves on, and SIGTERM ends it with 0."""
-    shell = Shell(commands, tmp_path, valkey_server, namespace)
+    shell = Shell(forks, tmp_path, valkey_server, namespace)
     (tmp_path / "strays.py").write_text(STRAYS)
     worker = shell.start("worker", "strays.py")
     try:

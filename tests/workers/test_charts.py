@@ -1,14 +1,20 @@
 """Charts and reports: what they show, what stays text in them, and what they refuse."""
 
 import base64
+import itertools
+import math
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from toolbus_workers import charts
 from toolbus_workers.charts import MAX_POINTS, draw_chart, write_report
-from toolbus_workers.plotting import ticks
+from toolbus_workers.plotting import Chart, plot, ticks
+from toolbus_workers.reporting import Section, markdown_report
 
 from toolbus import Blob, ToolBus, Worker
 from toolbus.testing import InvocationEnvironment
@@ -218,3 +224,46 @@ async def test_a_chart_reaches_a_report_by_reference(valkey_server, namespace):
         report = await executor.execute("write_report", {"title": "T", "sections": sections})
     assert report.success, report.error
     assert base64.b64encode(chart.content[0].data) in report.content[0].data
+
+
+PIECES = ["\\", "<", "script", ">", "[", "x", "]", "(", "javascript:1", ")", "`", "``", "```", "~~~~", "#", " ", "\n", "\n\n", "    ", "!"]
+PIECES += ["--", "<!--", "-->", "&lt;", "*", "_", "|", "---", "===", "- ", "1. ", "> ", "http://a.b", ":", "<?", "<![CDATA["]
+
+
+def kinds(tokens):
+    """The types of all tokens of a Markdown document."""
+    for token in tokens:
+        yield token.type
+        yield from kinds(token.children or ())
+
+
+@example("\\<script>alert(1)</script>")
+@example("```")
+@example("text\n~~~\n")
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=14).map("".join))
+@settings(max_examples=500, deadline=None)
+def test_no_text_becomes_markup_or_swallows_what_follows(text):
+    """No text of a title, heading, paragraph or cell becomes a tag, link or fence, and the next section is there."""
+    report = markdown_report(text, [Section(text, text, {"columns": [text], "rows": [[text]]}), Section("Last", "end")])
+    tokens = MarkdownIt("commonmark").enable("table").parse(report)
+    assert not {"html_inline", "html_block", "link_open", "image", "fence"} & set(kinds(tokens))
+    headings = [tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"]
+    assert headings[-1] == "Last"
+
+
+NUMBERS = [0.0, 5e-324, 1e-323, 2.2e-308, 1e-310, 1e-300, 1e-15, 1.0, 1 + 2**-52, 1 + 1e-12, 1e15, 1e15 + 0.125, 1e16, 1e300, 123456789.1]
+NUMBERS += [math.nextafter(123456789.1, 2e9), math.nextafter(1e16, 2e16)]
+
+
+@pytest.mark.parametrize("kind", ["bar", "line", "pie"])
+def test_every_pair_of_numbers_can_be_drawn(kind):
+    """Subnormal, nearly equal and huge numbers give finite places, and marks that differ from each other."""
+    signed = [*NUMBERS, *(-number for number in NUMBERS)]
+    for low, high in itertools.product(NUMBERS[1:] if kind == "pie" else signed, repeat=2):
+        drawing = ElementTree.fromstring(plot(Chart(kind, "t", ["a", "b"], [("x", [low, high])])))
+        for each in drawing.iter():
+            assert not re.search("nan|inf", " ".join(each.attrib.values())), (low, high)
+        if kind != "pie":
+            marks = [each.text for each in drawing.iter(f"{SVG}text") if each.get("text-anchor") == "end" and each.text not in {"a", "b"}]
+            assert 2 <= len(marks) <= 13, (low, high, marks)
+            assert len(set(marks)) == len(marks), (low, high, marks)

@@ -7,7 +7,6 @@ import pytest
 from toolbus_workers.data_engine import MAX_CELL
 
 from tests.workers.data_client import SALES, serving
-from tests.workers.operator import put
 from tests.workers.outcomes import failed
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +118,7 @@ async def test_a_result_is_bounded_in_bytes(client):
     assert "rows are shown" in result.output
 
 
-async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namespace):
+async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namespace, put):
     """Config params of a further tool bound its results, and its arguments are checked all the same."""
     async with serving(valkey_server, namespace) as client:
         await put(valkey_server, namespace, "few-rows", "data_analysis", operation="data_analysis", max_rows="2")
@@ -134,6 +133,24 @@ async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namesp
 
 
 # -- what it refuses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT * FROM json_execute_serialized_sql(json_serialize_sql('SELECT 42'))",
+        "SELECT * FROM main.JSON_Execute_Serialized_SQL /* so */ (json_serialize_sql('SELECT 42'))",
+        "FROM \"json_execute_serialized_sql\"('{}')",
+        "EXPLAIN SELECT * FROM json_execute_serialized_sql('{}')",
+        "CREATE TEMP TABLE t AS SELECT * FROM json_execute_serialized_sql('{}')",
+        "FROM query('SELECT 42')",
+        "FROM query_table('sales')",
+    ],
+)
+async def test_statements_in_values_are_refused(sales, statement):
+    """A function that runs the statement in its argument is refused by name: nothing has looked at that statement."""
+    assert "is not allowed here: write its statement itself" in failed(await sales.sql(statement), "forbidden", "statement_refused")
+    assert (await sales.sql("SELECT query FROM (SELECT 1 AS query)")).success
 
 
 @pytest.mark.parametrize(

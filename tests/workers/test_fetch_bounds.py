@@ -7,8 +7,9 @@ import zlib
 
 import pytest
 from toolbus_workers.fetch_page import FetchPage
+from toolbus_workers.web import extract
 from toolbus_workers.web.extract import ContentExtractor
-from toolbus_workers.web.fetch import FetchService, Limits
+from toolbus_workers.web.fetch import FetchService, Limits, Page
 from toolbus_workers.web.guard import Guard
 
 from tests.workers.fetching import HTML, failure, fetched
@@ -39,6 +40,16 @@ async def test_a_server_that_drips_is_left_when_the_time_is_up():
             assert await failure(local(), there.url(target), max_seconds=0.5) == ("unavailable", "too_slow")
 
 
+async def test_the_parser_has_none_of_the_workers_secrets(monkeypatch, tmp_path):
+    """A page that takes over its parser finds an environment with paths only."""
+    program = tmp_path / "program.py"
+    program.write_text("import json, os; print(json.dumps({'title': ' '.join(os.environ), 'text': '', 'cut': False}))")
+    monkeypatch.setattr(extract, "_PROGRAM", str(program))
+    monkeypatch.setenv("SECRET_KEY", "s3cret")
+    page = Page("http://example.com/", "text/html", None, b"<p>hello</p>")
+    assert set((await ContentExtractor().extract(page)).title.split()) <= {"PYTHONPATH", "MALLOC_ARENA_MAX", "LC_CTYPE"}
+
+
 async def test_a_server_that_says_nothing_is_left_when_the_time_is_up():
     """Connected, and then silence."""
 
@@ -47,6 +58,49 @@ async def test_a_server_that_says_nothing_is_left_when_the_time_is_up():
 
     async with site(wait) as there:
         assert await failure(local(seconds=0.3), there.url()) == ("unavailable", "too_slow")
+
+
+async def longest_turn(work):
+    """Return a result, and the longest time for which the event loop did nothing else."""
+    longest, done = 0.0, asyncio.Event()
+
+    async def watch():
+        nonlocal longest
+        while not done.is_set():
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - before)
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await work, longest
+    finally:
+        done.set()
+        await watching
+
+
+@pytest.mark.parametrize(
+    ("start", "piece", "code"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", "too_many_pieces"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "bad_response"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", "bad_response"),
+    ],
+    ids=["one byte each", "continue", "early hints"],
+)
+async def test_a_flood_of_small_pieces_stalls_nobody(start, piece, code):
+    """Chunks of one byte and endless interim answers are counted, and other tasks have their turn between them."""
+
+    async def pour(request, writer):
+        writer.write(start)
+        while True:
+            writer.write(piece * 10_000)
+            await writer.drain()
+
+    async with site(pour) as there:
+        (_, told), longest = await longest_turn(failure(local(seconds=20), there.url()))
+    assert told == code
+    assert longest < 0.1
 
 
 async def test_ten_gigabytes_are_not_read():

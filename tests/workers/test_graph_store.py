@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from toolbus_workers import charts
+from toolbus_workers import charts, graph_engine
 from toolbus_workers.graph_engine import MAX_CELL
+from toolbus_workers.graph_gate import check
 from toolbus_workers.graph_store import GraphStore, tools
 from toolbus_workers.graph_store.embedded import EmbeddedGraph, Limits
+from toolbus_workers.graph_store.tools import MAX_QUERY
 
 from tests.servers import eventually
 from tests.workers.outcomes import failed
@@ -307,6 +309,80 @@ async def test_an_endless_statement_is_interrupted_in_time_and_the_graph_stays(p
     assert "narrow it" in told
     assert "import it again" not in told
     assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
+
+
+CHAINS = {
+    "not": ("RETURN ", "NOT ", "true"),
+    "minus": ("RETURN ", "- ", "1"),
+    "plus": ("RETURN 1", "+1", ""),
+    "power": ("RETURN 1", "^1", ""),
+    "bits": ("RETURN 1", "&1|1", ""),
+    "shift": ("RETURN 1", "<<1", ""),
+    "property": ("WITH {a: 1} AS a RETURN a", ".a", ""),
+    "index": ("RETURN [1]", "[1]", ""),
+    "comparison": ("RETURN 1", "<1", ""),
+    "in": ("RETURN 1", " IN [1]", ""),
+    "and": ("RETURN true", " AND 1 = 1", ""),
+    "or": ("RETURN true", " OR true XOR true", ""),
+    "brackets": ("RETURN ", "(", "1"),
+    "case": ("RETURN ", "CASE WHEN true THEN ", "1"),
+    "cases in chains": ("RETURN ", "1" + "+1" * 400 + "+ CASE WHEN true THEN ", "1"),
+    "brackets in chains": ("RETURN ", "1" + "+1" * 90 + "+(", "1"),
+    "union": ("RETURN 1", " UNION RETURN 1", ""),
+    "with": ("WITH 1 AS a", " WITH a AS a", " RETURN a"),
+    "optional": ("OPTIONAL MATCH (a)", " OPTIONAL MATCH (a)", " RETURN 1"),
+    "labels": ("MATCH (a", ":A", ") RETURN 1"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+async def test_no_construct_ends_the_process_by_its_depth(people, name):
+    """As long as a statement may be, every construct is refused or answered, by the process that the others use."""
+    start, unit, end = CHAINS[name]
+    process = people.store._program._process.pid
+    result = await people.query(start + unit * ((MAX_QUERY - len(start) - len(end)) // len(unit)) + end, timeout=30)
+    assert result.error is None or result.error.type == "invalid_arguments" or result.error.code == "out_of_memory"
+    assert people.store._program._process.pid == process
+    assert people.store._program.alive
+
+
+def test_long_statements_that_are_flat_pass() -> None:
+    """A condition of a hundred parts, a long list of negative numbers and a wide result are not nested."""
+    for statement in (
+        "MATCH (n) WHERE " + " OR ".join(f"n.a + {number} = -1 AND n.b.c < {number}" for number in range(100)) + " RETURN n",
+        "RETURN [" + ", ".join(f"-{number}.5" for number in range(2_000)) + "]",
+        "MATCH (n) RETURN " + ", ".join(f"n.p{number} * 2 AS p{number}" for number in range(900)),
+    ):
+        check(statement)
+
+
+class Stuck:
+    """A connection that can't roll back."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def execute(self, query: str, _: object = None) -> str:
+        """Fail where it should not."""
+        self.said.append(query)
+        if query in {"ROLLBACK", "wrong"}:
+            raise RuntimeError("Interrupted.")
+        return query
+
+    def close(self) -> None:
+        """Be closed."""
+        self.said.append("closed")
+
+
+def test_a_transaction_that_can_not_be_rolled_back_is_nobody_elses(monkeypatch):
+    """The connection is replaced, so that the next statement begins with nothing of this one."""
+    said: list[str] = []
+    monkeypatch.setattr(graph_engine.ladybug, "Connection", lambda _: Stuck(said))
+    engine = object.__new__(graph_engine.Engine)
+    vars(engine).update(_db=None, _connection=Stuck(said))
+    with pytest.raises(RuntimeError, match="Interrupted"), engine._transaction("READ ONLY", "ROLLBACK"):
+        engine._run("wrong")
+    assert said == ["BEGIN TRANSACTION READ ONLY", "wrong", "ROLLBACK", "closed"]
 
 
 async def test_a_statement_whose_caller_leaves_is_stopped(people):

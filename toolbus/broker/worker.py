@@ -105,14 +105,16 @@ class RedisWorkerBroker:
 
     # -- registering ------------------------------------------------------------------------------
 
-    async def register(self, publication: Publication) -> None:
+    async def register(self, publication: Publication, origin: str = "") -> None:
         """Publish a service with its tools, and serve its stream from now on.
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
         steps, service, clock = self._steps, publication.service, self._clock
-        answer = await steps.registration.register(publication)
+        # A worker that begins finds what others left: a key of a wrong type would end it.
+        await steps.key_repair.mend(self._keys.shared_by_all() | self._keys.of_service(service.id, service.queue))
+        answer = await steps.registration.register(publication, f"{socket.gethostname()}:{origin}" if origin else "")
         stream = steps.stream_of(service)
         stream.fence_is(answer.generation, answer.counter)
         if service.sticky_sessions:

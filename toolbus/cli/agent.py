@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, settings_of
+from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, settings_of
+from toolbus.cli.output import print_json, say
 from toolbus.cli.prompt import TerminalPrompt
 from toolbus.display import visible
 
@@ -184,13 +185,13 @@ class _Screen:
     def end(self) -> None:
         """End the unfinished line."""
         if self._open:
-            click.echo(err=self._open != "model")
+            say(err=self._open != "model")
         self._open = ""
 
     def ask(self, text: str) -> None:
         """Print a question."""
         self.end()
-        click.echo(f"{text}\n[y/N] ", nl=False, err=True)
+        say(f"{text}\n[y/N] ", nl=False, err=True)
 
     def _call(self, seen: Any) -> None:
         from toolbus import Progress
@@ -223,20 +224,14 @@ class _Screen:
         if self._open != whose:
             self.end()
             if whose != "model":
-                click.secho(f"  {_visible(whose.partition(' ')[2])}: ", dim=True, nl=False, err=True)
-        shown = _visible(text)
+                say(f"  {whose.partition(' ')[2]}: ", dim=True, nl=False, err=True)
         if whose == "model":
-            click.echo(shown, nl=False)
+            say(text, nl=False)
         else:
-            click.secho(shown, dim=True, nl=False, err=True)
-        if shown:
-            self._open = "" if shown.endswith("\n") else whose
+            say(text, dim=True, nl=False, err=True)
+        if text:
+            self._open = "" if text.endswith("\n") else whose
 
     def _line(self, text: str) -> None:
         self.end()
-        click.secho(_visible(text).replace("\n", " "), dim=True, err=True)
-
-
-def _visible(text: str) -> str:
-    """Return the text without characters that could command a terminal."""
-    return "".join(character for character in text if character in "\n\t" or not (character < " " or "\x7f" <= character <= "\x9f"))
+        say(text.replace("\n", " "), dim=True, err=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Seconds, fail, output_option, print_json, with_bus
+from toolbus.cli.common import Seconds, fail, output_option, with_bus
+from toolbus.cli.output import print_json, say, say_content
 
 if TYPE_CHECKING:
     from toolbus import ToolBus, ToolResult
@@ -91,9 +92,9 @@ def call_command(
     if output == "json":
         print_json(result)
     elif not streaming and result.success:
-        click.echo(result.observation)
+        say_content(result.observation)
     elif not streaming and result.output:
-        click.echo(result.output)
+        say_content(result.output)
     if result.error is not None:
         fail(f"{result.error.type}: {result.error.message or result.error.code}")
 
@@ -117,7 +118,7 @@ async def _allowed(
 
     def show(text: str) -> None:
         hint = f"or elsewhere, within {seconds:g} s: toolbus confirm allow {confirmation.id}"
-        click.echo(f"{text}\n[y/N] {hint}" if here else f"{text}\nit waits {hint.partition(', ')[2]}", err=True)
+        say(f"{text}\n[y/N] {hint}" if here else f"{text}\nit waits {hint.partition(', ')[2]}", err=True)
 
     if not here:
         show(str(confirmation))
@@ -141,19 +142,19 @@ async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> Too
         if quiet:
             continue
         if isinstance(event, Text):
-            click.echo(event.text, nl=False)
+            say_content(event.text, nl=False)
             sys.stdout.flush()
             printed = not event.text.endswith("\n")
         elif isinstance(event, Progress) and sys.stderr.isatty():
             total = f"/{event.total:g}" if event.total else ""
-            click.secho(f"[{event.done:g}{total}] {event.message}", fg="bright_black", err=True)
+            say(f"[{event.done:g}{total}] {event.message}", fg="bright_black", err=True)
         elif isinstance(event, Reset):
-            click.secho(f"\n-- attempt {event.attempt} starts from the beginning --", fg="yellow", err=True)
+            say(f"\n-- attempt {event.attempt} starts from the beginning --", fg="yellow", err=True)
         elif isinstance(event, Finished):
             if printed:
-                click.echo()
+                say()
             elif event.result.success and not event.result.output:
-                click.echo(event.result.observation)
+                say_content(event.result.observation)
             return event.result
     return await call.result()
 

@@ -1,19 +1,18 @@
-"""Helpers of all commands: settings from options, one-line errors, tables and JSON."""
+"""Helpers of all commands: settings from options, one-line errors."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
-import msgspec
 
-from toolbus.display import visible, visible_lines
+from toolbus.cli.output import say
 from toolbus.results import ConfigurationError
-from toolbus.settings import Settings
+from toolbus.settings import PREFIX, Settings, misspelt
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -46,7 +45,7 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print the error to standard error."""
-        click.secho(f"toolbus: {self.message}", fg="red", err=True, file=file)
+        say(f"toolbus: {self.message}", fg="red", err=True)
 
 
 def settings_of(context: click.Context, **overrides: Any) -> Settings:
@@ -57,6 +56,12 @@ def settings_of(context: click.Context, **overrides: Any) -> Settings:
     """
     given = {**(context.find_root().obj or {}), **{name: value for name, value in overrides.items() if value is not None}}
     return Settings.load(**given)
+
+
+def environment_of(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the environment of a child process that has these settings, without the misspelt names that this process has told of."""
+    known = {name: value for name, value in os.environ.items() if name not in misspelt(os.environ)}
+    return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
 
 
 def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
@@ -112,32 +117,10 @@ def output_option(function: F) -> F:
     )(function)
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document to standard output."""
-    # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.
-    click.echo(visible_lines(msgspec.json.format(msgspec.json.encode(value)).decode()))
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print a table on a terminal and aligned text elsewhere; ``empty`` is the message for no rows."""
-    cells = [[visible(str(cell)) for cell in row] for row in rows]
-    if not cells:
-        click.echo(empty, err=True)
-        return
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-        for row in cells:
-            # As Text objects, because brackets in a plain string would be markup.
-            table.add_row(*map(Text, row))
-        Console().print(table)
-        return
-    widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
-    for row in [list(columns), *cells]:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def json_option(function: F) -> F:
+    """Add ``--output json``, which changes nothing, to a command that prints JSON in any case."""
+    means = "This command always prints JSON."
+    return click.option("--output", type=click.Choice(["json"]), default="json", expose_value=False, help=means)(function)
 
 
 def one_line(text: str, most: int) -> str:

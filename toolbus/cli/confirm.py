@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, print_json, print_table, with_bus
+from toolbus.cli.common import fail, one_line, output_option, with_bus
+from toolbus.cli.output import print_json, print_table, say
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.display import visible
 
@@ -67,7 +68,7 @@ def show_command(ctx: click.Context, /, id: str, full: bool, output: str) -> Non
     if output == "json":
         print_json(found)
     else:
-        click.echo(_text(found, full=full))
+        say(_text(found, full=full))
 
 
 @confirm_command.command("allow")
@@ -102,7 +103,7 @@ def watch_command(ctx: click.Context, user: str | None, output: str) -> None:
     async def main(bus: ToolBus) -> None:
         async for request in bus.confirmations.watch():
             if user is None or request.user == user:
-                click.echo(visible(msgspec.json.encode(request).decode()) if output == "json" else f"{_text(request)}\n")
+                say(visible(msgspec.json.encode(request).decode()) if output == "json" else f"{_text(request)}\n")
 
     with_bus(ctx, main)
 
@@ -120,7 +121,7 @@ def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer, digest: 
         await bus.confirmations.answer(whole, given)
         return whole
 
-    click.echo(f"{with_bus(ctx, main)} {'allowed' if answer.allowed else 'denied'}")
+    say(f"{with_bus(ctx, main)} {'allowed' if answer.allowed else 'denied'}")
 
 
 async def _whole(bus: ToolBus, start: str) -> str:

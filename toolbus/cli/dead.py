@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, print_json, print_table, with_admin
+from toolbus.cli.common import Failure, Seconds, fail, json_option, one_line, output_option, with_admin
+from toolbus.cli.output import ask_first, print_json, print_table, say
 from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def list_command(ctx: click.Context, service: str | None, limit: int, output: st
         return await _newest_of_all(admin, limit)
 
     found = with_admin(ctx, main)
+    if service and not found:
+        _must_be_known(ctx, service)
     if output == "json":
         print_json([_summary(letter) for letter in found])
         return
@@ -49,6 +52,7 @@ def list_command(ctx: click.Context, service: str | None, limit: int, output: st
 @dead_command.command("show")
 @click.argument("service")
 @click.argument("letter")
+@json_option
 @click.pass_context
 def show_command(ctx: click.Context, service: str, letter: str) -> None:
     """Print one dead letter as JSON, with the original request."""
@@ -81,11 +85,12 @@ def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], 
 
         async def one(letter: str) -> None:
             call = await admin.dead_letters.redrive(queue, letter, limit=limit, timeout=timeout)
-            click.echo(f"{letter} runs again as {call}")
+            say(f"{letter} runs again as {call}")
 
         return await _each(admin, queue, letters, everything, one)
 
-    _confirm(letters, everything, yes, f"Run every dead letter of {service!r} again?")
+    _check_some(ctx, service, letters, everything)
+    _confirm(everything, yes, f"Run every dead letter of {service!r} again?")
     _finish(with_admin(ctx, main))
 
 
@@ -103,11 +108,12 @@ def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], eve
 
         async def one(letter: str) -> None:
             await admin.dead_letters.drop(queue, letter)
-            click.echo(f"{letter} dropped")
+            say(f"{letter} dropped")
 
         return await _each(admin, queue, letters, everything, one)
 
-    _confirm(letters, everything, yes, f"Delete every dead letter of {service!r}?")
+    _check_some(ctx, service, letters, everything)
+    _confirm(everything, yes, f"Delete every dead letter of {service!r}?")
     _finish(with_admin(ctx, main))
 
 
@@ -136,11 +142,32 @@ async def _each(admin: Admin, queue: str, letters: tuple[str, ...], everything: 
     return failed
 
 
-def _confirm(letters: tuple[str, ...], everything: bool, yes: bool, question: str) -> None:
+def _must_be_known(ctx: click.Context, service: str) -> None:
+    """Fail when a service without dead letters is not in the registry."""
+
+    async def main(admin: Admin) -> bool:
+        return service in {each.publication.service.id for each in await admin.services()}
+
+    if not with_admin(ctx, main):
+        fail(f"there are no dead letters of {service!r}, and no service of that name; `toolbus services` lists them")
+
+
+def _check_some(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool) -> None:
+    """Fail when there is nothing to do for a service that nobody knows; say so when it is known."""
     if bool(letters) == everything:
         raise click.UsageError("give the ids of dead letters, or --all")
+
+    async def main(admin: Admin) -> bool:
+        return bool(await admin.dead_letters.ids(await admin.queue(service)))
+
+    if everything and not with_admin(ctx, main):
+        _must_be_known(ctx, service)
+        say(f"no dead letters of {service}", err=True)
+
+
+def _confirm(everything: bool, yes: bool, question: str) -> None:
     if everything and not yes:
-        click.confirm(question, abort=True)
+        ask_first(question)
 
 
 def _finish(failed: int) -> None:

@@ -9,6 +9,7 @@ import time
 import click
 
 from toolbus.cli.common import fail
+from toolbus.cli.output import say
 
 
 @click.command("demo")
@@ -23,15 +24,15 @@ def demo_command() -> None:
     except ImportError as error:
         fail(f"the demo needs more packages ({error}): pip install 'toolbus[demo]'")
     started = time.monotonic()
-    demo = Demo(lambda line: click.echo(f"{time.monotonic() - started:6.2f} s  {line}"))
+    demo = Demo(lambda line: say(f"{time.monotonic() - started:6.2f} s  {line}"))
     checks = asyncio.run(demo.run())
-    click.echo("\nchecks")
+    say("\nchecks")
     for check in checks:
-        mark = click.style("held  ", fg="green") if check.held else click.style("BROKEN", fg="red")
-        click.echo(f"  {mark}  {check.name}: {check.evidence}")
-    click.echo("\nsummary")
+        say("  held  " if check.held else "  BROKEN", fg="green" if check.held else "red", nl=False)
+        say(f"  {check.name}: {check.evidence}")
+    say("\nsummary")
     for name, value in demo.summary.items():
-        click.echo(f"  {name:12} {value}")
-    click.echo(f"  {'seconds':12} {time.monotonic() - started:.1f}")
+        say(f"  {name:12} {value}")
+    say(f"  {'seconds':12} {time.monotonic() - started:.1f}")
     if not all(check.held for check in checks):
         sys.exit(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -14,16 +13,18 @@ from urllib.parse import urlsplit
 
 import click
 
-from toolbus.cli.common import fail, print_table, settings_with_server
-from toolbus.settings import PREFIX, Settings
+from toolbus.cli.common import environment_of, fail, settings_with_server
+from toolbus.cli.output import print_table, say
+from toolbus.settings import Settings
 
 _DEFAULT_PORT = 6379
 
 
 @click.command("dev")
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.option("--reload", is_flag=True, help="Restart the workers when a Python file beside the targets changes.")
 @click.pass_context
-def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
+def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool) -> None:
     """Start all you need to try toolbus.
 
     This is a server, unless one is running, with the example workers and yours. The server keeps its data in memory only.
@@ -33,11 +34,13 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
     Example:
       toolbus dev jokes.py
     """
+    if reload and not targets:
+        raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
     settings = settings_with_server(ctx)
     with contextlib.ExitStack() as stack:
         _find_server(settings, stack)
-        environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in (ctx.find_root().obj or {}).items()}}
-        command = [sys.executable, "-m", "toolbus", "worker", "--examples", *targets]
+        environment = environment_of(ctx.find_root().obj or {})
+        command = [sys.executable, "-m", "toolbus", "worker", "--examples", *(["--reload"] if reload else []), *targets]
         child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our own command
         stack.callback(_stop, child)
         with _signals():
@@ -45,7 +48,7 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
                 _introduce(settings, child)
                 code = child.wait()
             except KeyboardInterrupt:
-                click.echo("\nstopping")
+                say("\nstopping")
                 return
         fail(f"the worker ended with exit code {code}")
 
@@ -96,7 +99,7 @@ def _introduce(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
     if worker.poll() is not None:
         return
     print_table(("TOOL", "DESCRIPTION"), rows, empty="no tools")
-    click.echo(
+    say(
         "\nTry in another terminal:\n"
         "  toolbus call calculator expression='2**64'\n"
         "  toolbus call tell-pun topic=cats --user alice\n"
@@ -110,19 +113,19 @@ def _find_server(settings: Settings, stack: contextlib.ExitStack) -> None:
     from toolbus.broker.transport.connection import redact
 
     if not settings.url.startswith(("redis://", "rediss://")):
-        click.echo(f"using the server of {redact(settings.url)}")
+        say(f"using the server of {redact(settings.url)}")
         return
     address = urlsplit(settings.url)
     host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
     if _answers(host, port):
-        click.echo(f"using the server at {host}:{port}")
+        say(f"using the server at {host}:{port}")
     elif host not in {"127.0.0.1", "localhost", "::1"}:
         fail(f"no server answers at {host}:{port}, and a server can only be started on this machine; unset TOOLBUS_URL or leave --url out")
     elif address.scheme == "rediss":
         fail(f"no server answers at {host}:{port}, and a server started here has no TLS; write redis:// instead of rediss://")
     else:
         stack.enter_context(_embedded(port))
-        click.echo(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")
+        say(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")
 
 
 def _answers(host: str, port: int) -> bool:

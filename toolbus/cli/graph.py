@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.cli.common import fail, output_option, print_json, print_table, settings_of, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, output_option, settings_of, with_admin, with_bus
+from toolbus.cli.output import print_json, print_table, say, say_content
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -57,7 +58,7 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
     graph = toolkit_of(preset, functions=check)
     counts = f"{len(preset.actions):,} actions, {len(preset.tools):,} tools, {len(preset.groups):,} groups, {len(graph.edges()):,} edges"
     if check:
-        click.echo(f"{file} is right: {counts}")
+        say(f"{file} is right: {counts}")
         return
     document = msgspec.json.encode(preset)
     if len(document) > MAX_PUBLISHED:
@@ -68,7 +69,7 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
         await admin.put(f"toolkit/{preset.name}", document, owner)
 
     with_admin(ctx, main)
-    click.echo(f"published toolkit/{preset.name}: {counts}")
+    say(f"published toolkit/{preset.name}: {counts}")
 
 
 @click.command("presets")
@@ -90,7 +91,7 @@ def presets_command(output: str) -> None:
         print_json([dict(zip(("name", "actions", "description"), row, strict=True)) for row in rows])
         return
     for name, actions, description in rows:
-        click.echo(f"{name}: {actions}\n  {description}")
+        say(f"{name}: {actions}\n  {description}")
 
 
 @click.command("show")
@@ -123,7 +124,7 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
     ]
     print_table(("FROM", "TO", "EDGE", "SCORE"), shown[:_MOST_ROWS], empty="the graph is empty; `toolbus toolkit load FILE` publishes one")
     if len(rows) > _MOST_ROWS:
-        click.echo(f"… and {len(rows) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
+        say(f"… and {len(rows) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
 
 
 @click.command("recommend")
@@ -151,7 +152,7 @@ def recommend_command(
     view = with_bus(ctx, main)
     nothing = f"nothing fits {' '.join(start)!r}"
     if prompt:
-        click.echo(view.prompt() if view.actions else nothing, err=not view.actions)
+        say(view.prompt() if view.actions else nothing, err=not view.actions)
         return
     rows = [
         ("action", action.id, action.name, _score(view, action.id), "start" if action.id in view.starts else "") for action in view.actions
@@ -198,7 +199,7 @@ def draw_command(
         save(graph, picture, title)
     except OSError as error:
         fail(f"can't write {str(picture)!r}: {error.strerror}")
-    click.echo(f"drew {len(graph.vertices()):,} vertices to {picture}")
+    say(f"drew {len(graph.vertices()):,} vertices to {picture}")
 
 
 @click.command("export")
@@ -222,10 +223,11 @@ def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
     if form == "scores":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(scores_of(graph))) + b"\n")
     else:
-        click.echo(dot(graph) if form == "dot" else graphml(graph))
+        say_content(dot(graph) if form == "dot" else graphml(graph))
 
 
 @click.command("schema")
+@json_option
 def schema_command() -> None:
     """Print the JSON Schema of presets, for editors.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from toolbus.cli.common import fail, output_option, print_json, print_table
+from toolbus.cli.common import fail, output_option
+from toolbus.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from toolbus.toolkit.learning.evaluate import Comparison, Evaluation, Standing
@@ -82,12 +83,12 @@ def learn_command(
         print_json({"revision": None if made is None else made.id, **_plain(learned), "changes": msgspec.to_builtins(changes)})
         return
     for verdict in learned.verdicts:
-        click.echo(f"{verdict.kind}: {verdict.why}")
+        say(f"{verdict.kind}: {verdict.why}")
     _print_changes(changes)
     if made is not None:
-        click.echo(f"{len(changes)} of {len(static)} scores changed; revision {made.id} is current (before: {made.parent})")
+        say(f"{len(changes)} of {len(static)} scores changed; revision {made.id} is current (before: {made.parent})")
     else:
-        click.echo(f"{len(changes)} of {len(static)} scores would change" if dry_run else "nothing changed, so there is no new revision")
+        say(f"{len(changes)} of {len(static)} scores would change" if dry_run else "nothing changed, so there is no new revision")
 
 
 @click.command("evaluate")
@@ -219,10 +220,10 @@ def rollback_command(revision: str | None, folder: Path) -> None:
 
     left, back = Revisions(folder).roll_back(revision or "")
     if left is None:
-        click.echo(f"revision {back.id} is current")
+        say(f"revision {back.id} is current")
         return
     count = len(difference(left.scores, back.scores))
-    click.echo(f"revision {back.id} is current (before: {left.id}); {count} {'score is another' if count == 1 else 'scores are others'}")
+    say(f"revision {back.id} is current (before: {left.id}); {count} {'score is another' if count == 1 else 'scores are others'}")
 
 
 @click.command("convert")
@@ -242,7 +243,7 @@ def convert_command(source: Path, target: Path, skip_corrupt: bool) -> None:
         problems = _Problems(skip_corrupt)
         added = copy(before, after, problems.callback)
         problems.report()
-    click.echo(f"added {added} {'execution' if added == 1 else 'executions'} to {target}")
+    say(f"added {added} {'execution' if added == 1 else 'executions'} to {target}")
 
 
 COMMANDS: tuple[click.Command, ...] = (
@@ -268,12 +269,12 @@ class _Problems:
     def _add(self, error: Exception) -> None:
         self._count += 1
         if self._count <= _MOST_PROBLEMS:
-            click.echo(f"left out: {error}", err=True)
+            say(f"left out: {error}", err=True)
 
     def report(self) -> None:
         """Print how many more were skipped."""
         if self._count > _MOST_PROBLEMS:
-            click.echo(f"left out: {self._count - _MOST_PROBLEMS} more", err=True)
+            say(f"left out: {self._count - _MOST_PROBLEMS} more", err=True)
 
 
 def _parameters_of(given: dict[str, float | None]) -> Parameters:
@@ -339,28 +340,28 @@ def _print_revision(revision: Revision, output: str) -> None:
     if output == "json":
         print_json(msgspec.to_builtins(revision))
         return
-    click.echo(f"{revision.id}  {revision.created} UTC  {revision.note}")
+    say(f"{revision.id}  {revision.created} UTC  {revision.note}")
     if revision.log is not None:
-        click.echo(f"log: sha256 {revision.log.sha256}")
+        say(f"log: sha256 {revision.log.sha256}")
     if revision.parameters is not None:
-        click.echo("with: " + ", ".join(f"{name} {value:g}" for name, value in msgspec.structs.asdict(revision.parameters).items()))
+        say("with: " + ", ".join(f"{name} {value:g}" for name, value in msgspec.structs.asdict(revision.parameters).items()))
     for verdict in revision.verdicts:
-        click.echo(f"{verdict.kind}: {verdict.why}")
+        say(f"{verdict.kind}: {verdict.why}")
     _print_changes(revision.changes)
 
 
 def _print_evaluation(found: Evaluation) -> None:
-    click.echo(
+    say(
         f"learned from {found.learned_from} episodes; replayed {found.held_out}, with {found.calls} calls that succeeded "
         f"and {found.transitions} changes of action"
     )
     for verdict in found.learned.verdicts:
-        click.echo(f"{verdict.kind}: {verdict.why}")
-    click.echo()
+        say(f"{verdict.kind}: {verdict.why}")
+    say()
     _print_standings(found.tools, ("hit@1", "hit@3", "hit@5", "mrr", "reach", "tools shown", "brier"), ece=True)
-    click.echo()
+    say()
     _print_standings(found.actions, ("next hit@1", "next hit@3", "next mrr"), ece=False)
-    click.echo()
+    say()
     rows = [(_pair(each), each.measure, str(each.difference), str(each.relative)) for each in found.comparisons]
     print_table(("COMPARED", "MEASURE", "DIFFERENCE", "RELATIVE"), rows, empty="")
 

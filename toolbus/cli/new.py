@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from toolbus.cli.common import fail
+from toolbus.cli.output import say
 
 _TOOL = '''"""Tools of {name}. Serve them with: toolbus worker {name}.py"""
 
@@ -67,5 +68,5 @@ def new_command(name: str) -> None:
             fail(f"{path} is there already, and is left as it is")
     for path, template in files.items():
         path.write_text(template.format(name=name), "utf-8")
-        click.echo(f"wrote {path}")
-    click.echo(f"next: pytest test_{name}.py && toolbus worker {name}.py")
+        say(f"wrote {path}")
+    say(f"next: pytest test_{name}.py && toolbus worker {name}.py")

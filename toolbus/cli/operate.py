@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from toolbus.cli.common import fail, with_admin
+from toolbus.cli.output import ask_first, say
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
@@ -23,7 +24,7 @@ def pause_command(ctx: click.Context, service: str) -> None:
         await admin.pause(service)
 
     with_admin(ctx, main)
-    click.echo(f"paused {service}")
+    say(f"paused {service}")
 
 
 @click.command("resume")
@@ -38,7 +39,7 @@ def resume_command(ctx: click.Context, service: str) -> None:
             await _must_be_known(admin, service)
         return lifted
 
-    click.echo(f"resumed {service}" if with_admin(ctx, main) else f"{service} was not paused")
+    say(f"resumed {service}" if with_admin(ctx, main) else f"{service} was not paused")
 
 
 @click.command("purge")
@@ -47,16 +48,19 @@ def resume_command(ctx: click.Context, service: str) -> None:
 @click.pass_context
 def purge_command(ctx: click.Context, service: str, yes: bool) -> None:
     """Remove the requests that wait for a service. Their callers get a `cancelled` error; running calls go on."""
-    if not yes:
-        click.confirm(f"Remove every request that waits for {service!r}?", abort=True)
+
+    async def look(admin: Admin) -> None:
+        # A service whose workers are gone may still have a queue.
+        if not await admin.queued(service):
+            await _must_be_known(admin, service)
 
     async def main(admin: Admin) -> int:
-        removed = await admin.purge(service)
-        if not removed:
-            await _must_be_known(admin, service)
-        return removed
+        return await admin.purge(service)
 
-    click.echo(f"purged {with_admin(ctx, main)} requests of {service}")
+    with_admin(ctx, look)
+    if not yes:
+        ask_first(f"Remove every request that waits for {service!r}?")
+    say(f"purged {with_admin(ctx, main)} requests of {service}")
 
 
 async def _must_be_known(admin: Admin, service: str) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import click
-
 from toolbus import ToolBus
+from toolbus.cli.output import say
 from toolbus.cli.prompt import TerminalPrompt
 from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.tools.tool import Tool
@@ -34,7 +33,7 @@ class HandlerQuestions:
         self._arguments = arguments
         self._user = user
         self._session = session
-        self._prompt = TerminalPrompt(lambda text: click.echo(f"{text}\n[y/N]", err=True))
+        self._prompt = TerminalPrompt(lambda text: say(f"{text}\n[y/N]", err=True))
         self._asking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -50,7 +49,7 @@ class HandlerQuestions:
         await self._end()
         if isinstance(event, Asked):
             asks = f"{self._name} asks: {visible(event.question)}"
-            click.echo(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
+            say(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
             if self._tool is not None:
                 self._asking = asyncio.create_task(self._ask(self._tool, event))
         return True

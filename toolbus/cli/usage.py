@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from toolbus.cli.common import output_option, print_json, print_table, with_admin
+from toolbus.cli.common import output_option, with_admin
+from toolbus.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from toolbus.cli.common import output_option, print_json, print_table
+from toolbus.cli.common import output_option
+from toolbus.cli.output import print_json, print_table, say
 
 
 @click.command("workers")
@@ -40,5 +41,5 @@ def workers_command(output: str) -> None:
     print_table(("NAME", "NEEDS", "DESCRIPTION"), rows, empty="no installed package offers services")
     settings = [(service.name, variable, meaning) for service, described in found for variable, meaning in described.settings.items()]
     if settings:
-        click.echo()
+        say()
         print_table(("NAME", "SETTING", "MEANING"), settings, empty="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -71,7 +72,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def type_word(value: object) -> str:
-    """Return JSON's word for a value's type, or Python's where JSON has none."""
+    """Return JSON's word for a value's type, or Python's word where JSON has none: for a type, NaN and infinity."""
     match value:
         case None:
             return "null"
@@ -80,7 +81,7 @@ def type_word(value: object) -> str:
         case int():
             return "integer"
         case float():
-            return "number"
+            return "number" if math.isfinite(value) else str(value)
         case str():
             return "string"
         case Mapping():

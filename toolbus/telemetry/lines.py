@@ -15,6 +15,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
+from toolbus.display import visible
 from toolbus.telemetry.events import NAME
 
 LogFormat = Literal["auto", "text", "json"]
@@ -177,9 +178,10 @@ def shortened(text: str, most: int = MAX_VALUE) -> str:
 def word(value: object) -> str:
     """Return a value as one word of a log line, quoted where necessary, so that it can't forge fields or lines."""
     text = text_of(value)
-    if text.isprintable() and text and " " not in text and '"' not in text and "=" not in text:
-        return text
-    return quoted(text)
+    if not text.isprintable() or not text or " " in text or '"' in text or "=" in text:
+        return quoted(text)
+    # Some printable characters are invisible all the same.
+    return text if text.isascii() or visible(text) == text else quoted(text)
 
 
 class _Seconds:
@@ -253,17 +255,13 @@ class _TextLine:
         parts = [self._time(when), self._painted(f"{level:<8}", _COLOURS.get(level, ""))]
         for name, value in fields.items():
             if name == "event":
-                parts.append(self._painted(_visible(text_of(value)), _BOLD))
+                parts.append(self._painted(visible(text_of(value)), _BOLD))
             else:
                 parts.append(f"{self._painted(name, _CYAN)}={word(value)}")
         line = " ".join(parts)
         for block in filter(None, (raised, stack)):
-            line += "".join(f"\n    {_visible(each)}" for each in block.split("\n"))
+            line += "".join(f"\n    {visible(each)}" for each in block.split("\n"))
         return line
 
     def _painted(self, text: str, colour: str) -> str:
         return f"{colour}{text}{_PLAIN}" if self._colours_on and colour else text
-
-
-def _visible(text: str) -> str:
-    return text if text.isprintable() else quoted(text)[1:-1]

@@ -8,6 +8,7 @@ only one: the unlinked file whose descriptor it was given, where uploads are put
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import sys
@@ -30,6 +31,8 @@ _ALLOWED = (
     "allowed are one SELECT, FROM, VALUES, WITH … SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES, PIVOT … ON … IN (…), "
     "EXPLAIN of these, CREATE [OR REPLACE] TEMP TABLE or VIEW … AS, and DROP TABLE or VIEW"
 )
+# They run a statement that stands in a value, which passed no gate.
+_INDIRECT = frozenset({"json_execute_serialized_sql", "query", "query_table"})
 _CREATE = re.compile(r"CREATE (OR REPLACE )?(TEMP|TEMPORARY) (TABLE|VIEW) ")
 _DROP = re.compile(r"DROP (TABLE|VIEW) ")
 
@@ -153,6 +156,10 @@ class Engine:
             Refused: the text is not one statement, or not of an allowed kind.
         """
         sql, words = _tokens(sql)
+        for (word, _), (following, _) in itertools.pairwise(words):
+            if following.startswith("(") and _unquoted(word) in _INDIRECT:
+                message = f"the function {_unquoted(word)} is not allowed here: write its statement itself"
+                raise Refused(message, "statement_refused", "forbidden")
         statements = self._db.extract_statements(sql)
         if len(statements) != 1:
             raise Refused(f"{len(statements)} statements were given; run one at a time", "one_statement")
@@ -219,6 +226,10 @@ def _value(text: str | None) -> Any:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _unquoted(word: str) -> str:
+    return word.strip('"').lower()
 
 
 def _known(names: list[str]) -> str:

@@ -20,33 +20,18 @@ from typing import Any
 import ladybug
 
 from toolbus_workers.confined import Refused, answers_stream, confine, cut, serve
+from toolbus_workers.graph_gate import ALLOWED, check
 
 MAX_LABELS = 200
 MAX_COLUMNS = 100
 MAX_CELL = 2_000
 MAX_NAME = 200
 MAX_MESSAGE = 500
-# The parser takes many seconds for thousands of levels, and can't be interrupted.
-MAX_NESTING = 50
-# Nested CASEs take ever longer to parse: 0.5 s for 10 levels, minutes for 40.
-MAX_CASE_NESTING = 10
-MAX_CASES = 200
 
 # Address space that the database reserves, a power of two; the buffer pool limits the memory.
 _ADDRESSES = 1 << 40
 _IN_MEMORY = 1 << 34
 _MISSING_SHOWN = 5
-_STARTS = frozenset({"MATCH", "OPTIONAL", "UNWIND", "WITH", "RETURN"})
-_CHANGING = frozenset(
-    {"CREATE", "MERGE", "SET", "DELETE", "DETACH", "REMOVE", "DROP", "ALTER", "COPY", "LOAD", "CALL", "ATTACH", "INSTALL"}
-)
-_ALLOWED = "allowed is one reading statement of MATCH, OPTIONAL MATCH, UNWIND, WITH, WHERE, RETURN, UNION"
-# Quoted text and names, comments, words with the character before them, and any other character.
-_TOKEN = re.compile(
-    r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<comment>//|/\*)|(?P<open>['"`])"""
-    r"""|(?P<property>(?<=[\w`)\]])\.\w+)|(?P<word>[^\W\d]\w*)|(?P<end>;)|(?P<other>\w+|\s+|.)""",
-    re.DOTALL,
-)
 _TYPES = {bool: "BOOLEAN", int: "INT64", float: "DOUBLE", str: "STRING"}
 # Values of every kind, so that Python has loaded the modules for converting them before files are out of reach.
 _WARM_UP = (
@@ -210,15 +195,21 @@ class Engine:
 
     @contextlib.contextmanager
     def _transaction(self, kind: str, end: str) -> Iterator[None]:
-        self._run(f"BEGIN TRANSACTION {kind}")
         try:
+            self._run(f"BEGIN TRANSACTION {kind}")
             yield
             self._run(end)
         except BaseException:
-            # A failed statement may have ended the transaction already.
-            with contextlib.suppress(RuntimeError):
+            try:
                 self._run("ROLLBACK")
+            except Exception:  # noqa: BLE001 - for whatever reason, the next caller must not be in this one's transaction
+                self._connect_again()
             raise
+
+    def _connect_again(self) -> None:
+        """Replace the connection, which ends its transaction if it still has one."""
+        before, self._connection = self._connection, ladybug.Connection(self._db)
+        before.close()
 
     @contextlib.contextmanager
     def _shut(self) -> Iterator[None]:
@@ -228,43 +219,6 @@ class Engine:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
-
-
-def check(query: str) -> None:
-    """Check that a text is one statement, which only reads.
-
-    Raises:
-        Refused: it is something else; the message names it.
-    """
-    words: list[str] = []
-    ended = False
-    level = cases = 0
-    for token in _TOKEN.finditer(query):
-        kind, text = token.lastgroup, token[0]
-        if kind == "comment":
-            raise Refused("leave comments out of the statement", "no_comments")
-        if kind == "open":
-            raise Refused(f"a quotation that begins with {text} does not end", "bad_query")
-        level = max(0, level + (text in "([{") - (text in ")]}"))
-        if level > MAX_NESTING:
-            raise Refused(f"brackets are nested more than {MAX_NESTING} levels deep; write it flatter", "too_deep")
-        if ended and not text.isspace() and kind != "end":
-            raise Refused("several statements were given; run one at a time", "one_statement")
-        ended = ended or kind == "end"
-        if kind == "word":
-            words.append(text.upper())
-            # Both words are reserved, so they have no other meaning.
-            cases = max(0, cases + (words[-1] == "CASE") - (words[-1] == "END"))
-            if cases > MAX_CASE_NESTING:
-                raise Refused(f"CASEs are nested more than {MAX_CASE_NESTING} levels deep; write it flatter", "too_deep")
-    if words.count("CASE") > MAX_CASES:
-        raise Refused(f"the statement has {words.count('CASE')} CASEs; at most {MAX_CASES} are allowed", "too_deep")
-    first = words[0] if words else ""
-    refused = first if first not in _STARTS else next((word for word in words if word in _CHANGING), "")
-    if refused or not words:
-        what = f"{cut(refused, 40)} is not allowed here" if words else "the statement is empty"
-        hint = "; data comes in by graph_import, and graph_schema shows what there is (quote a name like this with backticks)"
-        raise Refused(f"{what}; {_ALLOWED}{hint}", "statement_refused", "forbidden")
 
 
 def _uniform(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -319,7 +273,7 @@ def _failure(error: BaseException, engine: Engine) -> dict[str, str]:
     if text.startswith("Interrupted"):
         return {"type": "deadline_exceeded", "code": "interrupted", "message": "the statement was interrupted"}
     if "Too many open files" in text or "read-only transaction" in text or "establish connection" in text:
-        message = f"a statement reaches no file and no network here, and changes nothing; {_ALLOWED}"
+        message = f"a statement reaches no file and no network here, and changes nothing; {ALLOWED}"
         return {"type": "forbidden", "code": "no_access", "message": message}
     if engine.path:
         text = text.replace(engine.path, "the graph")

@@ -12,6 +12,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 50, 100
 _COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#64748b")
 _MOST_LABELS, _MOST_DOTS = 24, 60
 _LABEL, _LEGEND, _TITLE = 14, 18, 80
+# Of the numbers in a range, the part that it must span, and the least number that it must: below, steps are all the same number.
+_LEAST_RANGE, _LEAST_NUMBER = 1e-8, 1e-300
 # Characters that XML can't hold, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -40,9 +42,15 @@ def plot(chart: Chart) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers that span a range, including zero if it lies within."""
+    """Return round numbers that span a range, including zero if it lies within.
+
+    A range that is too narrow for numbers of its size, or for any, is made wider.
+    """
     if not high > low:
         high = low + (abs(low) or 1.0)
+    least = max(_LEAST_RANGE * max(abs(low), abs(high)), _LEAST_NUMBER)
+    if high - low < least:
+        low, high = (low + high) / 2 - least / 2, (low + high) / 2 + least / 2
     rough = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(each * power for each in (1, 2, 2.5, 5, 10) if each * power >= rough * 0.999)
@@ -57,6 +65,8 @@ def _axes(chart: Chart) -> list[str]:
     # The lengths of bars are compared, so bars must begin at zero.
     marks = ticks(min(low, 0.0), max(high, 0.0)) if chart.kind == "bar" else ticks(low, high)
     bottom, top = marks[0], marks[-1]
+    # As many digits as tell neighbours apart.
+    digits = max(6, math.ceil(math.log10(max(abs(bottom), abs(top)) / (marks[1] - bottom))) + 2)
 
     def y(value: float) -> float:
         return _TOP + (HEIGHT - _TOP - _BOTTOM) * (top - value) / (top - bottom)
@@ -67,7 +77,7 @@ def _axes(chart: Chart) -> list[str]:
     for mark in marks:
         strong = "#94a3b8" if mark == 0 else "#e2e8f0"
         parts.append(f'<path d="M{_LEFT} {y(mark):.1f}H{WIDTH - _RIGHT}" stroke="{strong}"/>')
-        parts.append(_text(_LEFT - 6, y(mark) + 4, f"{mark:.6g}", 'text-anchor="end" fill="#475569"'))
+        parts.append(_text(_LEFT - 6, y(mark) + 4, f"{mark:.{digits}g}", 'text-anchor="end" fill="#475569"'))
     every = math.ceil(len(chart.labels) / _MOST_LABELS)
     for centre, label in list(zip(centres, chart.labels, strict=True))[::every]:
         place = f'text-anchor="end" fill="#475569" transform="rotate(-30 {centre:.1f} {HEIGHT - _BOTTOM + 16})"'

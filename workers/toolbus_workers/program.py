@@ -24,6 +24,11 @@ _MAX_ANSWER = 16 << 20
 _PACKAGES = str(Path(__file__).parents[1])
 
 
+def bare_environment() -> dict[str, str]:
+    """Return the environment of a program that handles untrusted data: where its modules are, and nothing of the worker's own."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, _PACKAGES])), "MALLOC_ARENA_MAX": "2"}
+
+
 class Program:
     """One process; its owner makes sure that requests take turns.
 
@@ -52,7 +57,7 @@ class Program:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             pass_fds=pass_fds,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, _PACKAGES])), "MALLOC_ARENA_MAX": "2"},
+            env=bare_environment(),
             cwd=cwd,
         )
         return cls(process, lost)

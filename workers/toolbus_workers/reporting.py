@@ -18,7 +18,8 @@ MAX_CHART = 200_000
 
 # Characters that are markup in a cell or heading of Markdown; paragraphs keep their emphasis.
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#])")
-_TAGS = re.compile(r"[<\[\]]")
+# Characters of a paragraph that begin tags, links and fences, and the one that would escape their escapes.
+_TAGS = re.compile(r"[\\<\[\]]|`{3,}|~{3,}")
 _STYLE = (
     "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse}th,td{border:1px solid #cbd5e1;padding:.2rem .6rem;text-align:left}img{max-width:100%}"
@@ -66,7 +67,7 @@ def markdown_report(title: str, sections: list[Section]) -> str:
     lines = [f"# {_plain(title)}", ""]
     for at, section in enumerate(sections):
         lines += [f"## {_plain(section.heading)}", ""]
-        lines += [_TAGS.sub(r"\\\g<0>", paragraph) + "\n" for paragraph in _paragraphs(at, section)]
+        lines += [_TAGS.sub(_escaped, paragraph) + "\n" for paragraph in _paragraphs(at, section)]
         table = _table(at, section)
         if table is not None:
             lines += [_line(table.columns), "|" + "---|" * len(table.columns), *map(_line, table.rows), ""]
@@ -128,6 +129,10 @@ def _image(at: int, section: Section) -> str:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(f"\\{character}" for character in found[0])
 
 
 def _line(cells: list[str]) -> str:

@@ -43,7 +43,7 @@ def test_a_table_has_every_state_at_its_own_place(
 
 
 def test_every_run_can_end_and_none_comes_back() -> None:
-    """Whatever a run does, it may end next; its states only ever advance."""
+    """Every run may end next, whatever it does, and its states only ever advance."""
     for state, following in RUN.items():
         assert all(after > state for after in following)
         assert state is RunState.ENDED or RunState.ENDED in following
@@ -97,6 +97,7 @@ def test_a_run_ends_as_its_state_says(state: RunState, once: bool, kinds: tuple[
     errors = [reasons.deadline_passed(state, 2.0), reasons.cancelled(state, once=once), reasons.worker_stopped(state)]
     assert [None if error is None else (error.type, error.code) for error in errors] == [*kinds]
     for error in errors:
+        assert error is None or error.message
         if error is not None and error.type == "outcome_unknown":
             assert error.message.endswith("it may or may not have taken effect")
             assert not error.retryable

@@ -12,7 +12,7 @@ from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
 from toolbus.broker.publish.sharing import ended_for_another, readdressed
-from toolbus.envelope import Request, decode_frames, encode_request, new_id, share_digest, work_digest
+from toolbus.envelope import Request, decode_frames, encode_request, entry_limit, new_id, share_digest, work_digest
 from toolbus.results import BrokerUnavailable, RegistrationRefused
 from toolbus.settings import Settings
 
@@ -212,7 +212,7 @@ class MemoryAgentBroker:
 
     def receive(self, frames: bytes, call: str = "") -> None:
         """Take in a reply entry, as the reader of a reply stream would; ``call`` is the reader of a shared one."""
-        decoded, problems = decode_frames(frames, limit=4 * self._settings.max_frame + 262_144)
+        decoded, problems = decode_frames(frames, limit=entry_limit(self._settings.max_frame))
         for problem in problems:
             telemetry.log.error("frame.malformed", agent=self._agent, error=problem)
         self._frames += len(decoded)

@@ -16,7 +16,7 @@ from toolbus.broker.registry.registry import RegistryFollower
 from toolbus.broker.transport.command import Reply, ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.transport import Transport
-from toolbus.envelope import Frame, decode_frames
+from toolbus.envelope import Frame, decode_frames, entry_limit
 from toolbus.results import BrokerError, BrokerUnavailable, EnvelopeError
 from toolbus.settings import Settings
 
@@ -66,7 +66,7 @@ class ReplyReader:
         self._log = keys.log.encode()
         self._position = b"0"
         # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
-        self._entry_limit = 2 * max(262_144, settings.max_frame) + 65_536
+        self._entry_limit = entry_limit(settings.max_frame)
         # Workers stop the calls of an agent that does not renew its stream for this long, and look three times a lease: it is over after
         # one lease. A connection over which nothing comes any more is given up after 10.5 s at most (link.py), and the next one must be
         # in time.

@@ -7,7 +7,6 @@ import copy
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.reading import integer
 from toolbus.broker.transport import clients
 from toolbus.broker.transport.discovery import Discovery, Fixed, InCluster, Node, SingleNode, speaks_tls
+from toolbus.broker.transport.passwords import read_password
 from toolbus.broker.transport.replies import info_fields
 from toolbus.broker.transport.sentinels import BySentinel
 from toolbus.broker.transport.tls import TlsFiles, explain, unreadable
@@ -30,7 +30,8 @@ BLOCK = 2.0
 _READ_TIMEOUT = BLOCK + 5.0
 # Connecting, authenticating and loading the scripts, all in all. A server that hangs is waited for, unless another may take its place.
 _OPEN_TIMEOUT, _OPEN_TIMEOUT_FOUND = 7.0, 3.0
-_PASSWORD = re.compile(r"(://[^/@:]*):.*@|(\w*password=)[^&]*")
+_PASSWORD = re.compile(r"((?:^|/)[^/@:]*):(?!//).*@|(\w*password=)[^&]*")
+_END_OF_SERVER = re.compile(r"([^/?#]*)([/?#]?)(.*)", re.DOTALL)
 _CUT = re.compile(r"Connection closed by server|Error while reading from|while writing to socket")
 _SPEAKS_TLS = "if the server speaks TLS at this port, write rediss:// for redis://"
 _UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -70,6 +71,7 @@ class Connector:
         self._password_file = password_file
         self._reached = False
         try:
+            _check_user(url)
             self._tls = speaks_tls(url)
             self._discovery = self._discover(url, key, (files or TlsFiles()).options(self._tls))
             _check(self._discovery.options)
@@ -165,12 +167,7 @@ class Connector:
         return options
 
     def _password(self) -> str | None:
-        if not self._password_file:
-            return None
-        try:
-            return Path(self._password_file).read_text("utf-8").strip()
-        except OSError as error:
-            raise redis.AuthenticationError(f"the password file can't be read: {error}") from None
+        return read_password(self._password_file) if self._password_file else None
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -199,8 +196,10 @@ class Connector:
     def _advice(self, reason: str) -> str:
         """Return advice about a server that can't be reached."""
         late, cut = reason.startswith("Timeout"), _CUT.search(reason)
-        # A server that has answered once speaks the right protocol.
-        if self._reached or not (cut or (late and self._tls)):
+        # A server that has answered once speaks the right protocol, and who runs it knows how it is started.
+        if self._reached:
+            return "it answered before, so it is tried again"
+        if not (cut or (late and self._tls)):
             return f"start a server with `toolbus dev`, or set {PREFIX}URL"
         if late:
             return "if the server does not speak TLS at this port, write redis:// for rediss://"
@@ -212,6 +211,19 @@ class Connector:
 def redact(url: str) -> str:
     """Return the URL without its passwords, fit for logs."""
     return _PASSWORD.sub(lambda found: f"{found[2]}***" if found[2] else f"{found[1]}:***@", url)
+
+
+def _check_user(url: str) -> None:
+    """Refuse a URL whose user or password ends it too early: the rest would be taken for a path, and parts of it be shown.
+
+    Raises:
+        ValueError: a character must be written in another way.
+    """
+    server, end, rest = _END_OF_SERVER.match(url.partition("://")[2]).groups()  # type: ignore[union-attr] # it matches every text
+    # A parameter may have an @ in its value.
+    where = rest.partition("=")[0] if end == "?" else rest.partition("?")[0]
+    if "@" in where and "@" not in server:
+        raise ValueError("in a user's name and password, write / as %2F, # as %23 and ? as %3F")
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Fate, ServiceRecord
+from toolbus.broker.protocols import Fate, RefusedTool, ServiceRecord
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.connection import BusConnection, process_forks
 from toolbus.client.calls.refusals import unavailable, unknown_service, unknown_tool, wrong_arguments
@@ -259,7 +259,7 @@ class Dispatcher:
             return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config)
         tool = catalogue.tools.get(name)
         if tool is None or (tool.descriptor.tenants and not tool.is_for(call.options.get("user", ""))):
-            return unknown_tool(name, catalogue)
+            return unknown_tool(name, catalogue, call.options.get("user", ""))
         if not tool.available:
             return unavailable(f"tool {name!r}", tool.service)
         if call.grant is not None and (problem := call.grant.problem(tool, call.arguments or _NOTHING, call.options)) is not None:
@@ -348,12 +348,12 @@ class Dispatcher:
             if call is not None:
                 call.feed(frame, now)
 
-    def on_registry(self, services: dict[str, ServiceRecord], items: dict[str, bytes]) -> None:
+    def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
         """Replace everything known of the registry by a snapshot."""
         self.catalogue.on_registry(services, items)
 
-    def on_service(self, service: str, record: ServiceRecord | None) -> None:
-        """Record that a service changed, or is gone."""
+    def on_service(self, service: str, record: ServiceRecord | RefusedTool | None) -> None:
+        """Record that a service changed, can't be read, or is gone."""
         self.catalogue.on_service(service, record)
 
     def on_item(self, key: str, document: bytes | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from toolbus.descriptors import ServiceDescriptor, ToolDescriptor
+from toolbus.results import DescriptorError, ToolError
 from toolbus.schema import Checker, check_for
 
 ChangeKind = Literal["added", "updated", "removed"]
@@ -105,11 +106,15 @@ class Tool:
         """Check arguments.
 
         Raises:
-            ToolError: with type ``invalid_arguments``, naming the place.
+            ToolError: ``invalid_arguments``, naming the place; ``tool_error`` (``bad_schema``) when the tool's own schema is impossible.
         """
         checker = self._checker
         if checker is None:
-            checker = check_for(self.descriptor)
+            try:
+                checker = check_for(self.descriptor)
+            except DescriptorError as error:
+                # Publications come from workers of every kind, and reading them compiles no schema.
+                raise ToolError(f"the schema of the tool {self.name!r} is wrong: {error}", code="bad_schema") from None
             object.__setattr__(self, "_checker", checker)
         checker.check(arguments)
 

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
 from toolbus.confirmations import PATIENCE, ConfirmationAnswer
-from toolbus.envelope import decode_request, encode, pieces
+from toolbus.encoding import whole_text
+from toolbus.envelope import decode_request, encode, encode_data
 from toolbus.options import CallOptions
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.worker.isolation.limits import address_space, adopt_orphans, die_with_parent, leave_signals_to_worker
 from toolbus.worker.isolation.messages import JOB_HEADER, Job, Message, decode_job, framed_message
 from toolbus.worker.isolation.targets import ChildTool
 from toolbus.worker.run.invocation import Caller, Invocation, enter
-from toolbus.worker.run.outcome import encodable, error_of, result_of
+from toolbus.worker.run.outcome import checked, error_of, readable, result_of
 
 _CUT = 4_000
 _MOVES = frozenset({"os.chdir", "os.putenv", "os.unsetenv"})
@@ -236,7 +237,7 @@ def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, bef
 
 def _crash(error: BaseException) -> Message:
     said = "".join(traceback.format_exception(error))
-    return Message("end", error=_encoded(error_of(error)), crashed=said[-_CUT:])
+    return Message("end", error=_encoded(error_of(error)), crashed=whole_text(said[-_CUT:]))
 
 
 def _consume(function: Callable[..., Any], arguments: dict[str, Any], answer: Answer, runner: asyncio.Runner) -> None:
@@ -265,34 +266,29 @@ async def _consume_async(value: Any, answer: Answer) -> None:
 
 def _said(item: object) -> Message:
     if isinstance(item, str):
-        return Message("text", text=_text(item))
+        return Message("text", text=whole_text(item))
     if isinstance(item, Progress):
         return Message("progress", progress=item)
     if isinstance(item, Blob):
         return Message("blob", blobs=(item,))
     if isinstance(item, ToolResult):
-        return _result(item)
-    return Message("text", text=encode(item).decode())
+        return _result(checked(item))
+    return Message("text", text=encode_data(item).decode())
 
 
 def _result(result: ToolResult) -> Message:
     return Message(
         "result",
-        text=None if result.output is None else _text(result.output),
-        data=None if result.data is None else encode(result.data),
-        blobs=tuple(result.content),
+        text=None if result.output is None else whole_text(result.output),
+        data=None if result.data is None else encode_data(result.data),
+        blobs=result.content,
         error=None if result.error is None else _encoded(result.error),
         success=result.success,
     )
 
 
-def _text(text: str) -> str:
-    """Return the text with its lone surrogates replaced."""
-    return str(text) if text.isascii() else "".join(pieces(text, sys.maxsize))
-
-
 def _encoded(error: ErrorInfo) -> bytes:
-    return encode(encodable(error))
+    return encode(readable(error))
 
 
 def _no_calls(tool: str) -> ToolError:

@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections import deque
 from typing import NoReturn
@@ -24,7 +25,7 @@ import msgspec
 from toolbus.results import ToolbusError
 from toolbus.worker import isolation
 from toolbus.worker.isolation import child as children
-from toolbus.worker.isolation.limits import LINUX, leave_signals_to_worker, native_threads
+from toolbus.worker.isolation.limits import LINUX, adopt_orphans, leave_signals_to_worker, native_threads, offspring
 from toolbus.worker.isolation.messages import Order, Report, Setup
 from toolbus.worker.isolation.targets import ChildTool, find
 
@@ -41,6 +42,8 @@ class ForkServer:
         self._setup = setup
         self._forks = LINUX and native_threads() == 1
         self._children: dict[int, int] = {}
+        # What an import started is not of any call.
+        self._own = offspring()
         self._channels: deque[int] = deque()
         self._wakes: tuple[int, ...] = ()
         self._unread = b""
@@ -134,7 +137,21 @@ class ForkServer:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._children[pid]
+                self._kill_orphans()
                 self._tell(Report("died", number, pid, os.waitstatus_to_exitcode(status)))
+        self._kill_orphans()
+
+    def _kill_orphans(self) -> bool:
+        """Kill processes of calls that have ended, which have left their groups; return whether there were any.
+
+        When a child dies, what it had started becomes this process's own, and so does what those had started when they die.
+        """
+        orphans = offspring() - self._own - self._children.keys()
+        for pid in orphans:
+            _kill_group(pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return bool(orphans)
 
     def _tell(self, news: Report) -> None:
         try:
@@ -148,6 +165,10 @@ class ForkServer:
         for pid in self._children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        self._children.clear()
+        while self._kill_orphans():
+            # Each is dead in a moment, and what it had started is found then.
+            time.sleep(0.001)
         os._exit(0)
 
 
@@ -155,6 +176,7 @@ def main(descriptor: int) -> NoReturn:
     """Run a fork server; ``descriptor`` is the connection to the worker, on which the setup comes first."""
     isolation.inside = True
     leave_signals_to_worker()
+    adopt_orphans()
     worker = socket.socket(fileno=descriptor)
     with worker.makefile("rb", buffering=0) as lines:
         setup = lines.readline()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from toolbus.encoding import simpler
 from toolbus.results import Blob, ErrorInfo, Progress, ToolResult
 
 JOB_HEADER = struct.Struct(">I")
@@ -107,7 +108,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _encode_job = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
-_encode_message = msgspec.msgpack.Encoder().encode
+_encode_message = msgspec.msgpack.Encoder(enc_hook=simpler).encode
 decode_message = msgspec.msgpack.Decoder(Message).decode
 _error = msgspec.json.Decoder(ErrorInfo)
 

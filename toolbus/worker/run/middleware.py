@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.broker.protocols import Delivery, Tallies
-from toolbus.envelope import Request, encode
+from toolbus.envelope import Request, encode_data
 from toolbus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.results import Blob, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.worker.run.outcome import result_of
 
 if TYPE_CHECKING:
     from toolbus.worker.serving.handlers import Handler
@@ -97,7 +98,7 @@ class MiddlewareCall:
         if self._raised is not None and result.error is self._raised[1]:
             # As it would be without middleware: with its traceback, and tried again where the service says so.
             raise self._raised[0]
-        return self._rest(result)
+        return self._rest(result_of(result))
 
     async def watch(self, items: Any) -> AsyncIterator[Any]:
         """Pass on what a handler yields, and remember it."""
@@ -109,7 +110,7 @@ class MiddlewareCall:
                 elif isinstance(item, str):
                     self._texts.append(item)
                 elif not isinstance(item, (Progress, ToolResult)):
-                    self._texts.append(encode(item).decode())
+                    self._texts.append(encode_data(item).decode())
                 yield item
         finally:
             close: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)

@@ -6,12 +6,27 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+import msgspec
+
 from toolbus.broker.protocols import Delivery
 from toolbus.descriptors import Publication
-from toolbus.envelope import Frame, Request, encode
-from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, ToolError, ToolResult
+from toolbus.display import shortened
+from toolbus.encoding import exact_text, whole_text
+from toolbus.envelope import Frame, Request, encode, encode_data
+from toolbus.results import ERROR_TYPES, Blob, CallCancelled, EnvelopeError, ErrorInfo, ToolError, ToolResult
 
 T = TypeVar("T")
+
+# Bytes of an error; half of them its details, at most. An entry of the reply stream must hold it.
+_MOST_ERROR = 131_072
+_MOST_MESSAGE = 8_000
+_MOST_CODE = 200
+# Seconds until which a caller may be told to wait.
+_MOST_AFTER = 1e9
+
+_CONTENT = "content is a tuple of Blobs"
+
+_decode = msgspec.json.Decoder(ErrorInfo).decode
 
 
 class HandlerExit(Exception):
@@ -48,22 +63,61 @@ def said(error: BaseException) -> str:
 
 
 def result_of(value: object) -> ToolResult:
-    """Return what a handler returned, as a result."""
+    """Return what a handler returned, as a result.
+
+    Raises:
+        ToolError: it is a ToolResult with fields of other types than they must have.
+    """
     if type(value) is str:
         return ToolResult(output=value)
     if isinstance(value, ToolResult):
-        return value
+        return checked(value)
     if value is None:
         return ToolResult(output="")
     if isinstance(value, str):
-        return ToolResult(output=str(value))
+        return ToolResult(output=exact_text(value))
     if isinstance(value, Blob):
         return ToolResult(output="", content=(value,))
     return ToolResult(data=value)
 
 
+def checked(result: ToolResult) -> ToolResult:
+    """Return a handler's own result, with fields that every caller can read.
+
+    Raises:
+        ToolError: one has another type than it must have.
+    """
+    output, error, content = result.output, result.error, result.content
+    if output is not None and type(output) is not str:
+        if not isinstance(output, str):
+            raise _bad_result("output is a text or None", output)
+        output = exact_text(output)
+    if error is not None:
+        if not isinstance(error, ErrorInfo):
+            raise _bad_result("error is an ErrorInfo or None (ToolResult.fail(…) takes a text)", error)
+        error = readable(error)
+    if content or type(content) is not tuple:
+        if not isinstance(content, (tuple, list)):
+            raise _bad_result(_CONTENT, content)
+        for blob in content:
+            if not isinstance(blob, Blob):
+                raise _bad_result(_CONTENT, blob)
+        content = tuple(content)
+    if output is result.output and error is result.error and content is result.content:
+        return result
+    return ToolResult(result.success, output, result.data, error, content)
+
+
+def _bad_result(rule: str, value: object) -> ToolError:
+    return ToolError(f"the tool's ToolResult can't be sent: {rule}, not {type(value).__name__}", code="bad_result")
+
+
 def error_of(error: BaseException) -> ErrorInfo:
-    """Return what a handler raised, as a value."""
+    """Return what a handler raised, as a value that every caller can read."""
+    return readable(_error_of(error))
+
+
+def _error_of(error: BaseException) -> ErrorInfo:
     if isinstance(error, HandlerExit):
         error = error.raised
     if isinstance(error, ToolError):
@@ -87,13 +141,32 @@ def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> Er
     return ErrorInfo(error.type, error.code, message, True, error.retry_after, error.details)
 
 
-def encodable(error: ErrorInfo) -> ErrorInfo:
-    """Return the error, or what stands for it when JSON can't express it."""
+def readable(error: ErrorInfo) -> ErrorInfo:
+    """Return the error, or what is left of it without what no caller could read."""
     try:
-        encode(error)
-    except EnvelopeError:
-        return ErrorInfo(error.type, "unencodable_error", "the tool failed, and what it said can't be expressed in JSON")
-    return error
+        document = encode_data(error)
+        if len(document) <= _MOST_ERROR:
+            _decode(document)
+            return error
+    except (EnvelopeError, msgspec.ValidationError):
+        pass
+    details, note = error.details, ""
+    try:
+        if len(encode_data(details)) > _MOST_ERROR // 2:
+            details, note = None, f"its details are over the limit of {_MOST_ERROR // 2} bytes"
+    except EnvelopeError as problem:
+        details, note = None, f"its details are {problem}"
+    message = error.message if isinstance(error.message, str) else "the tool failed, and what it said is no text"
+    message = shortened(whole_text(message), _MOST_MESSAGE)
+    after = error.retry_after
+    return ErrorInfo(
+        error.type if error.type in ERROR_TYPES else "tool_error",
+        "unencodable_error" if note or not isinstance(error.code, str) else shortened(whole_text(error.code), _MOST_CODE),
+        f"{message} ({note})" if note else message,
+        error.retryable is True,
+        float(after) if isinstance(after, (int, float)) and 0 <= after <= _MOST_AFTER else None,
+        details,
+    )
 
 
 def refusal(delivery: Delivery, worker: str, error: ErrorInfo | None) -> bytes:

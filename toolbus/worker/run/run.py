@@ -12,14 +12,16 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery
 from toolbus.confirmations import ConfirmationAnswer
-from toolbus.envelope import Confirm, Frame, Request, encode
+from toolbus.display import shortened
+from toolbus.encoding import exact_text, whole_text
+from toolbus.envelope import Confirm, Frame, Request, encode, encode_data
 from toolbus.results import EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.worker.isolation.failures import HandlerCrashed
 from toolbus.worker.run import reasons
 from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
-from toolbus.worker.run.outcome import encodable, error_of, mismatch, result_of
+from toolbus.worker.run.outcome import error_of, mismatch, result_of
 from toolbus.worker.run.questions import Questions
 from toolbus.worker.run.report import report_end
 from toolbus.worker.run.states import NEXT, RunState
@@ -31,6 +33,12 @@ _CREATED, _RUNNING, _MARKED, _ENTERED = RunState.CREATED, RunState.RUNNING, RunS
 _ANSWERED, _ENDED = RunState.ANSWERED, RunState.ENDED
 # Seconds within which a worker that goes down has abandoned its runs.
 _GOING_DOWN = 0.05
+
+# Characters of the text beside progress; what is cut is said.
+_MOST_PROGRESS_TEXT = 8_000
+
+# Bytes of data that it takes less time to encode once more, for the frame, than to wrap.
+_MOST_ENCODED_TWICE = 400
 
 # A handler may ask for its invocation in several threads at once.
 _making = threading.Lock()
@@ -216,6 +224,8 @@ class Run(msgspec.Struct, eq=False):
     def emit(self, item: Progress) -> None:
         """Send progress to the caller."""
         if self.state < _ANSWERED:
+            if len(item.message) > _MOST_PROGRESS_TEXT:
+                item = Progress(item.done, item.total, shortened(exact_text(item.message), _MOST_PROGRESS_TEXT))
             frame = self.frame("progress")
             frame.progress = item
             self.send(frame)
@@ -317,14 +327,21 @@ class Run(msgspec.Struct, eq=False):
             stream.send_pieces("output" if stream.has_text else "text", output)
             output = None
         if data is not None:
-            encoded = encode(data)
-            if len(encoded) > limit:
-                self.open_stream().send_pieces("data", encoded.decode())
+            document = encode_data(data)
+            if len(document) > limit:
+                self.open_stream().send_pieces("data", document.decode())
                 data = None
+            elif len(document) > _MOST_ENCODED_TWICE:
+                data = msgspec.Raw(document)
         frame = self.frame("end", error)
         frame.response = output
         frame.data = data
-        payload = encode(frame)
+        try:
+            payload = encode(frame)
+        except EnvelopeError:
+            # The one thing left that UTF-8 may not express.
+            frame.response = output and whole_text(output)
+            payload = encode(frame)
         frees = error is not None and self.state is not _ENTERED
         self._move(_ANSWERED)
         self.context.broker.finish(self.delivery, payload, frees=frees)
@@ -371,12 +388,7 @@ class Run(msgspec.Struct, eq=False):
         self._finish(frame, frees=not entered)
 
     def _finish(self, frame: Frame, *, frees: bool) -> None:
-        try:
-            payload = encode(frame)
-        except EnvelopeError:
-            frame.error = encodable(frame.error or ErrorInfo("tool_error"))
-            payload = encode(frame)
-        self.context.broker.finish(self.delivery, payload, frees=frees)
+        self.context.broker.finish(self.delivery, encode(frame), frees=frees)
 
     def error_info(self, error: BaseException) -> ErrorInfo:
         """Return what the caller is told of an exception."""

@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from toolbus.broker.protocols import WorkerBroker
-from toolbus.envelope import Frame, encode, pieces
+from toolbus.encoding import exact_text
+from toolbus.envelope import Frame, encode_data, pieces
 from toolbus.results import Blob, Progress, ToolError, ToolResult
 from toolbus.settings import Settings
+from toolbus.worker.run.outcome import checked
 from toolbus.worker.run.states import RunState
 
 _ANSWERED = RunState.ANSWERED
+_MOST_MEDIA_TYPE = 255
 
 
 class StreamingRun(Protocol):
@@ -75,7 +78,7 @@ class Stream:
                 if type(item) is str:
                     self.send_text(item)
                 elif isinstance(item, ToolResult):
-                    result = item
+                    result = checked(item)
                 else:
                     self._send_item(item)
                 # What gathers is bounded, so only what left can have filled the way to the server.
@@ -142,10 +145,12 @@ class Stream:
         """Send a blob, in as many frames as it needs.
 
         Raises:
-            ToolError: the call has sent more than it may.
+            ToolError: the call has sent more than it may, or the blob's media type is no such thing.
         """
+        if len(blob.media_type) > _MOST_MEDIA_TYPE:
+            raise ToolError(f"a blob's media type has at most {_MOST_MEDIA_TYPE} characters", code="bad_result")
         # Base64 makes four bytes of three.
-        step = max(1, self._settings.max_frame * 3 // 4)
+        step = self._settings.max_frame * 3 // 4
         for start in range(0, max(1, len(blob.data)), step):
             self._count(min(step, len(blob.data) - start))
             frame = self._run.frame("blob")
@@ -159,9 +164,9 @@ class Stream:
         elif isinstance(item, Blob):
             self.send_blob(item)
         elif isinstance(item, str):
-            self.send_text(str(item))
+            self.send_text(exact_text(item))
         else:
-            self.send_text(encode(item).decode())
+            self.send_text(encode_data(item).decode())
 
     def _count(self, size: int) -> None:
         self._sent += size

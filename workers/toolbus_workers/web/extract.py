@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from toolbus import ToolError
+from toolbus_workers.program import bare_environment
 from toolbus_workers.web.fetch import Page
 
 MAX_CHARS = 100_000
@@ -95,6 +96,8 @@ class ContentExtractor:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            # A parser that is taken over by a page finds none of the worker's secrets.
+            env=bare_environment(),
         )
         try:
             async with asyncio.timeout(self._seconds):

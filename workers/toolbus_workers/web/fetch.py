@@ -15,6 +15,7 @@ import msgspec
 from toolbus import ToolError
 from toolbus_workers.web.charset import decode
 from toolbus_workers.web.guard import Guard
+from toolbus_workers.web.transport import Transport
 
 MAX_BYTES = 5_000_000
 MAX_SECONDS = 30.0
@@ -28,6 +29,8 @@ MAX_TRIED = 4
 USER_AGENT = "Mozilla/5.0 (compatible; toolbus-fetch/1.0)"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TEXTUAL = re.compile(r"text/[\w.+-]+|application/(?:[\w.-]+\+)?(?:json|xml)|application/(?:x-)?(?:javascript|ndjson|yaml|toml)")
+# Most pieces of a body: a server that sends each byte as a piece of its own keeps the reader busy.
+_MAX_PIECES = 20_000
 # Most gzip members; more would only keep the reader busy.
 _MAX_MEMBERS = 64
 
@@ -143,9 +146,10 @@ class FetchService:
         addresses = await self._guard.addresses(url.raw_host.decode("ascii"), port)
         # A transport instead of a client, because clients add cookies, credentials and redirects. And one for each request, because
         # pooled connections are looked up by address, so one host could answer for another.
-        async with httpx.AsyncHTTPTransport(verify=self._verify(url), trust_env=False) as transport:
+        async with Transport(self._verify(url)) as transport:
             with _translated_errors(url):
                 response = await _first(transport, url, addresses[:MAX_TRIED], limits)
+            transport.received_headers()
             try:
                 with _translated_errors(url):
                     yield response
@@ -285,9 +289,12 @@ async def _body(url: httpx.URL, response: httpx.Response, limit: int) -> bytes:
         raise _not_text(url, f"is encoded as {encoding[:50]!r}, which was not asked for")
     unpack = _Unpacker(limit) if encoding not in {"", "identity"} else None
     body = bytearray()
-    received = 0
+    received = pieces = 0
     async for chunk in response.aiter_raw():
         received += len(chunk)
+        pieces += 1
+        if pieces > _MAX_PIECES:
+            raise ToolError(f"{_shown(url)} comes in too many pieces; try another page", code="too_many_pieces")
         try:
             body += chunk if unpack is None else unpack.feed(chunk)
         except zlib.error:

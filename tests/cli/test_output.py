@@ -1,0 +1,201 @@
+"""No text, whoever wrote it, commands the terminal of the person who looks at it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import toolbus.cli
+from tests.cli.shell import Shell
+from toolbus.cli import main
+
+EVIL = "\x1b]52;c;ZXZpbA==\x07 \x9b31m \u202elive\u202c \x1b[2J\u200b \x00"
+TOOLS = f"""
+from toolbus import Progress, ToolError, invocation, tool
+
+EVIL = {EVIL!r}
+
+
+@tool("evil_text", EVIL, effect="read", service="evil")
+async def text():
+    yield Progress(1, 2, EVIL)
+    yield EVIL + "\\n\\tend\\n"
+
+
+@tool("evil_data", EVIL, effect="read", service="evil", category=EVIL, groups=[EVIL])
+async def data():
+    return {{EVIL: EVIL}}
+
+
+@tool("evil_error", EVIL, effect="read", service="evil")
+async def error():
+    raise ToolError(EVIL, code=EVIL, details=EVIL)
+
+
+@tool("evil_crash", EVIL, effect="read", service="evil")
+async def crash():
+    raise ValueError(EVIL)
+
+
+@tool("evil_question", EVIL, effect="read", service="evil", confirm=True, parameters={{"type": "object", "properties": {{EVIL: {{}}}}}})
+async def question(params):
+    return ""
+"""
+# Controls, and what turns or hides text, beside line breaks and tabs.
+HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f]")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+# Each command that can end by itself; the folder has the files.
+ENDING = {
+    "call": ("call", "evil_error"),
+    "confirm allow": ("confirm", "allow", EVIL),
+    "confirm deny": ("confirm", "deny", EVIL),
+    "confirm list": ("confirm", "list"),
+    "confirm show": ("confirm", "show", EVIL),
+    "dead drop": ("dead", "drop", EVIL, "--all", "--yes"),
+    "dead list": ("dead", "list", EVIL),
+    "dead redrive": ("dead", "redrive", EVIL, "--all", "--yes"),
+    "dead show": ("dead", "show", EVIL, "1-0"),
+    "describe": ("describe", "evil_data"),
+    "doctor": ("doctor",),
+    "get": ("get", "tool/evil_item"),
+    "list": ("list",),
+    "new": ("new", EVIL),
+    "pause": ("pause", EVIL),
+    "purge": ("purge", EVIL, "--yes"),
+    "put": ("put", "tool/evil_item", "item.json"),
+    "resume": ("resume", EVIL),
+    "rm": ("rm", f"tool/{EVIL}"),
+    "services": ("services",),
+    "settings": ("settings",),
+    "toolkit convert": ("toolkit", "convert", "evil.json", "out.sqlite"),
+    "toolkit diff": ("toolkit", "diff", EVIL),
+    "toolkit draw": ("toolkit", "draw", f"{EVIL}.html"),
+    "toolkit evaluate": ("toolkit", "evaluate", "--scores", "evil.json", "--log", "evil.json"),
+    "toolkit export": ("toolkit", "export"),
+    "toolkit learn": ("toolkit", "learn", "evil.json"),
+    "toolkit load": ("toolkit", "load", "evil.json"),
+    "toolkit presets": ("toolkit", "presets"),
+    "toolkit recommend": ("toolkit", "recommend", EVIL),
+    "toolkit revisions": ("toolkit", "revisions", "--scores", EVIL),
+    "toolkit rollback": ("toolkit", "rollback", "--scores", EVIL),
+    "toolkit schema": ("toolkit", "schema"),
+    "toolkit show": ("toolkit", "show", EVIL),
+    "tools": ("tools", "--all"),
+    "usage": ("usage",),
+    "worker": ("worker", EVIL),
+    "workers": ("workers",),
+}
+# These run until they are stopped, or need a model; that they print by `say` only is tested below.
+OTHERS = {"agent", "confirm watch", "demo", "dev"}
+
+
+def paths(command: click.Command, above: str = "") -> set[str]:
+    """Every command below one."""
+    if not isinstance(command, click.Group):
+        return {above}
+    context = click.Context(command)
+    return {
+        path for name in command.list_commands(context) for path in paths(command.get_command(context, name), f"{above} {name}".strip())
+    }
+
+
+def on_terminal(shell: Shell, *words: str) -> str:
+    """Return the text that a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    words = (sys.executable, "-m", "toolbus", *words)
+    process = subprocess.Popen(words, cwd=shell.folder, env=shell.environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    try:
+        while part := os.read(ours, 65_536):
+            written += part
+    except OSError:
+        # The other end is closed.
+        pass
+    finally:
+        os.close(ours)
+        process.wait(30)
+    return written.decode().replace("\r\n", "\n")
+
+
+@pytest.fixture
+def served(shell: Shell) -> Shell:
+    """A worker whose tools say all they can say with escapes, and files that do so too."""
+    (shell.folder / "evil.py").write_text(TOOLS)
+    (shell.folder / "evil.json").write_text(json.dumps({"name": EVIL, EVIL: EVIL}))
+    item = {"type": "tool-service", "name": "evil_item", "description": EVIL, "service": "evil", "category": EVIL, EVIL: EVIL}
+    (shell.folder / "item.json").write_text(json.dumps(item))
+    shell.environment["TOOLBUS_LOG_FORMAT"] = "text"
+    shell.start("worker", "evil.py")
+    assert shell.run("call", "evil_text", "--wait", "20").returncode == 0
+    return shell
+
+
+def test_every_command_is_here() -> None:
+    """A new command needs its words, or a reason."""
+    assert paths(main) == {*ENDING, *OTHERS}
+
+
+def test_nothing_that_a_command_prints_commands_the_terminal(served: Shell) -> None:
+    """Descriptions, keys, errors, files and wrong words are shown with their escapes written out."""
+    assert served.run("put", "tool/evil_item", "item.json").returncode in {0, 1, 2}
+    for path, words in ENDING.items():
+        for more in ((), ("--output", "json")):
+            done = served.run(*(word.replace("\0", "") for word in words), *more)
+            said = done.stdout + done.stderr
+            assert HARMFUL.search(said) is None, f"{path}: {said!a}"
+
+
+@pytest.mark.parametrize(
+    "words", [("tools",), ("describe", "evil_data"), ("call", "evil_text"), ("call", "evil_data"), ("call", "evil_error")]
+)
+def test_nor_on_a_terminal(served: Shell, words: tuple[str, ...]) -> None:
+    """There, tables are drawn, text streams, and progress is told; line breaks and tabs stay."""
+    said = COLOURS.sub("", on_terminal(served, *words))
+    assert HARMFUL.search(said) is None, ascii(said)
+    assert "live" in said
+    if words == ("call", "evil_text"):
+        assert "\n\tend" in said
+        assert "[1/2] \\u001b]52" in said
+
+
+def test_what_a_tool_answers_goes_into_a_pipe_as_it_is(served: Shell) -> None:
+    """A program that reads it, or a file, gets every character."""
+    assert served.run("call", "evil_text").stdout.startswith(EVIL)
+
+
+def test_wrong_usage_is_shown_the_same_way() -> None:
+    """Click prints these itself, with what was given."""
+    for words in ([EVIL], ["tools", EVIL], ["--log-level", EVIL, "tools"], ["call", "x", "--timeout", EVIL]):
+        said = CliRunner().invoke(main, words).output
+        assert "live" in said
+        assert HARMFUL.search(said) is None, ascii(said)
+
+
+def test_one_module_prints() -> None:
+    """All others say what they have to say by it."""
+    for path in Path(toolbus.cli.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        called = {ast.unparse(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}
+        printing = called & {
+            "print",
+            "click.echo",
+            "click.secho",
+            "click.style",
+            "click.prompt",
+            "click.confirm",
+            "sys.stdout.write",
+            "sys.stderr.write",
+        }
+        assert path.name == "output.py" or not printing, f"{path.name}: {printing}"
