@@ -12,6 +12,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult, invocation, tool
 from toolbus.events import Text
+from toolbus.worker.slots.slots import Slots
 
 pytestmark = pytest.mark.anyio
 
@@ -49,21 +50,69 @@ def calls(bus: ToolBus, *timeouts: float, first: float = 60.0, later: float = 0.
     return [asyncio.create_task(bus.call("think", arguments, idempotency_key="k", timeout=timeout)) for timeout in timeouts]
 
 
+@tool(service="joining", effect="once")
+async def act(seconds: float) -> float:
+    """Act, and tell how much time is left."""
+    runs.append(invocation().id)
+    await asyncio.sleep(seconds)
+    return invocation().remaining
+
+
 @pytest.mark.parametrize("others", [1, 3])
 async def test_a_joiner_has_its_own_timeout(place: Place, others: int) -> None:
-    """When the first caller's time is up those with more go on together, in one further run."""
+    """When the first caller's time is up the run goes on for those with more."""
     async with place.serving(think) as bus, place.bus() as other:
         await bus.wait_for_tool("think")
         await other.wait_for_tool("think")
-        first = calls(bus, 1.0)
+        first = calls(bus, 1.0, first=2.5)
         await eventually(lambda: len(runs) == 1)
-        joined = calls(bus, 20.0) + calls(other, *[20.0] * (others - 1))
+        joined = calls(bus, 20.0, first=2.5) + calls(other, *[20.0] * (others - 1), first=2.5)
         error = (await first[0]).error
         assert error is not None
         assert error.type == "deadline_exceeded"
         for each in joined:
             result = await each
+            assert (result.output, result.error, result.meta.attempts) == ("one two", None, 1)
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_once_work_runs_as_long_as_a_joiner_waits(place: Place, at_once: bool) -> None:
+    """It can't be run again, so it is given the time of whoever has most, and its handler knows."""
+    async with place.serving(act) as bus:
+        await bus.wait_for_tool("act")
+        first = asyncio.create_task(bus.call("act", {"seconds": 2.0}, idempotency_key="k", timeout=1.0))
+        await eventually(lambda: at_once or len(runs) == 1)
+        joined = asyncio.create_task(bus.call("act", {"seconds": 2.0}, idempotency_key="k", timeout=20.0))
+        error = (await first).error
+        assert error is not None
+        assert error.type == "outcome_unknown"
+        result = await joined
+        assert result.error is None
+        assert 15.0 < result.data < 19.0
+        # The answer is there for later callers, too.
+        assert (await bus.call("act", {"seconds": 2.0}, idempotency_key="k")).data == result.data
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_joiner_whose_time_the_worker_did_not_hear_of_runs_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    """A message may be lost; text that the joiner has heard of the first run is not said again when the next one says the same."""
+    monkeypatch.setattr(Slots, "on_extended", lambda *what: None)
+    async with place.serving(think) as bus:
+        await bus.wait_for_tool("think")
+        first = calls(bus, 1.0)
+        await eventually(lambda: len(runs) == 1)
+        if streaming:
+            async with bus.stream("think", {"first": 60.0, "later": 0.0}, idempotency_key="k", timeout=20.0) as call:
+                events = [event async for event in call.events()]
+            assert "".join(event.text for event in events if isinstance(event, Text)) == "one two"
+        else:
+            result = await calls(bus, 20.0)[0]
             assert (result.output, result.error, result.meta.attempts) == ("one two", None, 2)
+        assert (await first[0]).error is not None
     assert len(runs) == 2
 
 
@@ -80,18 +129,6 @@ async def test_a_joiner_with_less_time_ends_alone(place: Place) -> None:
         assert time.monotonic() - began < 1.4
         assert (await first[0]).output == "one two"
     assert len(runs) == 1
-
-
-async def test_a_joiner_that_streams_reads_on(place: Place) -> None:
-    """Text that it has heard of the first run is not said again when the next one says the same."""
-    async with place.serving(think) as bus:
-        await bus.wait_for_tool("think")
-        first = calls(bus, 1.0)
-        await eventually(lambda: len(runs) == 1)
-        async with bus.stream("think", {"first": 60.0, "later": 0.0}, idempotency_key="k", timeout=20.0) as call:
-            events = [event async for event in call.events()]
-        assert "".join(event.text for event in events if isinstance(event, Text)) == "one two"
-        assert (await first[0]).error is not None
 
 
 async def test_a_joiner_of_a_call_that_never_ran_has_its_own_timeout(place: Place) -> None:

@@ -31,7 +31,7 @@ class Publishing:
     def share(self, call: str, digest: str = "work", limit: int = 10) -> list[bytes]:
         """Publish a call with the one idempotency key."""
         keys = (self.keys.shared("key"), self.queue, self.keys.call(call))
-        args = (call, digest, "agent", limit, 5_000, "{}", 60_000, "", self.keys.prefix)
+        args = (call, digest, "agent", limit, 5_000, "{}", 60_000, "", self.keys.prefix, self.keys.wake("pool"))
         answer: list[bytes] = self.redis.eval(scripts.SHARE.source, 3, *keys, *args)
         return answer
 

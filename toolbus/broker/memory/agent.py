@@ -93,10 +93,21 @@ class MemoryAgentBroker:
         sender.settle(verdict)
         if shared is not None and not sender.done:
             if shared.call != request.id:
+                self._extend(hub, shared, queue, deadline)
                 self._again[request.id] = lambda: self._publish(request, document, queue, limit, deadline, sender)
             shared.callers[request.id] = self
             for frames in shared.frames:
                 self.receive(frames, request.id)
+
+    def _extend(self, hub: Hub, shared: SharedCall, queue: str, deadline: float) -> None:
+        """Give a call the time of one that joined it."""
+        waiting = hub.queues[queue].waiting if queue in hub.queues else ()
+        for at, entry in enumerate(waiting):
+            if entry.id == shared.entry and entry.deadline < deadline:
+                hub.queues[queue].waiting[at] = entry._replace(deadline=deadline)
+                return
+        for worker in list(hub.workers):
+            worker.listener.on_extended(shared.call, deadline)
 
     def _verdict(self, request: Request, document: bytes, queue: str, limit: int, deadline: float) -> Verdict:
         if self._hub is None:

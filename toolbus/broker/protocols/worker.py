@@ -50,6 +50,9 @@ class WorkerListener(Protocol):
     def on_cancelled(self, call: str) -> None:
         """Take in that a caller cancelled a call."""
 
+    def on_extended(self, call: str, deadline: float) -> None:
+        """Take in that a caller with more time joined a call, which may run until ``deadline`` (monotonic seconds) now."""
+
     def on_lost(self, delivery: Delivery) -> None:
         """Take in that a delivery belongs to another worker now; anything that this one still sends for it is refused."""
 

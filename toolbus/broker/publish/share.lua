@@ -2,32 +2,40 @@
 -- Publish a call that carries an idempotency key, or join the one that does already. Running it again changes nothing.
 -- KEYS: 1 record of the key, 2 request stream, 3 reply stream of this call
 -- ARGV: 1 call id, 2 digest of the arguments and session, 3 agent, 4 bound, 5 timeout (ms), 6 document, 7 retention (ms),
---       8 run id of the server that is to know of work that must not happen twice, or "", 9 key prefix
+--       8 run id of the server that is to know of work that must not happen twice, or "", 9 key prefix, 10 wake channel
 -- Returns {"queued", entry}, {"joined", entry, id of the call that runs}, {"conflict"}, {"full", depth} or {"absent"}
 local call, agent = ARGV[1], ARGV[3]
-local known = redis.call('HMGET', KEYS[1], 'id', 'digest', 'entry')
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local deadline, kept = string.format('%.0f', now + ARGV[5]), ARGV[5] + ARGV[7]
+local known = redis.call('HMGET', KEYS[1], 'id', 'digest', 'entry', 'deadline')
 local answered = known[1] and redis.pcall('EXISTS', ARGV[9] .. 'call:' .. known[1])
 if is_elsewhere(answered) then return try_again() end
 if answered == 1 then
   if known[2] ~= ARGV[2] then return {'conflict'} end
   redis.call('HSET', KEYS[1], 'c:' .. call, agent)
+  -- One that has more time gives it to the call, if that has not ended.
+  if ARGV[10] and (tonumber(known[4] or '') or now) < tonumber(deadline) and #redis.call('XRANGE', KEYS[2], known[3], known[3]) > 0 then
+    redis.call('HSET', KEYS[1], 'deadline', deadline)
+    for _, key in ipairs({KEYS[1], ARGV[9] .. 'call:' .. known[1]}) do
+      if redis.call('PTTL', key) < kept then redis.call('PEXPIRE', key, kept) end
+    end
+    redis.call('PUBLISH', ARGV[10], 'extend ' .. known[1] .. ' ' .. deadline)
+  end
   return {'joined', known[3], known[1]}
 end
 
 local depth = redis.call('XLEN', KEYS[2])
 if depth >= tonumber(ARGV[4]) then return {'full', depth} end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local fields = {'r', ARGV[6], 'd', string.format('%.0f', now + ARGV[5])}
+local fields = {'r', ARGV[6], 'd', deadline}
 if ARGV[8] ~= '' then
   fields[5], fields[6] = 's', ARGV[8]
 end
 local entry = redis.call('XADD', KEYS[2], 'NOMKSTREAM', '*', unpack(fields))
 if not entry then return {'absent'} end
-local kept = ARGV[5] + ARGV[7]
 -- A record whose call is gone is overwritten, and never gone in between: where a cluster moves the slot, it could not be made again.
 local before = redis.call('HKEYS', KEYS[1])
-redis.call('HSET', KEYS[1], 'id', call, 'digest', ARGV[2], 'entry', entry, 'c:' .. call, agent)
+redis.call('HSET', KEYS[1], 'id', call, 'digest', ARGV[2], 'entry', entry, 'deadline', deadline, 'c:' .. call, agent)
 for _, field in ipairs(before) do
   if field:sub(1, 2) == 'c:' and field ~= 'c:' .. call then redis.call('HDEL', KEYS[1], field) end
 end

@@ -99,6 +99,7 @@ class SharedCalls:
                 int(self._retention * 1000),
                 server.run_id if once and server is not None else "",
                 self._keys.prefix,
+                self._keys.wake(queue),
             ),
             done,
             repeatable=True,

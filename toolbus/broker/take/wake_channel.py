@@ -11,7 +11,7 @@ from toolbus import telemetry
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import WorkerListener
-from toolbus.broker.reading import document, identifier, skip
+from toolbus.broker.reading import document, identifier, integer, skip
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.take.intake import Intake
 from toolbus.broker.take.requests import RequestStream
@@ -103,6 +103,9 @@ class WakeChannel:
     def _dispatch(self, channel: str, word: str, rest: str) -> None:
         if word == "cancel":
             self._listener.on_cancelled(identifier(rest))
+        elif word == "extend":
+            call, _, deadline = rest.partition(" ")
+            self._listener.on_extended(identifier(call), integer(deadline) / 1000 - self._clock.offset)
         elif word == "confirm":
             self._confirmations.answered(identifier(rest))
         elif word == "back" and rest in self._streams:

@@ -86,6 +86,7 @@ class Slots:
         self._runs: dict[str, Run] = {}
         self._unwatched: list[Run] = []
         self._cancelled_early: dict[str, None] = {}
+        self._extended_early: dict[str, float] = {}
         self.free = settings.concurrency
         self._alone_from = settings.alone_from
         self._failure: ToolbusError | None = None
@@ -196,6 +197,8 @@ class Slots:
         request = delivery.request
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
+        if self._extended_early:
+            delivery.deadline = max(delivery.deadline, self._extended_early.pop(request.id, 0.0))
         if self._cancelled_early and request.id in self._cancelled_early:
             error = ErrorInfo("cancelled", NOT_BEGUN, "cancelled before it ran")
         elif delivery.attempt > self.settings.max_deliveries:
@@ -356,6 +359,19 @@ class Slots:
             if len(self._cancelled_early) >= _EARLY_CANCELS:
                 del self._cancelled_early[next(iter(self._cancelled_early))]
             self._cancelled_early[call] = None
+
+    def on_extended(self, call: str, deadline: float) -> None:
+        """Give a call the time of one that joined it, or remember that: the request may be on its way to this worker."""
+        running, waiting = [run for run in self._runs.values() if run.delivery.request.id == call], self._waiting.find(call=call)
+        for run in running:
+            if run.delivery.deadline < deadline and not run.stuck:
+                run.extend(deadline)
+        for delivery in waiting:
+            delivery.deadline = max(delivery.deadline, deadline)
+        if not running and not waiting:
+            if len(self._extended_early) >= _EARLY_CANCELS:
+                del self._extended_early[next(iter(self._extended_early))]
+            self._extended_early[call] = deadline
 
     def on_lost(self, delivery: Delivery) -> None:
         """Stop a run whose delivery another worker has now."""
