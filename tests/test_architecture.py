@@ -30,6 +30,7 @@ FORBIDDEN = {
 }
 LOWEST = (
     "encoding",
+    "naming",
     "results",
     "envelope",
     "descriptors",
