@@ -20,6 +20,7 @@ from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import AgentListener, ServiceRecord
 from toolbus.broker.reading import shown, skip, text, uses_up
 from toolbus.broker.registry.publications import read_record
+from toolbus.broker.registry.refusals import refused
 from toolbus.broker.scripts import Script
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.replication import Replication
@@ -166,15 +167,6 @@ class RedisRegistry:
 
 def _read(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
-
-
-def refused(key: str, owner: str, *, owned: bool) -> RegistrationRefused:
-    """Return the error for a key that belongs to another owner."""
-    if owned:
-        message = f"{key} belongs to {owner!r}; choose another name, or remove it with `toolbus rm {key}`"
-    else:
-        message = f"{key} is published by {owner!r}; stop that service first, or choose another name"
-    return RegistrationRefused(message, {key: owner})
 
 
 class RegistryFollower:
