@@ -10,6 +10,12 @@ PYTHON := python3.13 python3.12 python3.11 python3
 MUTANTS := toolbus.worker.run.* toolbus.worker.slots.*
 MUTANTS_WITHIN := 1200
 
+# The tests start hundreds of processes: without compiled modules each would compile toolbus and its packages again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# A plugin that comes with langchain-core takes a second to import in each process of pytest.
+PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-long test-all coverage lint mutants bench bench-full chaos format clean
 
@@ -24,17 +30,17 @@ demo: $(DEMO_STAMP) ## Start a server, workers and an agent, and check what they
 
 test: $(STAMP) ## Run the tests (without chaos and benchmarks)
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup -q
+	@$(PYTEST)
 
 test-long: $(STAMP) ## Run the tests with ten times as many made-up examples
 	@echo "== tests, long profile"
-	@TOOLBUS_TEST_PROFILE=long $(BIN)/python -m pytest -n 4 --dist loadgroup -q --timeout 900
+	@TOOLBUS_TEST_PROFILE=long $(PYTEST) --timeout 900
 
 test-all: test-long chaos ## Run the long tests, then chaos (nightly)
 
 coverage: $(STAMP) ## Run the tests and show which lines of toolbus they miss
 	@echo "== tests with coverage"
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup -q --cov=toolbus --cov-report=term:skip-covered
+	@$(PYTEST) --cov=toolbus --cov-report=term:skip-covered
 
 lint: $(STAMP) ## Check style and types
 	@echo "== ruff check"

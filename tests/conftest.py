@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.forking import CommandServer
 from tests.contract import Place
 from tests.examples import load_profile
+from tests.forking import ForkServer
 from tests.servers import KINDS, Servers, leaks, new_server
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.telemetry.repeats import repeats
 
 _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 
@@ -52,6 +53,12 @@ def anyio_backend() -> Any:
     return ("asyncio", {"use_uvloop": True})
 
 
+@pytest.fixture(autouse=True)
+def unsaid() -> None:
+    """Every test begins as if nothing had been logged yet."""
+    repeats.forget()
+
+
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
     """The servers of this pytest process."""
@@ -61,9 +68,9 @@ def servers() -> Iterator[Servers]:
 
 
 @pytest.fixture(scope="session")
-def commands() -> Iterator[CommandServer]:
-    """The process from which toolbus commands are forked."""
-    with CommandServer() as running:
+def forks() -> Iterator[ForkServer]:
+    """The process from which toolbus commands and other programs are forked."""
+    with ForkServer() as running:
         yield running
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import anyio
 import pytest
@@ -18,6 +17,23 @@ import redis
 from toolbus.broker.embedded import EmbeddedServer
 
 T = TypeVar("T")
+
+
+class Stoppable(Protocol):
+    """A process that can be stopped, such as ``subprocess.Popen``."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    def wait(self) -> int:
+        """Wait until it ends."""
+
 
 _BINARIES: dict[str, Path | None] = {"valkey": None}
 if _redis := shutil.which("redis-server"):
@@ -71,7 +87,7 @@ def leaks(url: str, namespace: str) -> list[str]:
     return found
 
 
-def put_down(process: subprocess.Popen[Any]) -> None:
+def put_down(process: Stoppable) -> None:
     """Kill a process, stopped or not, and reap it."""
     if process.poll() is None:
         process.send_signal(signal.SIGCONT)

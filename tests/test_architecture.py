@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 import toolbus
+from toolbus import Settings, ToolBus, Worker, tool
 
 PACKAGE = Path(toolbus.__path__[0])
 # What each folder may not import, beside redis outside of broker.
@@ -146,3 +148,37 @@ def test_help_loads_nothing_that_only_running_needs() -> None:
     text, _, loaded = done.stdout.rpartition("loaded")
     assert "Start here" in text
     assert not {"redis", "opentelemetry", "toolbus.client.bus", "toolbus.worker.worker"} & set(loaded.split())
+
+
+@tool(service="path", effect="read")
+async def echo_path(text: str) -> str:
+    """Give a text back."""
+    return text
+
+
+@pytest.mark.anyio
+async def test_a_call_runs_through_few_files(valkey_server: str, namespace: str) -> None:
+    """A reader who follows one warm call, from the caller and back, meets no more files than docs/adr/0034 counts."""
+    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    files: list[set[str]] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            files[-1].add(frame.f_code.co_filename)
+
+    async with Worker([echo_path], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("echo_path")
+        for _ in range(20):
+            await bus.call("echo_path", {"text": "warm"})
+        # Beats and turns of the upkeep fall into some of the calls.
+        for _ in range(20):
+            files.append(set())
+            before = sys.getprofile()
+            sys.setprofile(note)
+            try:
+                await bus.call("echo_path", {"text": "x"})
+            finally:
+                sys.setprofile(before)
+    fewest = min(files, key=len)
+    assert len(fewest) <= 26, sorted(fewest)
+    assert len(fewest) > 15, "the call was not followed"

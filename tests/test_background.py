@@ -54,6 +54,20 @@ async def test_failures_that_are_far_apart_are_not_added_up(monkeypatch: pytest.
     assert work.begun == 3 * MOST_FAILURES + 1
 
 
+async def test_a_cancellation_from_within_is_a_failure() -> None:
+    """A task that cancels itself, by a bug, must not end unseen."""
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            raise asyncio.CancelledError
+
+    await keep_running("work", work)
+    assert begun == 2
+
+
 async def test_cancelling_is_no_failure() -> None:
     """A cancelled task ends at once."""
     begun = asyncio.Event()

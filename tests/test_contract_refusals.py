@@ -31,10 +31,10 @@ def item(name: str, service: str) -> bytes:
 
 
 async def refusal(work: Awaitable[object]) -> str:
-    """The words of a refusal."""
+    """What a refusal says before it says what to do: names become free at once in process, where a worker does not die alone."""
     with pytest.raises(RegistrationRefused) as refused:
         await work
-    return str(refused.value)
+    return str(refused.value).partition(". ")[0].partition(";")[0]
 
 
 async def served(place: Place, owner: str, made: type[ToolService]) -> None:
@@ -51,9 +51,8 @@ async def test_services_and_tools_of_others_are_refused(place: Place) -> None:
         assert await refusal(served(place, "a", service("s5", "t4"))) == "not registered as 'a': tool/t4 belongs to 'a (service s4)'"
         assert await refusal(served(place, "a", service("s6", "t6", "q4"))) == "not registered as 'a': queue/q4 belongs to 'a (service s4)'"
         assert await refusal(served(place, "a", service("s9", "t9"))) == "not registered as 'a': tool/t9 belongs to 'operator'"
-        stop = "stop that service first, or choose another name"
-        assert await refusal(bus.put("tool/t4", item("t4", "s4"))) == f"tool/t4 is published by 'a'; {stop}"
-        assert await refusal(bus.put("tool-service/s4", b"{}")) == f"tool-service/s4 is published by 'a'; {stop}"
+        assert await refusal(bus.put("tool/t4", item("t4", "s4"))) == "tool/t4 is published by 'a'"
+        assert await refusal(bus.put("tool-service/s4", b"{}")) == "tool-service/s4 is published by 'a'"
 
 
 async def test_a_document_with_an_owner_is_nobody_elses(place: Place) -> None:
@@ -61,10 +60,9 @@ async def test_a_document_with_an_owner_is_nobody_elses(place: Place) -> None:
     async with place.bus() as bus:
         await bus.put("toolkit/k", b"{}", owner="o1")
         await bus.put("toolkit/k", b'{"a":1}', owner="o1")
-        choose = "choose another name, or remove it with `toolbus rm toolkit/k`"
-        assert await refusal(bus.put("toolkit/k", b"{}", owner="o2")) == f"toolkit/k belongs to 'o1'; {choose}"
-        assert await refusal(bus.delete("toolkit/k", owner="o2")) == f"toolkit/k belongs to 'o1'; {choose}"
-        assert "toolkit/k is published by 'o1'" in await refusal(bus.put("toolkit/k", b"{}"))
+        assert await refusal(bus.put("toolkit/k", b"{}", owner="o2")) == "toolkit/k belongs to 'o1'"
+        assert await refusal(bus.delete("toolkit/k", owner="o2")) == "toolkit/k belongs to 'o1'"
+        assert await refusal(bus.put("toolkit/k", b"{}")) == "toolkit/k is published by 'o1'"
         assert await bus.delete("toolkit/k")
         await bus.put("toolkit/k", b"{}", owner="o2")
 

@@ -135,7 +135,7 @@ async def test_a_call_can_wait_for_its_worker(place: Place) -> None:
             assert (await waiting).output == "here"
         late = await bus.call("plugged", wait=0.05)
         assert late.error is not None
-        assert late.error.type == "not_found"
+        assert (late.error.type, late.error.code) == ("unavailable", "withdrawn")
 
 
 async def test_tools_are_sorted_filtered_and_immutable(place: Place) -> None:

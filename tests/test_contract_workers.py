@@ -32,7 +32,8 @@ async def test_hot_plug_and_clean_stop(place: Place) -> None:
         await eventually(lambda: changes == [("added", "plugged"), ("removed", "plugged")])
         gone = await bus.call("plugged")
         assert gone.error is not None
-        assert gone.error.type == "not_found"
+        assert (gone.error.type, gone.error.code) == ("unavailable", "withdrawn")
+        assert "'plugged' was there until" in gone.error.message
     await asyncio.wait_for(following, 2)
 
 
@@ -115,6 +116,45 @@ async def test_startup_and_cleanup_run_once_each(place: Place) -> None:
     async with place.serving(Resource, plugged) as bus:
         assert (await bus.call("use")).output == "startup"
     assert seen == ["startup", "cleanup"]
+
+
+async def test_a_worker_that_starts_or_drains_is_not_started_again(place: Place) -> None:
+    """It says which of them it does; it can be started when that is over, and runs its hooks once each time."""
+    seen: list[str] = []
+    go = asyncio.Event()
+
+    class Slow(ToolService):
+        id = "slow"
+        effect = "read"
+
+        async def startup(self) -> None:
+            seen.append("startup")
+            await go.wait()
+
+        async def cleanup(self) -> None:
+            seen.append("cleanup")
+            await go.wait()
+
+        @tool
+        async def use_slow(self) -> str:
+            """Use it."""
+            return "used"
+
+    worker = place.worker(Slow)
+    for _ in range(2):
+        for change, name in ((worker.__aenter__, "starts"), (worker.drain, "drains")):
+            seen.clear()
+            go.clear()
+            changing = asyncio.create_task(change())
+            await eventually(lambda: seen)
+            with pytest.raises(ConfigurationError, match=f"already {name}"):
+                await worker.__aenter__()
+            if name == "starts":
+                with pytest.raises(ConfigurationError, match="drain it when it serves"):
+                    await worker.drain()
+            go.set()
+            await asyncio.wait_for(changing, 20.0)
+            assert len(seen) == 1
 
 
 async def test_one_failing_startup_names_itself_and_leaves_nothing(place: Place) -> None:

@@ -59,9 +59,14 @@ async def fail() -> str:
     raise ValueError(TEXT)
 
 
+entered: list[None] = []
+"""One for each call of ``hold`` that has begun."""
+
+
 @tool(service="costs", effect="read")
 async def hold() -> str:
     """Wait to be cancelled."""
+    entered.append(None)
     await asyncio.Event().wait()
     return ""
 
@@ -254,13 +259,14 @@ async def test_a_call_that_waits_holds_no_more_memory_than_it_did(namespace: str
         calls += [asyncio.create_task(bus.call("hold")) for _ in range(CALLS)]
         await eventually(lambda: bus.statistics()["in_flight"] == 1 + CALLS)
         queued = blocks()
+        entered.clear()
         async with place.worker(hold, concurrency=2 * CALLS) as free:
-            await eventually(lambda: free.statistics()["running"] == CALLS)
+            await eventually(lambda: len(entered) == free.statistics()["running"] == CALLS)
             running = blocks()
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
     caller, worker = (queued - nothing) / CALLS, (running - queued) / CALLS
-    # What was measured (26 and 28 blocks of at most 512 bytes), and a quarter more, since Python's versions differ.
+    # What was measured (26 and 36 blocks of at most 512 bytes), and a quarter more, since Python's versions differ.
     assert caller <= 32, f"{caller:.1f} blocks a call at the caller"
-    assert worker <= 35, f"{worker:.1f} blocks a call at the worker"
+    assert worker <= 45, f"{worker:.1f} blocks a call at the worker"

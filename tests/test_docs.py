@@ -19,6 +19,7 @@ import click
 import pytest
 
 import toolbus
+from tests.forking import ForkServer
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
 from toolbus.cli import main
@@ -226,7 +227,7 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
         assert f"`{kind}`" in page
 
 
-def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """The tool and the agent of the README, and the service of its guide, work as they stand there."""
     tools, agent = blocks("README.md")
     (service,) = blocks("docs/how-to/services.md")
@@ -240,13 +241,8 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
     try:
         told = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert told.stdout == "Here is one about cats: …\nHere is one about dogs: … 1\n", told.stderr
-        poem = subprocess.run(
-            [*base, "call", "tell-limerick", "topic=tea", "--user", "al", "--wait", "10"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        words = ("call", "tell-limerick", "topic=tea", "--user", "al", "--wait", "10")
+        poem = forks.run(*base[1:], *words, folder=tmp_path, environment=os.environ)
         assert poem.stdout == "Hey al! Here is a limerick about tea: …\n", poem.stderr
     finally:
         worker.terminate()
@@ -315,7 +311,7 @@ def test_the_agent_example_is_python() -> None:
     exec(compile(ast.Module(imports, []), "agent", "exec"), {})
 
 
-def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """The service of the TrustGraph guide is launched as it stands there, and that project's descriptors make a tool of it."""
     (tmp_path / "joke.py").write_text(blocks("docs/how-to/trustgraph.md")[0])
     environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
@@ -323,8 +319,7 @@ def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespa
     joke = '{"type": "tool-service", "name": "tell-joke", "description": "d", "service": "joke-service", "style": "haiku"}'
 
     def toolbus(*words: str, given: str | None = None) -> str:
-        command = [sys.executable, "-m", "toolbus", *words]
-        done = subprocess.run(command, env=environment, input=given, capture_output=True, text=True, timeout=60, check=False)
+        done = forks.run("-m", "toolbus", *words, folder=tmp_path, environment=environment, given=given)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -357,7 +352,7 @@ def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace
         assert worker.wait(15) == 0
 
 
-def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """The tools of the guide to functions, in a package served whole, answer over the bus, in process and isolated."""
     (tmp_path / "mytools").mkdir()
     *modules, registry = blocks("docs/how-to/functions.md")
@@ -377,21 +372,20 @@ def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace
     worker = subprocess.Popen([*base, "worker", "mytools"], cwd=tmp_path)
     try:
         for words, answer in expected.items():
-            command = [*base, "call", *words.split(), "--wait", "20"]
-            told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+            told = forks.run(*base[1:], "call", *words.split(), "--wait", "20", folder=tmp_path, environment=os.environ)
             assert told.stdout.removesuffix("\n") == answer, told.stderr
     finally:
         worker.terminate()
         assert worker.wait(15) == 0
 
 
-def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """A worker runs with the middleware of its guide: calls pass, the quota holds, and usage is counted."""
     (tmp_path / "limits.py").write_text(blocks("docs/how-to/middleware.md")[0])
     base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
 
     def toolbus(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*base, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return forks.run(*base[1:], *words, folder=tmp_path, environment=os.environ)
 
     worker = subprocess.Popen(
         [*base, "worker", "calculator", "--middleware", "limits.py:middleware"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -443,10 +437,11 @@ def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["data-analysis", "graph"])
-def test_the_pictures_of_shipped_presets_are_what_the_command_draws(name: str, tmp_path: Path) -> None:
+def test_the_pictures_of_shipped_presets_are_what_the_command_draws(name: str, tmp_path: Path, forks: ForkServer) -> None:
     """The picture in the guide shows the preset as it is, and the guide names it."""
-    command = [sys.executable, "-m", "toolbus", "toolkit", "draw", "drawn.svg", "--file", name, "--title", name]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    words = ("toolkit", "draw", "drawn.svg", "--file", name, "--title", name)
+    done = forks.run("-m", "toolbus", *words, folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr
     names, texts = told_by((ROOT / "docs" / "how-to" / f"preset-{name}.svg").read_bytes())
     assert names
     assert (names, texts) == told_by((tmp_path / "drawn.svg").read_bytes())

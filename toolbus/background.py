@@ -19,7 +19,7 @@ _SETTLED = 60.0
 
 
 async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run ``work`` until it returns; start it again, after a growing pause, whenever it raises.
+    """Run ``work`` until it returns; start it again, after a growing pause, whenever it raises, or is cancelled from within.
 
     Raises:
         ToolbusError: it failed ``MOST_FAILURES`` times in a row.
@@ -27,10 +27,14 @@ async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]])
     failures = 0
     while True:
         began = time.monotonic()
+        # In a task of its own: each of its steps would otherwise go through this function and its callers.
+        task = asyncio.create_task(work(), name=f"toolbus-{name}")
         try:
-            # In a task of its own: each of its steps would otherwise go through this function and its callers.
-            return await asyncio.create_task(work(), name=f"toolbus-{name}")
-        except Exception as error:
+            return await task
+        except (Exception, asyncio.CancelledError) as error:
+            mine = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (mine is None or mine.cancelling()):
+                raise
             failures = 1 if time.monotonic() - began > _SETTLED else failures + 1
             telemetry.count("toolbus.task_failures", task=name)
             if failures >= MOST_FAILURES:

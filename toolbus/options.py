@@ -13,13 +13,13 @@ class ServiceCallOptions(TypedDict, total=False):
 
     Keys:
         session: the agent's session.
-        timeout: seconds until the call ends in any case (default: the tool's, else 60).
+        timeout: seconds until the call ends in any case, the wait for a worker included. By default the tool's, else 60, which begin when
+            there is a worker.
         idle_timeout: seconds without any frame after which the call ends.
-        wait: seconds to wait for a worker to appear; True waits as long as ``timeout``.
+        wait: seconds to wait for a worker to appear, at most ``timeout``; True waits as long as that.
         idempotency_key: the caller's own key for this call. Calls of one user and session with the same key share one execution.
             Within the retention time a later call with the key, even after a restart, reads the same answer from its start.
         resume_from: characters of text that the caller of a shared call already has; its stream continues after them.
-        priority: accepted but reserved.
         metadata: free strings for the handler.
     """
 
@@ -29,7 +29,6 @@ class ServiceCallOptions(TypedDict, total=False):
     wait: float | bool
     idempotency_key: str
     resume_from: int
-    priority: int
     metadata: Mapping[str, str]
 
 
@@ -44,6 +43,7 @@ class CallOptions(ServiceCallOptions, total=False):
 
 
 _KNOWN = frozenset(CallOptions.__optional_keys__)
+_RESERVED = frozenset({"priority"})
 
 
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -55,6 +55,8 @@ def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str
     if not given:
         return defaults
     for name in given:
+        if name in _RESERVED:
+            raise ConfigurationError(f"the call option {name!r} is reserved: it would have no effect yet")
         if name not in _KNOWN:
             raise ConfigurationError(f"there is no call option {name!r} (there are: {', '.join(sorted(_KNOWN))})")
     return {**defaults, **given} if defaults else given

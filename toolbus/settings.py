@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -17,6 +18,8 @@ _NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_FOREVER)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 PREFIX = "TOOLBUS_"
+# Settings whose values are words, in upper or lower case.
+_WORDS = frozenset({"log_level", "log_format"})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         variables = {} if base is not None else os.environ if environ is None else environ
         for name, (value, source) in _given(variables, arguments).items():
             try:
-                values[name] = msgspec.convert(value, cls._types()[name], strict=False)
+                read = value.lower() if name in _WORDS and isinstance(value, str) else value
+                values[name] = msgspec.convert(read, cls._types()[name], strict=False)
             except msgspec.ValidationError as error:
                 raise ConfigurationError(f"{source} is wrong: {error} (given: {value!r})") from None
         return cls(**values)
@@ -94,6 +98,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def _types(cls) -> dict[str, Any]:
         return {field.name: field.type for field in msgspec.structs.fields(cls)}
+
+
+def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that look like those of settings and are none, each with the name that is probably meant."""
+    known = [name.upper() for name in Settings.__struct_fields__]
+    found: dict[str, str] = {}
+    for variable in environ:
+        name = variable.upper().removeprefix(PREFIX)
+        if not variable.upper().startswith(PREFIX) or (variable.startswith(PREFIX) and name == variable[len(PREFIX) :] and name in known):
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        if near:
+            found[variable] = PREFIX + near[0]
+    return found
 
 
 def _given(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -192,6 +192,50 @@ async def test_calls_without_index_or_with_one_index_are_told_apart() -> None:
         assert len({each["tool_call_id"] for each in results[-2:]}) == 2
 
 
+def part(ident: str, index: int, name: str, arguments: str) -> bytes:
+    """A part of a call."""
+    function = ({"name": name} if name else {}) | {"arguments": arguments}
+    return event({"tool_calls": [{"id": ident, "index": index, "type": "function", "function": function}]})
+
+
+@pytest.mark.parametrize("again", ["", "add"])
+async def test_parts_with_a_new_id_each_and_one_index_are_one_call(again: str) -> None:
+    """The arguments go on until they are complete, also where each part repeats the name."""
+    pieces = [
+        part("a", 0, "add", ""),
+        part("b", 0, again, '{"a": 1'),
+        part("c", 0, again, ', "b": 2}'),
+        part("d", 1, "add", '{"a":'),
+        part("e", 1, again, "3, "),
+        part("f", 1, again, '"b": 4}'),
+        part("g", 1, "recite", ""),
+        part("h", 1, again and "recite", '{"lines": 1}'),
+    ]
+    async with setting([Canned(*pieces, event({}, "tool_calls"), DONE), says("ok")]) as given:
+        assert (await given.ask()).calls == 3
+        results = [each for each in given.agent.messages if each["role"] == "tool"]
+        assert [each["content"] for each in results] == ["3", "7", "line 0\n"]
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+async def test_calls_beyond_the_most_are_cut_with_a_message(indexed: bool) -> None:
+    """The first 128 run, and the model hears that the others did not and what to do."""
+    wanted = [
+        {"id": f"c{number}", "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": number, "b": 0})}}
+        | ({"index": number} if indexed else {})
+        for number in range(131)
+    ]
+    async with setting([Canned(*[event({"tool_calls": [each]}) for each in wanted], event({}, "tool_calls"), DONE), says("ok")]) as given:
+        answer = await given.ask()
+        assert (answer.text, answer.failed) == ("ok", 1)
+        *results, cut = [each for each in given.agent.messages if each["role"] == "tool"]
+        assert [each["content"] for each in results] == [str(number) for number in range(128)]
+        assert "more than 128 calls at once" in cut["content"]
+        assert "3 in all, did not run" in cut["content"]
+        asked = [call["id"] for each in given.agent.messages for call in each.get("tool_calls", [])]
+        assert asked == [each["tool_call_id"] for each in [*results, cut]]
+
+
 async def test_an_endpoint_that_does_not_stream_is_understood() -> None:
     """A whole answer in JSON counts as one piece."""
     whole = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
@@ -226,7 +270,8 @@ def refusal(status: int, message: str = "no", **headers: str) -> Canned:
 )
 async def test_an_endpoints_errors_are_one_clear_line(answer: Canned, line: str) -> None:
     """Each way in which an endpoint fails is one line that says what to do, and never shows the key."""
-    async with setting([answer]) as given:
+    # Some are tried again.
+    async with setting([answer] * 3) as given:
         with pytest.raises(EndpointError) as raised:
             await given.ask()
         message = str(raised.value)
@@ -241,6 +286,29 @@ async def test_what_passes_is_tried_again() -> None:
     async with setting([refusal(429, retry_after="0"), refusal(503, retry_after="0"), says("there")]) as given:
         assert (await given.ask()).text == "there"
         assert [type(each) for each in given.heard] == [Retrying, Retrying, ModelText]
+
+
+def failing(error: dict[str, Any], *before: bytes) -> Canned:
+    """An answer that ends with an error."""
+    return Canned(*before, b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+
+
+async def test_an_error_before_any_words_is_tried_again() -> None:
+    """An endpoint that is overloaded says so as an event."""
+    async with setting([failing({"message": "overloaded"}), failing({"message": "m", "code": 429}), says("there")]) as given:
+        assert (await given.ask()).text == "there"
+        assert [type(each) for each in given.heard] == [Retrying, Retrying, ModelText]
+
+
+@pytest.mark.parametrize(
+    "answer", [failing({"message": "overloaded"}, event({"content": "Hal"})), failing({"message": "too long", "code": 400})]
+)
+async def test_an_error_after_words_or_about_the_request_is_not_tried_again(answer: Canned) -> None:
+    """Words would be said twice, and a wrong request stays wrong."""
+    async with setting([answer, says("there")]) as given:
+        with pytest.raises(EndpointError, match=r"overloaded|too long"):
+            await given.ask()
+        assert len(given.model.bodies) == 1
 
 
 async def test_an_endpoint_that_is_not_there_is_one_line() -> None:

@@ -10,11 +10,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent.endpoint import Canned, calls, endpoint, event, says
+from tests.forking import ForkServer
 from toolbus import ToolBus, Worker, tool
 
 pytestmark = pytest.mark.anyio
@@ -55,22 +57,34 @@ PRESET = b"""
 """
 
 
+def environment(base_url: str, url: str, namespace: str, variables: dict[str, Any]) -> dict[str, str]:
+    """The command's environment; capital names of ``variables`` are in it, but for empty ones."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    found |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "sk-secret", "OPENAI_MODEL": "m", "NO_PROXY": "127.0.0.1"}
+    found |= {"TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, **{k: v for k, v in variables.items() if k.isupper()}}
+    return {name: value for name, value in found.items() if value}
+
+
 async def start(base_url: str, url: str, namespace: str, *words: str, **variables: Any) -> asyncio.subprocess.Process:
-    """Start the command."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    environment |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "sk-secret", "OPENAI_MODEL": "m", "NO_PROXY": "127.0.0.1"}
-    environment |= {"TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, **{k: v for k, v in variables.items() if k.isupper()}}
+    """Start the command in a new interpreter."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "toolbus",
         "agent",
         *words,
-        env={name: value for name, value in environment.items() if value},
+        env=environment(base_url, url, namespace, variables),
         stdin=variables.get("stdin", asyncio.subprocess.DEVNULL),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+async def run(forks: ForkServer, base_url: str, url: str, namespace: str, *words: str, **variables: Any) -> tuple[int, str, str]:
+    """Run the command to its end; its exit code, standard output and standard error."""
+    chosen = environment(base_url, url, namespace, variables)
+    done = await asyncio.to_thread(forks.run, "-m", "toolbus", "agent", *words, folder=Path.cwd(), environment=chosen)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
@@ -81,17 +95,17 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_a_question_is_answered(valkey_server: str, namespace: str) -> None:
+async def test_a_question_is_answered(valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """The model's words are on standard output alone, what tools say is on standard error, and nothing commands the terminal."""
     script = [calls(("recite", {"lines": 2}), words="Listen:"), says("That was", " it.\x07")]
     async with tools(valkey_server, namespace), endpoint(script) as model:
-        code, out, err = await ended(await start(model.url, valkey_server, namespace, "a poem?"))
+        code, out, err = await run(forks, model.url, valkey_server, namespace, "a poem?")
     assert (code, out) == (0, "Listen:\nThat was it.\\u0007\n"), err
     assert err.splitlines()[:3] == ['→ recite {"lines":2}', "  recite: line 0\\u001b[2J", "  recite: line 1\\u001b[2J"]
     assert err.splitlines()[3].startswith("✓ recite")
 
 
-async def test_the_command_walks_the_published_graph(valkey_server: str, namespace: str) -> None:
+async def test_the_command_walks_the_published_graph(valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """--walk finds the first action by the question, --action names it, --operator says all, and only what makes sense there is offered."""
     async with (
         tools(valkey_server, namespace),
@@ -100,10 +114,10 @@ async def test_the_command_walks_the_published_graph(valkey_server: str, namespa
     ):
         await bus.put("toolkit/poems", PRESET, "ann")
         for words in (("recite me a poem", "--walk"), ("?", "--action", "fail"), ("?", "--operator", "reciter")):
-            code, _, err = await ended(await start(model.url, valkey_server, namespace, *words))
+            code, _, err = await run(forks, model.url, valkey_server, namespace, *words)
             assert code == 0, err
-        code, _, err = await ended(await start(model.url, valkey_server, namespace, "zebra", "--walk"))
-        nobody, _, unknown = await ended(await start(model.url, valkey_server, namespace, "?", "--operator", "nobody"))
+        code, _, err = await run(forks, model.url, valkey_server, namespace, "zebra", "--walk")
+        nobody, _, unknown = await run(forks, model.url, valkey_server, namespace, "?", "--operator", "nobody")
         await bus.delete("toolkit/poems")
     assert (code, err.count("\n"), nobody, unknown.count("\n")) == (1, 1, 1, 1)
     assert "toolbus toolkit show" in err
@@ -113,10 +127,10 @@ async def test_the_command_walks_the_published_graph(valkey_server: str, namespa
     assert "declaim (at hand): Recite a poem aloud" in model.bodies[0]["messages"][0]["content"]
 
 
-async def test_json_is_for_programs(valkey_server: str, namespace: str) -> None:
+async def test_json_is_for_programs(valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """With --output json standard output is one document."""
     async with tools(valkey_server, namespace), endpoint([says("hi")]) as model:
-        code, out, _ = await ended(await start(model.url, valkey_server, namespace, "?", "--output", "json"))
+        code, out, _ = await run(forks, model.url, valkey_server, namespace, "?", "--output", "json")
     assert (code, json.loads(out)) == (0, {"text": "hi", "reason": "answered", "turns": 1, "calls": 0, "failed": 0})
 
 
@@ -128,34 +142,34 @@ async def test_json_is_for_programs(valkey_server: str, namespace: str) -> None:
         ({}, ("--base-url", "nowhere"), "OPENAI_BASE_URL"),
     ],
 )
-async def test_what_is_not_set_is_said(variables: dict[str, str], words: tuple[str, ...], line: str) -> None:
+async def test_what_is_not_set_is_said(variables: dict[str, str], words: tuple[str, ...], line: str, forks: ForkServer) -> None:
     """Without a key, a model or a usable address the command ends at once with one line and exit code 2."""
-    code, out, err = await ended(await start("http://127.0.0.1:1/v1", "memory://", "n", "?", *words, **variables))
+    code, out, err = await run(forks, "http://127.0.0.1:1/v1", "memory://", "n", "?", *words, **variables)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert line in err
 
 
-async def test_a_question_needs_words_and_a_selection_tools() -> None:
+async def test_a_question_needs_words_and_a_selection_tools(forks: ForkServer) -> None:
     """An empty question is a mistake of usage; a selection that leaves no tool is named before the model is asked."""
-    code, _, err = await ended(await start("http://127.0.0.1:1/v1", "memory://", "n", " "))
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", "memory://", "n", " ")
     assert (code, "QUESTION is empty" in err) == (2, True)
-    code, _, err = await ended(await start("http://127.0.0.1:1/v1", "memory://", "n", "?", "--tool", "nowhere"))
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", "memory://", "n", "?", "--tool", "nowhere")
     assert (code, err) == (1, "toolbus: there is no tool with names nowhere; `toolbus tools` lists the available tools\n")
 
 
-async def test_a_refused_key_is_one_line() -> None:
+async def test_a_refused_key_is_one_line(forks: ForkServer) -> None:
     """An error of the endpoint is one line without the key, and exit code 1."""
     refused = Canned(b'{"error": {"message": "Incorrect key sk-secret"}}', status=401, kind="application/json")
     async with endpoint([refused]) as model:
-        code, out, err = await ended(await start(model.url, "memory://", "n", "?"))
+        code, out, err = await run(forks, model.url, "memory://", "n", "?")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "refused the key (401): Incorrect key …; check OPENAI_API_KEY" in err
 
 
-async def test_the_bound_on_turns_is_said(valkey_server: str, namespace: str) -> None:
+async def test_the_bound_on_turns_is_said(valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """A model that repeats a failing call is stopped, with exit code 1 and a line that counts."""
     async with tools(valkey_server, namespace), endpoint(lambda body: calls(("broken", {}))) as model:
-        code, _, err = await ended(await start(model.url, valkey_server, namespace, "?", "--turns", "3"))
+        code, _, err = await run(forks, model.url, valkey_server, namespace, "?", "--turns", "3")
     assert code == 1
     assert err.splitlines()[-1] == "toolbus: stopped: no answer in 3 turns (2 calls, 2 failed); --turns allows more"
 
@@ -203,10 +217,12 @@ async def test_ctrl_c_cancels_the_tools(valkey_server: str, namespace: str) -> N
 
 
 @pytest.mark.parametrize(("words", "told"), [((), "forbidden"), (("--yes",), "launched")])
-async def test_permission_without_a_person(valkey_server: str, namespace: str, words: tuple[str, ...], told: str) -> None:
+async def test_permission_without_a_person(
+    valkey_server: str, namespace: str, words: tuple[str, ...], told: str, forks: ForkServer
+) -> None:
     """Where no person can be asked, a tool that wants permission runs only with --yes."""
     async with tools(valkey_server, namespace), endpoint([calls(("launch", {})), says("ok")]) as model:
-        code, _, err = await ended(await start(model.url, valkey_server, namespace, "?", *words))
+        code, _, err = await run(forks, model.url, valkey_server, namespace, "?", *words)
         assert code == 0, err
         assert told in model.bodies[1]["messages"][-1]["content"]
 

@@ -1,29 +1,44 @@
-"""Fixtures for scripts alone: each runs on fakeredis, which takes milliseconds, and on every kind of server."""
+"""Fixtures for scripts alone: each runs on fakeredis, which takes milliseconds, and on every kind of server; and for what steps log."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import fakeredis
 import pytest
 import redis
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from tests.broker.observing import Observed
 from tests.servers import KINDS, Servers
+from toolbus import telemetry
 from toolbus.broker.keys import Keys
+from toolbus.telemetry.repeats import repeats
+
+# For scripts an error is a table, a read that found nothing is false, and what it found is a list of pairs.
+_AS_REAL = """local fake_pcall = redis.pcall; redis.pcall = function(name, ...)
+  local ok, reply = pcall(fake_pcall, name, ...)
+  if not ok then return {err = tostring(reply)} end
+  if type(reply) == 'table' and reply.err then reply.err = tostring(reply.err) end
+  if name == 'XREADGROUP' and type(reply) == 'table' and not reply.err then return (reply[2] or false) and {reply} end
+  return reply
+end """.replace("\n", " ")
 
 
 class FakeServer(fakeredis.FakeRedis):
     """A server in process.
 
-    It differs from real ones: it takes no flags in a script's first line, gives scripts no error table for some commands on a key of a
-    wrong type, and knows neither memory limits nor clusters whose slots move. Tests of those run on real servers alone.
+    It differs from real ones: it takes no flags in a script's first line, its ``redis.pcall`` has to be mended, some of its errors read
+    otherwise, and it knows neither memory limits nor clusters whose slots move. Tests of those run on real servers alone.
     """
 
     def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
         """Run a script without the line of its flags."""
         plain = script.partition("\n")[2] if script.startswith("#!") else script
-        return super().eval(plain, numkeys, *keys_and_args)
+        return super().eval(_AS_REAL + plain, numkeys, *keys_and_args)
 
 
 class ScriptPlace:
@@ -40,3 +55,13 @@ def script_place(request: pytest.FixtureRequest, servers: Servers, namespace: st
     client = FakeServer() if request.param == "fakeredis" else redis.Redis.from_url(servers.get(request.param).url)
     yield ScriptPlace(client, namespace)
     client.close()
+
+
+@pytest.fixture
+def observed(caplog: pytest.LogCaptureFixture) -> Iterator[Observed]:
+    """What is logged, at every level, and counted."""
+    caplog.set_level(logging.DEBUG, "toolbus")
+    repeats.forget()
+    reader = InMemoryMetricReader()
+    with telemetry.providers(meter=MeterProvider([reader], shutdown_on_exit=False)):
+        yield Observed(caplog, reader)

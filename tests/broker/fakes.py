@@ -22,6 +22,14 @@ KEYS = Keys("unit")
 SETTINGS = Settings.load({}, url="redis://127.0.0.1:1", namespace="unit", lease=6.0)
 FENCE = Fence(b"1.a", b"5")
 
+HANDS_OUT = {"reap", "take", "XREADGROUP", "XREAD"}
+"""What must not be sent again after a lost connection: a second answer would not have what the lost one had."""
+EITHER_WAY = {"CLIENT", "XTRIM", "AFTER"}
+"""What may be sent again or not. Everything else must be: it does the same when it runs twice, and waits for the next connection."""
+
+WORDS = (bytes, str, int)
+"""What a command is made of. The real connection refuses None, and a script would read a float as another number."""
+
 Answer = Callable[[tuple[Any, ...], tuple[Any, ...]], Any]
 """What a script, by its keys and arguments, or a command answers; an exception is answered as an error."""
 
@@ -84,14 +92,14 @@ class FakeLink:
 
     async def execute(self, *args: Any, repeatable: bool = False) -> Any:
         """Answer a command."""
-        return self._settled(str(args[0]), (), tuple(args[1:]))
+        return self._settled(str(args[0]), (), tuple(args[1:]), repeatable)
 
     async def execute_script(self, script: Any, keys: Any, args: Any, *, repeatable: bool = False) -> Any:
         """Answer a script."""
-        return self._settled(script.name.rpartition("/")[2], tuple(keys), tuple(args))
+        return self._settled(script.name.rpartition("/")[2], tuple(keys), tuple(args), repeatable)
 
     def _take(self, name: str, keys: Any, args: Any, on_reply: Any, repeatable: bool, same_server: bool) -> None:
-        self.seen.append((name, keys, args))
+        self._check(name, keys, args, repeatable)
         self.options.append((repeatable, same_server))
 
         def say() -> None:
@@ -103,13 +111,19 @@ class FakeLink:
         else:
             say()
 
-    def _settled(self, name: str, keys: Any, args: Any) -> Any:
-        self.seen.append((name, keys, args))
-        self.options.append((True, False))
+    def _settled(self, name: str, keys: Any, args: Any, repeatable: bool) -> Any:
+        self._check(name, keys, args, repeatable)
+        self.options.append((repeatable, False))
         answer = self._answer(name, keys, args)
         if isinstance(answer, BrokerError):
             raise answer
         return answer
+
+    def _check(self, name: str, keys: Any, args: Any, repeatable: bool) -> None:
+        assert name in EITHER_WAY or repeatable is (name not in HANDS_OUT), f"{name}: {repeatable}"
+        assert all(type(key) in {bytes, str} for key in keys), f"{name}: {keys}"
+        assert all(type(word) in WORDS for word in args), f"{name}: {args}"
+        self.seen.append((name, keys, args))
 
     def _answer(self, name: str, keys: Any, args: Any) -> Any:
         answer = self.answers.get(name)
@@ -240,8 +254,9 @@ class Bench:
         """The fake worker as the steps want it."""
         return cast("WorkerListener", self.listener)
 
-    def set_aside(self, _stream: RequestStream, bad: BadEntry) -> None:
+    def set_aside(self, stream: RequestStream, bad: BadEntry) -> None:
         """Take note of an entry whose request can't be read."""
+        assert stream in self.streams.values()
         self.unreadable.append(bad)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

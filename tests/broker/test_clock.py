@@ -77,3 +77,31 @@ def test_a_server_clock_that_was_set_ahead_ends_nobodys_lease(times: Times) -> N
     times.now += 0.5
     times.ask(step=3600.0)
     assert not times.clock.trusted
+
+
+@pytest.mark.parametrize("now", [100.0, 0.0])
+def test_the_first_answer_is_no_stall(now: float) -> None:
+    """There is nothing to compare it with, and the clocks of two machines differ; before it nothing is known."""
+    made = Times()
+    made.now = now
+    assert not made.clock.trusted
+    made.ask()
+    assert made.clock.trusted
+
+
+@pytest.mark.parametrize(("there", "trusted"), [(LEASE / 3, True), (LEASE / 3 + 0.5, False)])
+def test_a_way_there_of_more_than_a_third_of_a_lease_is_a_stall(times: Times, there: float, trusted: bool) -> None:
+    """So late a beat of another worker may be, too; what beats come in anyway is no stall."""
+    times.ask(there)
+    assert times.clock.trusted is trusted
+
+
+@pytest.mark.parametrize(("silent", "trusted"), [(6.0, True), (6.001, False)])
+def test_answers_that_come_too_rarely_are_not_enough_to_judge(silent: float, trusted: bool) -> None:
+    """Beats come every third of a lease, so nobody was heard for six tenths of one."""
+    now = 100.0
+    clock = ServerClock(10.0, lambda: now)
+    clock.observe(now * 1000, now, now)
+    now += silent
+    clock.observe(now * 1000, now, now)
+    assert clock.trusted is trusted

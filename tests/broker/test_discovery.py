@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import redis
 
 from toolbus import ConfigurationError, Settings
 from toolbus.broker.transport.connection import Connector, redact
 from toolbus.broker.transport.discovery import Fixed, InCluster, Node
 from toolbus.broker.transport.sentinels import BySentinel
+from toolbus.results import BrokerUnavailable
 
 
 def test_plain_urls_lead_where_they_say() -> None:
@@ -131,3 +133,35 @@ def test_the_password_file_is_read_afresh_and_wins(tmp_path: Path) -> None:
     assert connector._options(None)["password"] == "first"
     secret.write_text("second")
     assert connector._options(None)["password"] == "second"
+
+
+def test_the_sentinels_password_file_is_read_afresh(tmp_path: Path) -> None:
+    """A rotated password is found at the next connect; the server's own connections never use it."""
+    secret = tmp_path / "secret"
+    secret.write_text("first\n")
+    connector = Connector(f"redis+sentinel://one,two/m?sentinel_password_file={secret}")
+    found = connector.discovery
+    assert isinstance(found, BySentinel)
+    node = Node("one", 26379)
+    assert found.asking_options(node)["password"] == "first"
+    secret.write_text("second")
+    assert found.asking_options(node)["password"] == "second"
+    assert "password" not in connector._options(node)
+    secret.unlink()
+    with pytest.raises(redis.AuthenticationError, match="can't be read"):
+        found.asking_options(node)
+
+
+def test_a_sentinel_has_one_password() -> None:
+    """Two of them would leave it to chance which one is used."""
+    with pytest.raises(ConfigurationError, match="both sentinel_password and sentinel_password_file"):
+        Connector("redis+sentinel://one,two/m?sentinel_password=a&sentinel_password_file=b")
+
+
+def test_a_server_that_has_answered_needs_no_advice_for_beginners() -> None:
+    """Whoever runs it knows how it is started."""
+    connector = Connector("redis://127.0.0.1:1")
+    for reached, advice in ((False, "toolbus dev"), (True, "it answered before, so it is tried again")):
+        connector._reached = reached
+        with pytest.raises(BrokerUnavailable, match=advice), connector.errors():
+            raise redis.ConnectionError("Error 111 connecting to 127.0.0.1:1")

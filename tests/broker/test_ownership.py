@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 
-from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
 from toolbus.broker.sessions.ownership import Ownership
 from toolbus.broker.take.requests import Fence, StreamDelivery
 from toolbus.results import BrokerUnavailable
@@ -228,3 +229,81 @@ async def test_a_run_is_doubted_only_after_the_lease_lapsed(owning: Owning) -> N
     owning.bench.times.now += LEASE
     assert owning.ownership.doubts(one)
     assert not owning.ownership.doubts(owning.take("", ""))
+
+
+def test_a_worker_that_has_just_come_takes_small_parts() -> None:
+    """Sessions may wait in numbers; where no service has sessions there is no need."""
+    bench = Bench()
+    ownership = Ownership(bench.as_link, KEYS, LEASE, "mine", cast("Any", bench.listener.sessions), bench.times)
+    assert not ownership.gaining
+    assert not bench.stream.sticky
+    ownership.serve(bench.stream)
+    assert ownership.gaining
+    assert bench.stream.sticky is True
+
+
+async def test_before_the_first_beat_nothing_is_certain() -> None:
+    """Also where the local clock has just begun."""
+    owning = Owning()
+    owning.bench.times.now = 0.5
+    await owning.settle(owning.take())
+    await owning.settle(owning.take())
+    assert owning.asked == 2
+
+
+async def test_many_uncertain_calls_are_asked_about_in_parts_and_each_once(owning: Owning) -> None:
+    """Without a lease no answer makes the next call certain, but each that was asked about has its own."""
+    owning.bench.times.now += LEASE
+    calls = [owning.take(str(number % 7)) for number in range(300)]
+    assert await owning.settle(*calls) == calls
+    assert [(len(args) - 6) // 3 for args in owning.bench.link.args("own")] == [256, 44]
+
+
+async def test_the_key_of_an_owner_is_the_same_for_every_worker(owning: Owning) -> None:
+    """Of the queue, and of user and session together; giving a session up names the key that it was asked for with."""
+    await owning.settle(owning.take("one"))
+    digest = hashlib.blake2b(b'["u","one"]', digest_size=16).hexdigest()
+    stream = owning.bench.stream
+    key = KEYS.session("pool", digest)
+    assert owning.bench.link.keys("own") == [(stream.key, stream.fence, KEYS.live, KEYS.pulse, KEYS.instances("pool"), key)]
+    owning.ownership.release("pool", ("u", "one"))
+    await asyncio.sleep(0)
+    assert owning.bench.link.keys("disown") == [(key,)]
+    owning.ownership.release("pool", ("u", "one"))
+    await asyncio.sleep(0)
+    assert len(owning.bench.link.keys("disown")) == 1
+
+
+async def test_many_sessions_that_end_are_given_up_in_parts(owning: Owning) -> None:
+    """No script names more keys than it can bear."""
+    await owning.settle(*(owning.take(str(number)) for number in range(300)))
+    for number in range(300):
+        owning.ownership.release("pool", ("u", str(number)))
+    await asyncio.sleep(0)
+    assert [len(keys) for keys in owning.bench.link.keys("disown")] == [256, 44]
+
+
+async def test_owners_of_every_service_are_renewed(owning: Owning) -> None:
+    """A service whose sessions are young does not keep another's from it; what was another worker's meanwhile is out of date here."""
+    other = owning.bench.new_stream("other")
+    owning.ownership.serve(other)
+    [delivery] = other.deliveries([(b"1-0", 1, entry_fields(request(b"1-0", user="u", session="s")))], FENCE)
+    assert await owning.settle(delivery) == [delivery]
+    owning.bench.times.now += 1_300.0
+    owning.verdicts = [b"new"]
+    await owning.ownership.keep()
+    assert owning.asked == 2
+    assert owning.sessions.said == [("moved", "other", "u", "s")]
+
+
+async def test_an_answer_that_is_too_short_is_an_error(owning: Owning) -> None:
+    """No call may be left without a verdict."""
+    owning.verdicts = [b"mine"]
+    with pytest.raises(ValueError, match="shorter"):
+        await owning.settle(owning.take("one"), owning.take("two"))
+    owning.verdicts = None
+    await owning.settle(owning.take("one"), owning.take("two"))
+    owning.bench.times.now += 1_300.0
+    owning.verdicts = [b"mine"]
+    with pytest.raises(ValueError, match="shorter"):
+        await owning.ownership.keep()

@@ -16,6 +16,9 @@ from toolbus.results import BrokerUnavailable, EnvelopeError
 pytestmark = pytest.mark.anyio
 
 
+MIB = 1024 * 1024
+
+
 class Call:
     """A call that waits for its verdict."""
 
@@ -99,17 +102,25 @@ async def test_a_call_whose_time_is_up_has_a_millisecond(publishing: Publishing)
     assert publishing.link.args("publish")[0][5] == 1
 
 
-async def test_scripts_are_bounded(publishing: Publishing) -> None:
-    """256 requests, or 1 MiB, are one script."""
-    for number in range(257):
-        publishing.publish(str(number))
+HALF = 524_288
+"""Half of the bytes that one script publishes at most."""
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [([2] * 513, [256, 256, 1]), ([HALF] * 4, [2, 2]), ([500_000] * 3, [2, 1]), ([2 * HALF + 1, 1], [1, 1]), ([1, 2 * HALF], [1, 1])],
+)
+async def test_scripts_are_bounded(publishing: Publishing, sizes: list[int], parts: list[int], once: bool) -> None:
+    """256 requests, or 1 MiB, are one script; each of ``once`` work names the server that it is for."""
+    for number, size in enumerate(sizes):
+        publishing.publish(str(number), size=size, once=once)
     await publishing.turn()
-    assert [(len(args) - 3) // 4 for args in publishing.link.args("publish")] == [256, 1]
-    for number in range(3):
-        publishing.publish(f"large {number}", size=500_000)
-    await publishing.turn()
-    assert [(len(args) - 3) // 4 for args in publishing.link.args("publish")[2:]] == [2, 1]
-    assert [args[0] for args in publishing.link.args("publish")] == [0, 1, 2, 3]
+    assert [(len(args) - 3) // 4 for args in publishing.link.args("publish")] == parts
+    assert [args[:3] for args in publishing.link.args("publish")] == [(n, 600_000, "run-one" if once else "") for n in range(len(parts))]
+    assert publishing.link.options == [(True, once)] * len(parts)
+    assert publishing.publisher.published == len(sizes)
+    assert set(publishing.statuses) == {"queued"}
 
 
 async def test_each_flush_names_the_one_before_it_that_is_unanswered(publishing: Publishing) -> None:
@@ -149,24 +160,51 @@ async def test_without_a_connection_calls_wait(publishing: Publishing) -> None:
     assert publishing.statuses == ["waits", "queued"]
 
 
-async def test_what_waits_is_bounded(publishing: Publishing) -> None:
-    """By number and by bytes; those beyond end as failed, certainly not queued, and those that are written do not count."""
+async def test_calls_that_wait_are_bounded(publishing: Publishing) -> None:
+    """Those beyond end as failed, certainly not queued; what is written does not count."""
     publishing.link.connected = False
-    publishing.publish("large", size=64 * 1024 * 1024)
-    beyond = publishing.publish("beyond", size=1)
-    await publishing.turn()
-    assert beyond.verdict is not None
-    assert beyond.verdict.status == "failed"
-    assert publishing.calls["large"].verdict is None
-    many = Publishing()
-    many.link.connected = False
     for number in range(10_001):
-        many.publish(str(number))
-    await many.turn()
-    assert many.statuses == ["waits"] * 10_000 + ["failed"]
-    many.link.connected = True
-    many.publisher.flush()
-    assert "waits" not in many.statuses
+        publishing.publish(str(number))
+    await publishing.turn()
+    assert publishing.statuses == ["waits"] * 10_000 + ["failed"]
+    beyond = publishing.calls["10000"].verdict
+    assert beyond is not None
+    assert "10000 calls already wait" in beyond.message
+    publishing.link.connected = True
+    publishing.publisher.flush()
+    assert "waits" not in publishing.statuses
+
+
+async def test_bytes_that_wait_are_bounded(publishing: Publishing) -> None:
+    """What was refused takes no room, and neither does what was written."""
+    for _ in range(2):
+        publishing.calls.clear()
+        publishing.link.connected = False
+        for name, size in (("large", 64 * MIB - 3), ("beyond", 4), ("fits", 2), ("beyond, too", 2), ("last", 1), ("none", 1)):
+            publishing.publish(name, size=size)
+        await publishing.turn()
+        assert publishing.statuses == ["waits", "failed", "waits", "failed", "waits", "failed"]
+        publishing.link.connected = True
+        publishing.publisher.flush()
+        assert publishing.statuses == ["queued", "failed", "queued", "failed", "queued", "failed"]
+
+
+async def test_calls_that_are_kept_for_a_master_count_too(publishing: Publishing) -> None:
+    """Of either kind; others that can be written now are not held up by them."""
+    publishing.admitted = set()
+    publishing.publish("pay", once=True, size=40 * MIB)
+    publishing.publish("read", size=24 * MIB)
+    await publishing.turn()
+    assert publishing.link.flushes == 1
+    publishing.admitted = {False}
+    publishing.publish("pay more", once=True, size=1)
+    publishing.publish("read more", size=1)
+    await publishing.turn()
+    assert publishing.statuses == ["waits", "queued", "failed", "queued"]
+    publishing.admitted = {True}
+    publishing.publish("pay again", once=True, size=1)
+    await publishing.turn()
+    assert publishing.statuses == ["queued", "queued", "failed", "queued", "queued"]
 
 
 async def test_work_that_must_not_happen_twice_waits_for_a_sure_master(publishing: Publishing) -> None:
@@ -188,30 +226,35 @@ async def test_a_master_that_is_being_replaced_gets_nothing(publishing: Publishi
     """It would lose what it acknowledges."""
     publishing.admitted = set()
     publishing.publish("one")
+    publishing.publish("two", once=True)
     await publishing.turn()
     assert publishing.link.names == []
-    assert publishing.statuses == ["waits"]
+    assert publishing.statuses == ["waits", "waits"]
+    publishing.admitted = {True, False}
+    publishing.publisher.flush()
+    assert publishing.statuses == ["queued", "queued"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "status"),
+    ("answer", "status", "says"),
     [
-        (BrokerUnavailable("lost"), "unknown"),
-        (ReplyError("OOM command not allowed"), "failed"),
-        (b"1-1", "queued"),
-        (b"-", "absent"),
-        (b"!7", "full"),
-        (b"1-1 1-2", "unknown"),
-        (b"!x", "unknown"),
+        (BrokerUnavailable("lost"), "unknown", "lost"),
+        (ReplyError("OOM command not allowed"), "failed", "OOM command not allowed"),
+        (b"1-1", "queued", ""),
+        (b"-", "absent", "no request stream"),
+        (b"!7", "full", ""),
+        (b"1-1 1-2", "unknown", "2 verdicts for 1 requests"),
+        (b"!x", "unknown", "no whole number"),
     ],
 )
-async def test_each_answer_is_a_verdict(publishing: Publishing, answer: Any, status: str) -> None:
+async def test_each_answer_is_a_verdict(publishing: Publishing, answer: Any, status: str, says: str) -> None:
     """A lost answer says nothing; an error says that nothing was written."""
     publishing.link.answers["publish"] = lambda keys, args: answer
     call = publishing.publish("one")
     await publishing.turn()
     assert call.verdict is not None
     assert call.verdict.status == status
+    assert says in call.verdict.message
     assert call.verdict.depth == (7 if status == "full" else 0)
     assert call.verdict.entry == ("1-1" if status == "queued" else "")
     publishing.link.answers["publish"] = lambda keys, args: b"1-2"
@@ -236,8 +279,9 @@ async def test_a_call_is_cancelled_where_it_is_queued(publishing: Publishing) ->
 def test_verdicts_are_read_in_order() -> None:
     """One word for each request, or the answer can't be read."""
     assert read_verdicts(b"1-1 - !3", 3) == [Verdict("queued", "1-1"), ABSENT, Verdict("full", depth=3)]
-    with pytest.raises(EnvelopeError):
-        read_verdicts(b"1-1", 2)
+    for answer in (b"1-1", b"1-1\n1-2"):
+        with pytest.raises(EnvelopeError):
+            read_verdicts(answer, 2)
     with pytest.raises(EnvelopeError):
         read_verdicts(b"1" * 42, 1)
     assert failure(ReplyError("OOM")).message == "OOM"

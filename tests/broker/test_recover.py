@@ -26,6 +26,7 @@ class Recovery:
         self.order: list[str] = []
         self.gained: list[Any] = []
         self.settled: list[Any] | None = None
+        bench.link.answers["TIME"] = lambda keys, args: [0, int(bench.times.now * 1_000_000)]
         for name in ("reap", "count", "EXISTS"):
             bench.link.answers[name] = self._noted(name)
         self.entries: list[tuple[Any, ...]] = []
@@ -33,7 +34,7 @@ class Recovery:
         self.counted: list[Any] = []
         self.missing: set[str] = set()
         self.refuses_to_count: set[bytes] = set()
-        abandoned = AbandonedCalls(bench.as_link, KEYS, bench.streams, outbox=cast("Any", self), listener=bench.as_listener)
+        abandoned = AbandonedCalls(bench.as_link, KEYS, bench.clock, bench.streams, outbox=cast("Any", self), listener=bench.as_listener)
         self.finished: list[Any] = []
         self.abandoned = abandoned
         self.upkeep = Upkeep(
@@ -296,11 +297,15 @@ async def test_a_later_deadline_comes_with_the_entry(recovery: Recovery) -> None
 
 async def test_calls_of_dead_callers_end(recovery: Recovery) -> None:
     """Whose reply stream is gone waits no more; running calls are stopped, old taken ones never start."""
-    old, young = recovery.bench.hold(b"1-0"), recovery.bench.hold(b"100000-0", agent="alive")
+    recovery.trust()
+    old, young = recovery.bench.hold(b"1-0"), recovery.bench.hold(b"106000-0", agent="alive")
     alive, dead = KEYS.replies("alive"), KEYS.replies("agent")
     recovery.missing = {dead}
     await recovery.abandoned.stop_calls()
     assert [replies for replies, _ in recovery.bench.listener.replies_gone] == [dead]
+    # What it still says would make the stream anew.
+    assert old.replies == ""
+    old = recovery.bench.hold(b"2-0")
     assert old.queued_ms > 5_000.0
     assert young.queued_ms == 0.0
     assert await recovery.abandoned.without([old, young]) == [young]
@@ -327,6 +332,7 @@ async def test_when_the_server_can_not_be_asked_nobody_is_gone(recovery: Recover
 async def test_the_sessions_of_dead_callers_end_some_at_a_time(recovery: Recovery) -> None:
     """Each turn checks a bounded number of callers, and the next turn others."""
     agents = {f"a{number:03}" for number in range(300)}
+    recovery.trust()
     recovery.bench.listener.sessions.callers = agents
     recovery.missing = {KEYS.replies(agent) for agent in agents}
     for _ in range(2):

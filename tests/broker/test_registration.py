@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
+from toolbus.broker.protocols import RefusedTool
 from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer, RegistryFollower
 from toolbus.broker.transport.command import ReplyError
@@ -17,6 +18,7 @@ from toolbus.results import BrokerUnavailable, RegistrationRefused
 pytestmark = pytest.mark.anyio
 
 PUBLICATION = Publication(ServiceDescriptor("pool"), (ToolDescriptor(name="echo", description="Echo.", service="pool"),), "owner", "digest")
+LISTED = b"+" + msgspec.json.encode(PUBLICATION)
 
 
 class Registering:
@@ -33,9 +35,26 @@ class Registering:
         """Count."""
         self.doubts += 1
 
-    def listed(self, service: bytes | None, instance: bytes | None) -> None:
-        """Let the tables say so."""
-        self.bench.link.answers["HGET"] = lambda keys, args: service if args[0] == KEYS.services else instance
+    def holds(self, **lost: Any) -> None:
+        """Let the server have everything that was registered, but for what was lost."""
+        has = {
+            "service": LISTED,
+            "instance": b"4:digest",
+            "document": b"{}",
+            "tools": b"echo",
+            "owner": b"owner",
+            "queue": b"pool",
+            "start": b"4",
+            "names": 1,
+        }
+        has |= {"generation": b"1.a", "counter": b"5", "lease": b"6000"} | lost
+        own = [has["instance"], has["document"], has["tools"], has["owner"], has["queue"], b"0", b"digest"]
+        fence = [has["generation"], has["counter"], has["lease"]]
+        self.bench.link.answers |= {
+            "HGET": lambda keys, args: has["service"] if args[0] == KEYS.services else has["start"],
+            "HMGET": lambda keys, args: own if args[0] == KEYS.instances("pool") else fence,
+            "EXISTS": has["names"],
+        }
 
     @property
     def starts(self) -> list[int]:
@@ -65,7 +84,11 @@ async def test_a_registration_names_everything_that_is_published(registering: Re
 
 async def test_a_refusal_names_the_owners(registering: Registering) -> None:
     """Even those that can't be read."""
-    registering.bench.link.answers["register"] = lambda keys, args: [b"refused", b"tool/echo", b"another", b"queue/pool", b"\xff"]
+    registering.bench.link.answers |= {
+        "register": lambda keys, args: [b"refused", b"tool/echo", b"another", b"queue/pool", b"\xff"],
+        "HMGET": lambda keys, args: [b"another\npool\n9000", b"\xff"],
+        "TIME": lambda keys, args: [b"5", b"0"],
+    }
     with pytest.raises(RegistrationRefused, match="tool/echo belongs to 'another', queue/pool belongs to") as error:
         await registering.registry.register(PUBLICATION, "mine", 0)
     assert set(error.value.names) == {"tool/echo", "queue/pool"}
@@ -85,7 +108,11 @@ async def test_a_lost_registration_is_repeated_under_its_start(registering: Regi
 @pytest.mark.parametrize("answer", [BrokerUnavailable("gone"), [b"refused", b"tool/echo", b"another"]])
 async def test_a_registration_that_fails_again_is_logged(registering: Registering, answer: Any) -> None:
     """The next beat, or the next turn, tries once more."""
-    registering.bench.link.answers["register"] = lambda keys, args: answer
+    registering.bench.link.answers |= {
+        "register": lambda keys, args: answer,
+        "HMGET": lambda keys, args: [None],
+        "TIME": lambda keys, args: [b"5", b"0"],
+    }
     await registering.registration.register_again(["pool"])
     assert registering.bench.stream.fence_known == FENCE
 
@@ -108,21 +135,33 @@ async def test_a_worker_that_leaves_is_not_registered_again(registering: Registe
 
 
 @pytest.mark.parametrize(
-    ("service", "instance", "again"),
+    ("lost", "again"),
     [
-        (b"+" + msgspec.json.encode(PUBLICATION), b"4:digest", False),
-        (None, b"4:digest", True),
-        (b"+nonsense", b"4:digest", True),
-        (b"+" + msgspec.json.encode(PUBLICATION), None, True),
-        (b"+" + msgspec.json.encode(PUBLICATION), b"3:digest", True),
-        (b"+" + msgspec.json.encode(PUBLICATION), b"4:other", True),
+        ({}, False),
+        ({"start": b"9"}, False),
+        ({"service": None}, True),
+        ({"service": b"+nonsense"}, True),
+        ({"instance": None}, True),
+        ({"instance": b"3:digest"}, True),
+        ({"instance": b"4:other"}, True),
+        ({"document": None}, True),
+        ({"tools": None}, True),
+        ({"owner": None}, True),
+        ({"queue": None}, True),
+        ({"names": 0}, True),
+        ({"start": None}, True),
+        ({"start": b"3"}, True),
+        ({"start": b"junk"}, True),
+        ({"generation": None}, True),
+        ({"counter": None}, True),
+        ({"lease": None}, True),
     ],
 )
-async def test_a_worker_that_the_tables_do_not_list_registers_again(
-    registering: Registering, service: bytes | None, instance: bytes | None, again: bool
+async def test_a_worker_whose_registration_is_not_whole_registers_again(
+    registering: Registering, lost: dict[str, Any], again: bool
 ) -> None:
-    """Each table is looked at, since a beat sees the lease alone."""
-    registering.listed(service, instance)
+    """Each part is looked at, since a beat sees the lease alone."""
+    registering.holds(**lost)
     await registering.registration.register_missing()
     assert registering.starts == ([0, 4] if again else [0])
 
@@ -196,7 +235,9 @@ class Hearing:
 
     def on_service(self, service: str, record: Any) -> None:
         """Take note."""
-        self.said.append(("service", service, None if record is None else record.live))
+        self.said.append(
+            ("service", service, None if record is None else record.reason if isinstance(record, RefusedTool) else record.live)
+        )
 
     def on_item(self, key: str, document: bytes | None) -> None:
         """Take note."""
@@ -222,7 +263,7 @@ async def test_changes_are_applied_in_order_until_one_is_missing() -> None:
     }
     follower = RegistryFollower(bench.as_link, KEYS, cast("Any", hearing))
     await follower.load()
-    assert (follower.position, hearing.said) == (b"1-0", [("registry", ["pool"], {})])
+    assert (follower.position, hearing.said) == (b"1-0", [("registry", ["\\xff", "bad", "pool"], {})])
     hearing.said.clear()
     entries = [
         (b"2-0", change(b"up", b"pool", published, b"t2", b"t1")),
@@ -240,3 +281,31 @@ async def test_changes_are_applied_in_order_until_one_is_missing() -> None:
     assert follower.position == b"7-0"
     assert not follower.apply([(b"9999999999999999-0", change(b"gone", b"pool", b"", b"t8", b"t7"))])
     assert isinstance(RegisterAnswer(1, b"", b""), tuple)
+
+
+async def test_each_registration_again_is_under_the_last_start(registering: Registering) -> None:
+    """The server names another one when it has forgotten the first; the instance is the same."""
+    registering.bench.link.answers["register"] = lambda keys, args: [b"ok", 7, *FENCE]
+    for _ in range(2):
+        await registering.registration.register_again(["pool"])
+    assert registering.starts == [0, 4, 7]
+    assert {args[5] for args in registering.bench.link.args("register")} == {"mine"}
+
+
+async def test_a_whole_registration_is_left_as_it_is(registering: Registering) -> None:
+    """Its parts are read where a registration writes them, and the worker's sessions are not doubted."""
+    registering.holds()
+    await registering.registration.register_missing()
+    assert registering.doubts == 0
+    link, stream = registering.bench.link, registering.bench.stream
+    assert link.args("HGET") == [(KEYS.services, "pool"), (KEYS.meta, "start")]
+    shared = ("owner", "queue", "scale_to_zero", "current")
+    assert link.args("HMGET") == [
+        (KEYS.instances("pool"), "i:mine", "d:digest", "n:digest", *shared),
+        (stream.fence, "generation", "c:mine", "l:mine"),
+    ]
+    assert link.args("EXISTS") == [(KEYS.names,)]
+    registering.holds(service=None, instance=None)
+    registering.registration.active = False
+    await registering.registration.register_missing()
+    assert registering.doubts == 0, "a worker that leaves looks, and does nothing"

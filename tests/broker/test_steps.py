@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -13,8 +12,7 @@ from toolbus.broker.agent_steps import AgentSteps
 from toolbus.broker.lease.beats import BeatEffects
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.lease.thread import Beat, LeaseThread, Renewal
-from toolbus.broker.take.requests import UNSURE, Fence, RequestStream
-from toolbus.broker.take.wake_channel import WakeChannel
+from toolbus.broker.take.requests import UNSURE, Fence
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.worker import RedisWorkerBroker
 from toolbus.broker.worker_steps import WorkerSteps
@@ -175,101 +173,3 @@ async def test_renewals_are_bounded_and_tell_what_is_lost() -> None:
     first.kept[0].fence = Fence(FENCE.generation, b"1")
     thread._renew(cast("Any", client), bench.stream)
     assert client.asked[2][4] == UNSURE
-
-
-class Waking:
-    """The wake channels of one worker; ``said`` has what was passed on."""
-
-    def __init__(self) -> None:
-        self.bench = bench = Bench()
-        self.said: list[Any] = []
-        self.channel = WakeChannel(
-            bench.as_link,
-            bench.clock,
-            "mine",
-            bench.streams,
-            listener=bench.as_listener,
-            confirmations=cast("Any", self),
-            upkeep=cast("Any", self),
-            intake=cast("Any", self),
-            start=bench.start,
-        )
-
-    async def take_back(self, stream: RequestStream) -> None:
-        """Take note."""
-        self.said.append(("back", stream.service))
-
-    def interrupt(self) -> None:
-        """Take note."""
-        self.said.append("interrupt")
-
-    def answered(self, id: str) -> None:
-        """Take note."""
-        self.said.append(("confirmed", id))
-
-    async def hear(self, text: str, channel: str = KEYS.wake("pool")) -> list[Any]:
-        """Push a message; what came of it."""
-        self.said.clear()
-        self.bench.listener.sessions.said.clear()
-        self.channel.receive([b"message", channel.encode(), text.encode()])
-        await self.bench.settle()
-        return [*self.said, *self.bench.listener.sessions.said]
-
-
-@pytest.fixture
-async def waking() -> AsyncIterator[Waking]:
-    """A worker that hears messages."""
-    made = Waking()
-    yield made
-    made.bench.forget()
-
-
-async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
-    """Those of other services and workers are ignored, and so is what can't be read."""
-    await waking.hear("cancel call-1")
-    assert waking.bench.listener.cancelled == ["call-1"]
-    assert await waking.hear("confirm id-1") == [("confirmed", "id-1")]
-    assert await waking.hear("back pool") == [("back", "pool")]
-    assert await waking.hear("back other") == []
-    assert await waking.hear("to mine pool") == [("back", "pool")]
-    assert await waking.hear("to another pool") == []
-    assert await waking.hear("to mine other") == []
-    assert await waking.hear("left agent") == [("left", "pool", "agent")]
-    assert await waking.hear('end ["user","session"]') == [("closed", "pool", "user", "session")]
-    assert await waking.hear("left agent", channel=KEYS.wake("other")) == []
-    for nonsense in ("cancel !", "end nonsense", "left !", "confirm", "pause other", "what"):
-        assert await waking.hear(nonsense) == []
-    waking.channel.receive([b"subscribe", b"channel", 1])
-    waking.channel.receive([b"message"])
-    assert waking.bench.listener.cancelled == ["call-1"]
-
-
-async def test_a_pause_is_known_once_and_lifted_by_later_news_alone(waking: Waking) -> None:
-    """Taking stops and starts at once; what was handed back during the pause is taken then."""
-    assert await waking.hear("pause pool") == ["interrupt"]
-    assert waking.bench.stream.paused
-    assert await waking.hear("pause pool") == []
-    waking.channel.pause("pool", False, waking.bench.times.now - 1.0)
-    assert waking.bench.stream.paused, "asked before the pause was known"
-    assert await waking.hear("resume pool") == ["interrupt", ("back", "pool")]
-    assert not waking.bench.stream.paused
-
-
-async def test_a_new_stream_hears_of_earlier_cancellations(waking: Waking) -> None:
-    """Subscribed first, so that none falls in between; what is no id is left out."""
-    waking.bench.link.answers["ZREVRANGE"] = lambda keys, args: [b"call-1", b"!", b"call-2"]
-    await waking.channel.follow(waking.bench.stream)
-    assert waking.bench.link.channels == [KEYS.wake("pool")]
-    assert waking.bench.listener.cancelled == ["call-1", "call-2"]
-    assert waking.bench.link.args("ZREVRANGE") == [(KEYS.cancelled("pool"), 0, 9_999)]
-    waking.bench.link.answers["ZREVRANGE"] = BrokerUnavailable("gone")
-    await waking.channel.read_cancelled(waking.bench.stream)
-
-
-async def test_after_a_reconnect_what_was_published_meanwhile_is_looked_up(waking: Waking) -> None:
-    """Cancellations, and what was handed back."""
-    waking.bench.link.answers["ZREVRANGE"] = lambda keys, args: [b"call-1"]
-    waking.channel.catch_up()
-    await waking.bench.settle()
-    assert waking.bench.listener.cancelled == ["call-1"]
-    assert waking.said == [("back", "pool")]

@@ -45,7 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def agent_life(self) -> float:
         """Seconds after which an agent that is not heard of counts as gone."""
-        return max(15.0, 2 * self.lease)
+        return max(15.0, self.lease * 2 / 3)
 
     @property
     def lossy(self) -> bool:

@@ -68,16 +68,14 @@ async def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, how: 
     small = ["--minutes", "5", "--calls", "50", "--agents", "1", "--workers", "2", "--faults", "kill", "--keep", str(kept)]
     run = await asyncio.create_subprocess_exec(*COMMAND, *small, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        await eventually(lambda: list((kept / "history").glob("agent-*.jsonl")), timeout=30)
+        await eventually(lambda: len(_started(kept)) >= 3 and list((kept / "history").glob("agent-*.jsonl")), timeout=30)
         run.send_signal(how)
         assert await asyncio.wait_for(run.wait(), 30) != 0
     finally:
         if run.returncode is None:
             run.kill()
             await run.wait()
-    lines = [json.loads(line) for line in (kept / "history" / "driver.jsonl").read_text().splitlines()]
-    started = [line["pid"] for line in lines if line["t"] == "Started"]
-    assert len(started) >= 3
+    started = _started(kept)
     await eventually(lambda: not [pid for pid in started if _exists(pid)], timeout=10)
 
 
@@ -87,6 +85,13 @@ def test_unknown_faults_are_refused() -> None:
     assert done.returncode == 2
     assert "meteor" in done.stderr
     assert "partition" in done.stderr
+
+
+def _started(kept: Path) -> list[int]:
+    """Return the processes that the run has noted so far; its last line may be half written."""
+    history = kept / "history" / "driver.jsonl"
+    lines = [line for line in (history.read_text() if history.exists() else "").splitlines(keepends=True) if line.endswith("\n")]
+    return [line["pid"] for line in map(json.loads, lines) if line["t"] == "Started"]
 
 
 def _exists(pid: int) -> bool:

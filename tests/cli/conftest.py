@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
+from tests.forking import ForkServer
 
 
 @pytest.fixture
-def shell(commands: CommandServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
     """Return a shell in an empty folder, with the test's namespace."""
-    made = Shell(commands, tmp_path, valkey_server, namespace)
+    made = Shell(forks, tmp_path, valkey_server, namespace)
     yield made
     made.close()

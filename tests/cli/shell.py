@@ -9,20 +9,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.cli.forking import CommandServer
+from tests.forking import ForkServer, Program
 
 
 class Shell:
     """Runs toolbus commands in one folder, on one server and namespace."""
 
-    def __init__(self, commands: CommandServer, folder: Path, url: str, namespace: str) -> None:
-        self._commands = commands
+    def __init__(self, forks: ForkServer, folder: Path, url: str, namespace: str) -> None:
+        self._forks = forks
         self.folder = folder
-        self.environment = {**os.environ, "TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "TOOLBUS_LOG_FORMAT": "json"}
-        self.started: list[subprocess.Popen[str]] = []
+        # Tests write a tool file and change it within a second: a compiled one could be taken for the new.
+        self.environment = {
+            **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TOOLBUS_URL": url,
+            "TOOLBUS_NAMESPACE": namespace,
+            "TOOLBUS_LOG_FORMAT": "json",
+        }
+        self.started: list[Program | subprocess.Popen[str]] = []
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str) -> Program:
         """Start a command that runs on."""
+        pipe = subprocess.PIPE
+        program = self._forks.start(
+            "-m", "toolbus", *words, folder=self.folder, environment=self.environment, stdout=pipe, stderr=pipe, session=True
+        )
+        self.started.append(program)
+        return program
+
+    def start_anew(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command that runs on in a new interpreter."""
         process = subprocess.Popen(
             [sys.executable, "-m", "toolbus", *words],
             cwd=self.folder,
@@ -37,7 +53,7 @@ class Shell:
 
     def run(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        return self._commands.run(words, self.folder, self.environment, given)
+        return self._forks.run("-m", "toolbus", *words, folder=self.folder, environment=self.environment, given=given)
 
     def json(self, *words: str) -> Any:
         """Return the JSON that a command prints, which must succeed."""

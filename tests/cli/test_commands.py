@@ -16,8 +16,8 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
+from tests.forking import ForkServer, Program
 from tests.servers import eventually_sync
 from tests.topologies import until
 from toolbus.broker.embedded import EmbeddedServer, free_port
@@ -73,7 +73,7 @@ def served(shell: Shell) -> Shell:
     return shell
 
 
-def read_until(process: subprocess.Popen[str], words: str) -> None:
+def read_until(process: Program, words: str) -> None:
     """Read a process's standard error until a line says so."""
     assert process.stderr is not None
     for line in process.stderr:
@@ -146,6 +146,7 @@ def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> Non
 def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> None:
     """While paused calls wait; purge answers them as cancelled; resume serves again."""
     (worker,) = served.started
+    assert isinstance(worker, Program)
     assert served.run("pause", "loud").returncode == 0
     read_until(worker, "service.paused")
     waiting = served.start("call", "shout", "text=x", "--timeout", "30")
@@ -164,7 +165,7 @@ def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> No
 
 def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> None:
     """A killed child is replaced, SIGTERM stops them all with exit code 0, and none outlives a killed supervisor."""
-    supervisor = shell.start("worker", "loud.py", "--processes", "2", "--lease", "1")
+    supervisor = shell.start_anew("worker", "loud.py", "--processes", "2", "--lease", "1")
     eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
     victim = shell.json("call", "who")["data"]
     os.kill(victim, signal.SIGKILL)
@@ -196,8 +197,9 @@ def test_a_service_whose_workers_were_killed_is_listed_as_down(shell: Shell) -> 
 
 
 def test_reload_serves_what_the_file_says_now(shell: Shell) -> None:
-    """With --reload a changed tool file is served without anybody restarting the worker."""
-    shell.start("worker", "loud.py", "--reload")
+    """With --reload a changed tool file is served without anybody restarting the worker, also within the second in which it was written."""
+    del shell.environment["PYTHONDONTWRITEBYTECODE"]
+    shell.start_anew("worker", "loud.py", "--reload")
     assert shell.run("call", "shout", "text=a", "--wait", "20").stdout == "A!\n"
     (shell.folder / "loud.py").write_text(TOOLS.replace('"!"', '"?"'))
     eventually_sync(lambda: shell.run("call", "shout", "text=a", "--wait", "5").stdout == "A?\n")
@@ -206,7 +208,7 @@ def test_reload_serves_what_the_file_says_now(shell: Shell) -> None:
 def test_health_is_told_by_file_and_port(shell: Shell) -> None:
     """The file is fresh and the port answers while the worker serves; the file goes when it stops."""
     port = free_port()
-    worker = shell.start("worker", "loud.py", "--health-file", "health.json", "--health-port", str(port))
+    worker = shell.start_anew("worker", "loud.py", "--health-file", "health.json", "--health-port", str(port))
     health = shell.folder / "health.json"
     eventually_sync(health.exists)
     assert json.loads(health.read_text())["healthy"] is True
@@ -245,7 +247,7 @@ def test_a_reloaded_worker_keeps_its_probe(shell: Shell) -> None:
             return False
 
     eventually_sync(healthy)
-    absent = shell.start("worker", "not.there", "--reload")
+    absent = shell.start_anew("worker", "not.there", "--reload")
     assert absent.stderr is not None
     assert "there is no module 'not.there'" in absent.stderr.readline()
 
@@ -397,12 +399,12 @@ def test_dev_ends_with_its_worker(shell: Shell) -> None:
     assert "the worker ended with exit code 1" in done.stderr
 
 
-def test_dev_starts_a_server_and_workers_and_stops_all(commands: CommandServer, tmp_path: Path) -> None:
+def test_dev_starts_a_server_and_workers_and_stops_all(forks: ForkServer, tmp_path: Path) -> None:
     """`toolbus dev` serves the examples on a server of its own, and SIGTERM leaves nothing running."""
     port = free_port()
-    shell = Shell(commands, tmp_path, f"redis://127.0.0.1:{port}", "default")
+    shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{port}", "default")
     try:
-        dev = shell.start("dev")
+        dev = shell.start_anew("dev")
         assert dev.stdout is not None
         introduction = "".join(iter(dev.stdout.readline, "Ctrl-C stops everything.\n"))
         assert "toolbus call calculator" in introduction

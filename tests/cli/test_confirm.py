@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests.cli.shell import Shell
+from tests.forking import Program
 from toolbus.cli.output import print_table
 
 TOOLS = '''
@@ -53,7 +54,7 @@ def waiting(shell: Shell, count: int = 1) -> list[dict[str, object]]:
         assert time.monotonic() < deadline, found
 
 
-def said(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def said(process: Program | subprocess.Popen[str]) -> tuple[int, str, str]:
     """The end of a command."""
     out, err = process.communicate(timeout=30)
     return process.returncode, out, err
@@ -194,6 +195,31 @@ def test_unknown_requests_are_errors(shell: Shell, words: tuple[str, ...]) -> No
     done = shell.run("confirm", *words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "answered, expired or withdrawn" in done.stderr
+
+
+@pytest.mark.parametrize(("answer", "code", "told"), [(b"y\n", 0, "tidied, "), (b"\n", 1, "")])
+def test_the_person_at_the_terminal_answers_a_handler(shell: Shell, answer: bytes, code: int, told: str) -> None:
+    """A running handler's question is asked on the terminal of `toolbus call`, too; an empty line is a no."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolbus", "call", "tidy", "--wait", "20"],
+        cwd=shell.folder,
+        env=shell.environment,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    shell.started.append(process)
+    os.close(theirs)
+    waiting(shell)
+    os.write(ours, answer)
+    ended, out, err = said(process)
+    os.close(ours)
+    assert ended == code, err
+    assert out.startswith(told)
+    assert "Tidy up?" in err
+    assert "[y/N]" in err
 
 
 def test_the_person_at_the_terminal_is_asked(shell: Shell) -> None:

@@ -139,7 +139,7 @@ def test_a_project_with_folders_of_our_names_serves_its_tools_and_ours(shell: Sh
         place.write_text(text)
     own = "from workers import HERE\n" if "workers.py" in files else "import workers.slow\n" if "workers/slow.py" in files else ""
     (shell.folder / "jokes.py").write_text(MINE.replace("from toolbus", f"{own}from toolbus"))
-    worker = shell.start("worker", "jokes.py", "calculator", "text", "--examples")
+    worker = shell.start_anew("worker", "jokes.py", "calculator", "text", "--examples")
     eventually_sync(lambda: {"mine", "calculator", "tell-pun", "text_stats"} <= {each["name"] for each in shell.json("tools")})
     assert worker.poll() is None
     done = shell.run("call", "calculator", "expression=6*7")
@@ -150,7 +150,7 @@ def test_a_project_with_folders_of_our_names_serves_its_tools_and_ours(shell: Sh
 def test_a_module_of_the_users_wins_over_an_installed_name(shell: Shell) -> None:
     """calculator.py in the current folder is what `toolbus worker calculator` serves."""
     (shell.folder / "calculator.py").write_text(MINE)
-    shell.start("worker", "calculator")
+    shell.start_anew("worker", "calculator")
     eventually_sync(lambda: [each["name"] for each in shell.json("tools")] == ["mine"])
 
 

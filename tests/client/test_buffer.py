@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.servers import eventually
+from toolbus import Blob
 from toolbus.client.calls.buffer import EventBuffer
 from toolbus.events import Started, Text
 
@@ -21,6 +22,11 @@ async def test_events_are_read_in_order_and_counted() -> None:
     assert buffer.size == 3 + 64
     assert buffer.take() == Text("one")
     assert buffer.size == 64
+    assert buffer.take() == Started("w", 1, 0.0)
+    assert buffer.size == 0
+    buffer.put(Blob("a/b", b"12345"))
+    assert (buffer.size, buffer.take(), buffer.size) == (5, Blob("a/b", b"12345"), 0)
+    buffer.put(Text("two"))
     buffer.clear()
     assert (buffer.size, len(buffer.events)) == (0, 0)
     with pytest.raises(IndexError):
@@ -30,6 +36,7 @@ async def test_events_are_read_in_order_and_counted() -> None:
 async def test_an_event_wakes_the_one_reader() -> None:
     """A reader that waits is woken by the next event, and a second reader is refused."""
     buffer = EventBuffer()
+    assert buffer.is_awaited is False
     reader = asyncio.create_task(buffer.arrival())
     await eventually(lambda: buffer.is_awaited)
     with pytest.raises(RuntimeError, match="somebody else"):
@@ -37,7 +44,7 @@ async def test_an_event_wakes_the_one_reader() -> None:
     buffer.put(Text("x"))
     async with asyncio.timeout(2):
         await reader
-    assert not buffer.is_awaited
+    assert buffer.is_awaited is False
 
 
 async def test_a_cancelled_reader_leaves_its_place() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import ConfigurationError, ToolBus, ToolError, Worker, tool
+from toolbus import ConfigurationError, ToolBus, ToolError, Worker, invocation, tool
 from toolbus.events import Finished, Text
 from toolbus.results import CallCancelled
 
@@ -155,6 +156,54 @@ async def test_wait_true_lasts_as_long_as_the_timeout(bus: ToolBus) -> None:
     result = await bus.call("nobody", wait=True, timeout=0.05)
     assert result.error is not None
     assert result.error.type == "not_found"
+
+
+@pytest.mark.parametrize("wait", [True, 30.0])
+async def test_the_wait_for_a_worker_is_part_of_the_timeout(place: Place, wait: float) -> None:
+    """A call whose worker comes late ends when its timeout says, and its handler knows how long it has."""
+    left: list[float] = []
+
+    @tool(service="late", effect="read")
+    async def tell_late() -> str:
+        """Tell how much time is left, then take it."""
+        left.append(invocation().remaining)
+        await asyncio.Event().wait()
+        return ""
+
+    began = time.monotonic()
+    async with place.bus() as bus:
+        call = asyncio.create_task(bus.call("tell_late", wait=wait, timeout=2.0))
+        await eventually(lambda: time.monotonic() > began + 1.0)
+        async with place.worker(tell_late):
+            result = await call
+    assert result.error is not None
+    assert (result.error.type, result.error.message) == ("deadline_exceeded", "no result within 2 s")
+    assert 1.9 < time.monotonic() - began < 3.0
+    assert 0 < left[0] <= 1.0
+
+
+async def test_a_worker_that_comes_late_leaves_the_usual_time(place: Place) -> None:
+    """Without a timeout of its own a call has the tool's from when there is a worker."""
+
+    @tool(service="late", effect="read", timeout=7.0, replace=True)
+    async def tell_usual() -> float:
+        """Tell how much time is left."""
+        return invocation().remaining
+
+    async with place.bus() as bus:
+        began = time.monotonic()
+        call = asyncio.create_task(bus.call("tell_usual", wait=True))
+        await eventually(lambda: time.monotonic() > began + 0.5)
+        async with place.worker(tell_usual):
+            assert 6.6 < (await call).data <= 7.0
+
+
+async def test_options_without_effect_are_refused(bus: ToolBus) -> None:
+    """Nobody relies on a priority that there is not."""
+    with pytest.raises(ConfigurationError, match="'priority' is reserved"):
+        await bus.call("adder", {"n": 1}, priority=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="'priority' is reserved"):
+        bus.bind(priority=1)  # type: ignore[call-arg]
 
 
 async def test_a_service_without_workers_is_unavailable_at_once(place: Place) -> None:

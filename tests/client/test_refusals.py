@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from toolbus.broker.protocols import Verdict
-from toolbus.client.calls.refusals import refusal_of, unknown_tool
+from toolbus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
 from toolbus.client.tools.catalogue import Catalogue
 
 
 @pytest.mark.parametrize(
-    ("verdict", "type", "code", "retryable"),
+    ("verdict", "type", "code", "retryable", "retry_after", "names"),
     [
-        (Verdict("full", depth=7), "overloaded", "", True),
-        (Verdict("absent"), "unavailable", "", True),
-        (Verdict("conflict"), "invalid_arguments", "idempotency_conflict", False),
-        (Verdict("unknown", message="gone"), "outcome_unknown", "", False),
-        (Verdict("failed", message="OOM command not allowed"), "overloaded", "", True),
-        (Verdict("failed", message="the server refuses"), "unavailable", "", True),
+        (Verdict("full", depth=7), "overloaded", "", True, 1.0, "'s'"),
+        (Verdict("absent"), "unavailable", "", True, None, "'s'"),
+        (Verdict("conflict"), "invalid_arguments", "idempotency_conflict", False, None, "idempotency key"),
+        (Verdict("unknown", message="gone"), "outcome_unknown", "", False, None, "gone"),
+        (Verdict("failed", message="OOM command not allowed"), "overloaded", "", True, 1.0, "OOM command not allowed"),
+        (Verdict("failed", message="the server refuses"), "unavailable", "", True, None, "the server refuses"),
     ],
 )
-def test_each_verdict_has_its_error(verdict: Verdict, type: str, code: str, retryable: bool) -> None:
-    """A call that the broker did not publish ends with the error of its reason."""
+def test_each_verdict_has_its_error(verdict: Verdict, type: str, code: str, retryable: bool, retry_after: float | None, names: str) -> None:
+    """A call that the broker did not publish ends with the error of its reason, which names the service or what the server said."""
     error = refusal_of(verdict, "s")
-    assert (error.type, error.code, error.retryable) == (type, code, retryable)
+    assert (error.type, error.code, error.retryable, error.retry_after) == (type, code, retryable, retry_after)
+    assert names in error.message
 
 
 def test_a_full_queue_tells_its_depth() -> None:
@@ -37,3 +40,41 @@ def test_an_unknown_tool_has_no_hint_in_an_empty_catalogue() -> None:
     """Without similar names the error only says that there is no such tool."""
     error = unknown_tool("adder", Catalogue())
     assert (error.type, error.message, error.details) == ("not_found", "there is no tool 'adder'", None)
+
+
+def test_a_refused_tool_is_told_with_the_reason() -> None:
+    """A tool whose descriptor can't be used is not found, for the reason of its own refusal and not of another tool's."""
+    others = SimpleNamespace(name="other", service="o", reason="too long")
+    refused = SimpleNamespace(name="adder", service="calc", reason="no name")
+    error = unknown_tool("adder", SimpleNamespace(refused=lambda: [others, refused], near=lambda _: []))
+    assert (error.type, error.code, error.retryable) == ("not_found", "refused", False)
+    assert all(word in error.message for word in ("'adder'", "'calc'", "no name"))
+
+
+def test_similar_names_are_suggested() -> None:
+    """The names of similar tools are in the message, for a model, and in the details, for a program."""
+    near = {"ader": ["adder", "reader"]}
+    error = unknown_tool("ader", SimpleNamespace(refused=list, near=near.get))
+    assert (error.type, error.code, error.details) == ("not_found", "", {"near": ["adder", "reader"]})
+    assert "'adder', 'reader'" in error.message
+
+
+def test_an_unknown_service_is_named() -> None:
+    """A service that nobody registered is not found."""
+    error = unknown_service("calc")
+    assert (error.type, error.retryable) == ("not_found", False)
+    assert "'calc'" in error.message
+
+
+def test_what_nobody_serves_may_be_tried_again() -> None:
+    """A known tool without a worker is unavailable for now, and the message says what to do."""
+    error = unavailable("tool 'add'", "calc")
+    assert (error.type, error.retryable) == ("unavailable", True)
+    assert all(word in error.message for word in ("tool 'add'", "'calc'", "wait="))
+
+
+def test_arguments_that_are_no_object_are_named_by_their_type() -> None:
+    """Arguments that can't be checked at all are the caller's mistake."""
+    error = wrong_arguments([1])
+    assert (error.type, error.retryable) == ("invalid_arguments", False)
+    assert "list" in error.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,3 +71,102 @@ async def test_timers_go_with_their_call() -> None:
     kept.remove(made)
     assert len(deadlines) == 1
     deadlines.close()
+
+
+# --- At a time that stands still ---
+
+NOW = 100.0
+
+
+class Due:
+    """Deadlines that never pass, with a slot of its own for each.
+
+    Attributes:
+        kept: by slot and key, when each is due and what is then called.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, object], tuple[float, Callable[[], None]]] = {}
+        self._slots = 0
+
+    def add(self, when: float, key: object, callback: Callable[[], None]) -> int:
+        """Keep a deadline, and return its slot."""
+        self._slots += 1
+        self.kept[self._slots, key] = when, callback
+        return self._slots
+
+    def remove(self, slot: int, key: object) -> None:
+        """Drop a deadline."""
+        self.kept.pop((slot, key), None)
+
+    def times(self) -> list[float]:
+        """When the deadlines are due."""
+        return sorted(when for when, _ in self.kept.values())
+
+    def run(self) -> None:
+        """Let all of them be due."""
+        for _, callback in list(self.kept.values()):
+            callback()
+
+
+@pytest.fixture
+def due(monkeypatch: pytest.MonkeyPatch) -> Due:
+    """Stop the clock, and collect deadlines."""
+    monkeypatch.setattr(timers, "time", SimpleNamespace(monotonic=lambda: NOW))
+    return Due()
+
+
+async def test_silence_is_counted_from_the_last_frame(due: Due) -> None:
+    """A call is looked at when its idle timeout may be over, and given up when it is, to the instant."""
+    silent = call(idle_timeout=5.0, last_heard=NOW - 4.5)
+    CallTimers(due).watch_idle(silent)
+    assert (due.times(), silent.ended) == ([NOW + 0.5], [])
+    silent.last_heard = NOW - 5.0
+    due.run()
+    [error] = silent.ended
+    assert (error.code, error.retryable) == ("idle_timeout", True)
+    assert "5 s" in error.message
+
+
+async def test_a_call_that_was_heard_is_watched_on(due: Due) -> None:
+    """When the timer is due and something was heard in between, the call goes on."""
+    heard = call(idle_timeout=5.0, last_heard=NOW - 4.5)
+    CallTimers(due).watch_idle(heard)
+    heard.last_heard = NOW - 1.0
+    due.run()
+    assert heard.ended == []
+    assert NOW + 4.0 in due.times()
+
+
+async def test_a_moved_deadline_replaces_the_one_before(due: Due) -> None:
+    """A call has one timer for its deadline and one for its silence, which is counted anew."""
+    kept = CallTimers(due)
+    moved = call(idle_timeout=5.0, last_heard=NOW - 1.0, ends=NOW + 60.0)
+    kept.watch_idle(moved)
+    kept.rearm(moved, NOW - 0.5)
+    assert (moved.last_heard, due.times()) == (NOW - 0.5, [NOW + 4.5, NOW + 60.0])
+    moved.ends = NOW + 90.0
+    kept.rearm(moved, NOW)
+    assert (moved.last_heard, due.times()) == (NOW, [NOW + 5.0, NOW + 90.0])
+    moved.last_heard = NOW - 9.0
+    due.run()
+    assert len(moved.ended) == 2
+    assert None in moved.ended
+
+
+async def test_a_call_without_an_idle_timeout_has_one_timer(due: Due) -> None:
+    """Moving its deadline watches for no silence."""
+    moved = call(ends=NOW + 60.0)
+    CallTimers(due).rearm(moved, NOW)
+    assert due.times() == [NOW + 60.0]
+
+
+async def test_a_missing_frame_has_its_time(due: Due) -> None:
+    """A gap is looked at when late frames have had their time, and the timers of a call go one by one."""
+    kept = CallTimers(due)
+    waiting = call(idle_timeout=5.0, last_heard=NOW)
+    kept.watch_gap(waiting, ("run", 1))
+    assert due.times() == [NOW + timers.GAP_SECONDS]
+    kept.watch_idle(waiting)
+    kept.remove(waiting)
+    assert due.times() == []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +32,23 @@ def test_the_demo_holds() -> None:
     assert "BROKEN" not in done.stdout
     assert done.stdout.count("held") == 9
     assert "recovery_s" in done.stdout
+
+
+@pytest.mark.parametrize("when", ["worker", "unary"])
+def test_ctrl_c_ends_the_demo_quietly(when: str) -> None:
+    """Its workers sign off at a server that still runs, so nothing complains, and no process stays behind."""
+    demo = subprocess.Popen([sys.executable, "-m", "toolbus", "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert demo.stdout is not None
+    pids = []
+    for line in demo.stdout:
+        pids += re.findall(r"pid (\d+)", line)
+        if f"s  {when}" in line:
+            break
+    demo.send_signal(signal.SIGINT)
+    _, complaints = demo.communicate(timeout=30)
+    assert (demo.returncode, complaints) == (130, "")
+    assert pids
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_good_evidence_holds() -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import redis
 
 from tests.contract import Place
+from tests.forking import ForkServer, Program
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.confirmations import ConfirmationRequest
+from toolbus.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 
@@ -63,23 +62,23 @@ async def guarded() -> str:
 class Processes:
     """Python programs on a test's namespace."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, forks: ForkServer) -> None:
         self._place = place
-        self.started: list[subprocess.Popen[bytes]] = []
+        self._forks = forks
+        self.started: list[Program] = []
 
-    def start(self, program: str) -> subprocess.Popen[bytes]:
+    def start(self, program: str) -> Program:
         """Start one."""
-        words = [sys.executable, "-c", program, self._place.settings.url, self._place.settings.namespace]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        process = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+        settings = self._place.settings
+        process = self._forks.start("-c", program, settings.url, settings.namespace, stderr=subprocess.DEVNULL)
         self.started.append(process)
         return process
 
 
 @pytest.fixture
-def processes(redis_place: Place) -> Iterator[Processes]:
+def processes(redis_place: Place, forks: ForkServer) -> Iterator[Processes]:
     """Programs of the test's own, killed at its end."""
-    made = Processes(redis_place)
+    made = Processes(redis_place, forks)
     yield made
     for process in made.started:
         process.kill()
@@ -123,6 +122,10 @@ async def test_a_dead_workers_question_is_asked_anew(redis_place: Place, process
         first.kill()
         processes.start(WORKER)
         new = await one_but(bus, old.id)
+        # Nobody is asked what the dead worker wanted to know.
+        assert [request.id for request in await bus.confirmations.pending()] == [new.id]
+        with pytest.raises(ConfirmationClosed):
+            await bus.confirmations.allow(old.id)
         assert not call.done()
         await bus.confirmations.allow(new.id)
         result = await call

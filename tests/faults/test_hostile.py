@@ -3,164 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import hashlib
-import inspect
-import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 import redis
 
 from tests.faults import hostile
+from tests.faults.canary import NAMES, SERVICE, Canary, Sung
 from tests.servers import eventually
-from toolbus import Settings, ToolBus, ToolbusError, ToolService, Worker, tool
+from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
 from toolbus.background import MOST_FAILURES
 from toolbus.broker import reading
-from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
 from toolbus.broker.replies.reader import ReplyReader
 from toolbus.broker.take.requests import GROUP
-from toolbus.envelope import Request, new_id, share_digest
+from toolbus.envelope import new_id
 from toolbus.results import BrokerError
-from toolbus.telemetry.lines import FIELDS
-from toolbus.telemetry.repeats import MOST_LINES, repeats
+from toolbus.telemetry.repeats import MOST_LINES
 
 pytestmark = pytest.mark.anyio
 
-SERVICE = "canary"
-# Makers of names, and not names.
-_NO_KEYS = {"prefix", "call_prefix", "reply_prefix", "shared_by_all", "of_service", "of_agent"}
-NAMES = sorted(
-    {name for name, _ in inspect.getmembers(Keys, inspect.isfunction) if not name.startswith("_")} | set(vars(Keys("x"))) - _NO_KEYS
-)
-NAMES = [name for name in NAMES if name not in _NO_KEYS]
 # What Python reads of a key is said; Lua puts right what it can't use.
 READ_HERE = {"cancelled", "confirmations", "items", "queue", "replies", "services", "usage", "wake"}
-# Whatever gets as far as these was not stopped by a reader.
-SAFETY_NETS = {"task.failed", "task.given_up", "listener.failed", "link.callback_failed", "run.bug", "worker.failed"}
-
-
-class Sung(ToolService):
-    """Tools of every kind; calls of a session go to one worker."""
-
-    id = SERVICE
-    sticky_sessions = True
-
-    @tool(effect="read")
-    async def canary_echo(self, text: str, seconds: float = 0.0) -> str:
-        """Give a text back."""
-        await asyncio.sleep(seconds)
-        return text
-
-    @tool(effect="once")
-    async def canary_pay(self, text: str) -> str:
-        """Have an effect."""
-        return text
 
 
 @tool(service="late", effect="read")
 async def late_comer() -> str:
     """Come late."""
     return "late"
-
-
-class Canary:
-    """A worker and an agent in a namespace, and who puts things between them."""
-
-    def __init__(self, settings: Settings, worker: Worker, bus: ToolBus, caplog: pytest.LogCaptureFixture) -> None:
-        self.settings = settings
-        self.worker = worker
-        self.bus = bus
-        self.keys = Keys(settings.namespace)
-        self.client = redis.Redis.from_url(settings.url)
-        self._caplog = caplog
-        shared = Request("c1", "a1", SERVICE, "canary_echo", idempotency_key="k1")
-        # What an earlier caller with the key would have made.
-        self.names = hostile.Names(
-            SERVICE, bus.agent, worker.instance, new_id(), share_digest(shared), datetime.datetime.now(datetime.UTC).date().isoformat()
-        )
-
-    def place(self, name: str) -> hostile.Place:
-        """Where a key of ``Keys`` stands."""
-        found = hostile.places(self.keys, self.names)[name]
-        if name == "session":
-            digest = hashlib.blake2b(msgspec.json.encode(("ann", "s1")), digest_size=16).hexdigest()
-            return found._replace(key=self.keys.session(SERVICE, digest))
-        return found
-
-    def cut(self) -> None:
-        """Cut every connection of this namespace's processes, so that everything is read anew."""
-        for row in self.client.client_list():
-            if str(row["id"]) != str(self.client.client_id()):
-                self.client.client_kill_filter(_id=row["id"])
-
-    async def sings(self, bus: ToolBus | None = None) -> None:
-        """Wait until calls of every kind are answered, five times in a row; a wrong answer fails at once."""
-        bus, row = bus or self.bus, 0
-
-        async def right() -> bool:
-            nonlocal row
-            text = new_id()
-            answers = await asyncio.gather(
-                bus.call("canary_echo", {"text": text}, timeout=3.0, wait=1.0),
-                bus.call("canary_pay", {"text": text}, timeout=3.0, wait=1.0),
-                bus.call("canary_echo", {"text": text}, timeout=3.0, wait=1.0, user="ann", session="s1"),
-                bus.call("canary_echo", {"text": text}, timeout=3.0, wait=1.0, idempotency_key=text),
-            )
-            assert {answer.output for answer in answers if answer.success} <= {text}
-            row = row + 1 if all(answer.success for answer in answers) else 0
-            return row >= 5
-
-        await eventually(right, timeout=45.0)
-
-    async def is_well(self) -> None:
-        """Everything goes on: calls, the worker, a new agent, and what operators look at."""
-        await self.sings()
-        async with ToolBus(settings=self.settings) as another:
-            await self.sings(another)
-            await eventually(lambda: _answers(another.shared_confirmations.pending()))
-            await eventually(lambda: _answers(another.tallies.usage()))
-            await another.tallies.spend("canary", 10, 1.0)
-            await another.tallies.use("canary", 10, 1.0)
-        async with Admin(self.settings) as admin:
-            assert SERVICE in {each.publication.service.id for each in await admin.services()}
-            await admin.items()
-            await admin.health()
-            for queue in await admin.dead_letters.queues():
-                await eventually(lambda queue=queue: _answers(admin.dead_letters.newest(queue, 1)))
-                for letter in await admin.dead_letters.newest(queue, 100):
-                    assert datetime.datetime.fromtimestamp(letter.at, datetime.UTC).year >= 1970
-        assert self.worker.healthy
-        assert self.worker.statistics()["held"] <= 1
-        live = self.client.zscore(self.keys.live, f"{SERVICE}/{self.worker.instance}")
-        assert live is not None
-
-    def said(self) -> Counter[str]:
-        """How many lines were logged of each event."""
-        return Counter(getattr(line, FIELDS)["event"] for line in self._caplog.records if hasattr(line, FIELDS))
-
-    def is_quiet(self) -> None:
-        """Nothing got past the readers, and nothing filled the log."""
-        said = self.said()
-        assert not SAFETY_NETS & set(said), [line.exc_text or line.getMessage() for line in self._caplog.records if line.exc_info]
-        assert all(lines <= 100 for event, lines in said.items() if event != "call.finished"), said
-
-
-@pytest.fixture
-async def canary(valkey_server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Canary]:
-    """A canary that sings."""
-    repeats.forget()
-    caplog.set_level(logging.INFO, "toolbus")
-    settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=1.0, grace=2.0)
-    async with Worker(Sung, settings=settings) as worker, ToolBus(settings=settings) as bus:
-        await bus.wait_for_tool("canary_pay")
-        made = Canary(settings, worker, bus, caplog)
-        await made.sings()
-        yield made
-        made.client.close()
 
 
 def test_every_key_of_the_protocol_is_tried() -> None:
@@ -183,7 +54,7 @@ async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     canary.is_quiet()
     unreadable = canary.said()["value.unreadable"] + canary.said()["registry.unreadable"] + canary.said()["request.malformed"]
     assert bool(unreadable) or name not in READ_HERE
-    _forget(canary, place)
+    canary.forget(place)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in {"wake", "confirmed"}])
@@ -195,7 +66,7 @@ async def test_a_key_of_another_type_stops_nobody(canary: Canary, name: str) -> 
     await asyncio.to_thread(canary.cut)
     await canary.is_well()
     canary.is_quiet()
-    _forget(canary, place)
+    canary.forget(place)
 
 
 @pytest.mark.parametrize("name", ["log", "queue", "replies", "dead_letters", "call"])
@@ -212,7 +83,7 @@ async def test_the_highest_possible_id_stops_nobody(canary: Canary, name: str) -
     await asyncio.to_thread(canary.cut)
     await canary.is_well()
     canary.is_quiet()
-    _forget(canary, place)
+    canary.forget(place)
 
 
 @pytest.mark.parametrize("waiting", [False, True])
@@ -332,7 +203,7 @@ async def test_what_cannot_be_read_is_said_once(canary: Canary) -> None:
         await canary.sings()
     assert canary.said()["value.unreadable"] == 3
     assert canary.said()["registry.unreadable"] == 1
-    _forget(canary, canary.place("items"))
+    canary.forget(canary.place("items"))
 
 
 # -- background tasks ---------------------------------------------------------------------------------
@@ -412,21 +283,6 @@ async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: 
         monkeypatch.undo()
         async with Worker(Sung, settings=settings):
             assert (await call).output == "handed on"
-
-
-async def _answers(asking: Awaitable[object]) -> bool:
-    """Whether the server answers a question; not before keys of a wrong type were deleted."""
-    try:
-        await asking
-    except BrokerError:
-        return False
-    return True
-
-
-def _forget(canary: Canary, place: hostile.Place) -> None:
-    """Delete what was put somewhere where nobody else would remove it."""
-    if place.kind != "channel":
-        canary.client.delete(place.key)
 
 
 # -- readers ------------------------------------------------------------------------------------------

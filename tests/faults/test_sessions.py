@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import redis
 
 from tests.contract import Place
 from tests.faults.notes import Notes
+from tests.forking import ForkServer, Program
 from tests.servers import eventually, put_down
 from toolbus import ToolBus
 from toolbus.broker import scripts
@@ -26,7 +26,7 @@ from toolbus.broker.keys import Keys
 pytestmark = pytest.mark.anyio
 
 LEASE = 1.0
-Spawn = Callable[..., subprocess.Popen[str]]
+Spawn = Callable[..., Program]
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def ends(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spawn(place: Place, ends: Path) -> Iterator[Spawn]:
+def spawn(place: Place, forks: ForkServer, ends: Path) -> Iterator[Spawn]:
     """Starts a worker, or an agent in a session."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Program] = []
 
-    def start(role: str = "worker", last: object = ends) -> subprocess.Popen[str]:
+    def start(role: str = "worker", last: object = ends) -> Program:
         settings = place.settings
-        command = [sys.executable, "-m", "tests.faults.notes", role, settings.url, settings.namespace, str(LEASE), str(last)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        command = ["-m", "tests.faults.notes", role, settings.url, settings.namespace, str(LEASE), str(last)]
+        started.append(forks.start(*command, stdout=subprocess.PIPE))
         return started[-1]
 
     yield start

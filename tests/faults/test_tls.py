@@ -19,9 +19,9 @@ import pytest
 import redis
 
 from tests.chaos.proxy import Proxy
-from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
 from tests.faults.wired import count, echo
+from tests.forking import ForkServer
 from tests.servers import KINDS, eventually
 from tests.tls import Authority, settings_for, terminating
 from toolbus import BrokerError, Settings, ToolBus, Worker, sync
@@ -69,10 +69,10 @@ def veiled(proxy: Proxy, authority: Authority, namespace: str) -> Settings:
 
 
 @pytest.fixture
-async def shell(commands: CommandServer, tmp_path: Path, proxy: Proxy, namespace: str) -> AsyncIterator[Shell]:
+async def shell(forks: ForkServer, tmp_path: Path, proxy: Proxy, namespace: str) -> AsyncIterator[Shell]:
     """The command line behind TLS, without the authority, and a tool file."""
     (tmp_path / "loud.py").write_text(TOOLS)
-    made = Shell(commands, tmp_path, f"rediss://127.0.0.1:{proxy.port}", namespace)
+    made = Shell(forks, tmp_path, f"rediss://127.0.0.1:{proxy.port}", namespace)
     yield made
     await asyncio.to_thread(made.close)
 
@@ -334,7 +334,7 @@ async def test_commands_refuse_in_one_line(shell: Shell, proxy: Proxy) -> None:
 async def test_commands_take_the_authority_from_the_environment(shell: Shell, authority: Authority) -> None:
     """A worker of several processes, a call, and the doctor; nothing of a connection is left open when they end."""
     shell.environment |= {"TOOLBUS_TLS_CA": authority.file, "PYTHONWARNINGS": "error::ResourceWarning"}
-    shell.start("worker", "loud.py", "--processes", "2")
+    shell.start_anew("worker", "loud.py", "--processes", "2")
     done = await asyncio.to_thread(shell.run, "call", "who", "--wait", "20")
     assert (done.returncode, done.stdout, done.stderr) == (0, "it is me\n", "")
     findings = await asyncio.to_thread(shell.json, "doctor")

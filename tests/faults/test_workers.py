@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 import redis
 
 from tests.contract import Place
+from tests.forking import ForkServer, Program
 from tests.servers import eventually, put_down
 from toolbus import ToolBus
 from toolbus.events import Finished, Reset, Started, Text
@@ -24,19 +23,19 @@ pytestmark = pytest.mark.anyio
 LEASE = 1.0
 EXPECTED = "".join(f"{number} " for number in range(60))
 
-Spawn = Callable[..., subprocess.Popen[bytes]]
+Spawn = Callable[..., Program]
 
 
 @pytest.fixture
-def spawn(redis_place: Place) -> Iterator[Spawn]:
+def spawn(redis_place: Place, forks: ForkServer) -> Iterator[Spawn]:
     """Starts worker processes of the test's namespace, with changed settings; whatever is left of them is killed."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Program] = []
 
-    def start(version: str = "1", **changes: object) -> subprocess.Popen[bytes]:
+    def start(version: str = "1", **changes: object) -> Program:
         settings = redis_place.settings
-        command = [sys.executable, "-m", "tests.faults.serve", settings.url, settings.namespace, str(LEASE)]
+        command = ["-m", "tests.faults.serve", settings.url, settings.namespace, str(LEASE)]
         command += [f"{name}={value}" for name, value in changes.items()]
-        started.append(subprocess.Popen(command, env={**os.environ, "TEST_VERSION": version}))
+        started.append(forks.start(*command, environment={**os.environ, "TEST_VERSION": version}))
         return started[-1]
 
     yield start

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
+from tests.forking import ForkServer
 from tests.learning.samples import calls, scores
 from toolbus.toolkit.learning import open_store
 
@@ -17,13 +17,13 @@ LOG = calls("sql", [False] * 60 + [True] * 6) + calls("grep", [True] * 60, first
 
 
 @pytest.fixture
-def shell(commands: CommandServer, tmp_path: Path) -> Shell:
+def shell(forks: ForkServer, tmp_path: Path) -> Shell:
     """A shell whose folder has scores and a log."""
     edges = msgspec.to_builtins([*scores(count={"sql": 0.9, "grep": 0.4, "never": 0.6})])
     (tmp_path / "scores.json").write_text(json.dumps({"edges": edges, "texts": {"sql": "ask a database"}}))
     with open_store(tmp_path / "log.jsonl") as store:
         store.append(LOG)
-    return Shell(commands, tmp_path, "memory://", "learning")
+    return Shell(forks, tmp_path, "memory://", "learning")
 
 
 INPUTS = ("--scores", "scores.json", "--log", "log.jsonl")

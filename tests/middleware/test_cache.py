@@ -14,12 +14,13 @@ import msgspec
 import pytest
 
 from tests.contract import Place
+from tests.servers import eventually
 from toolbus import ConfigurationError, ErrorInfo, ToolBus, ToolResult, Worker, invocation, tool
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Delivery
 from toolbus.descriptors import ToolDescriptor
 from toolbus.envelope import Request
-from toolbus.middleware import Cache, ToolCall
+from toolbus.middleware import Answers, Cache, ToolCall
 from toolbus.results import ErrorType
 from toolbus.worker.run.invocation import Invocation
 from toolbus.worker.run.middleware import MiddlewareCall
@@ -57,6 +58,7 @@ power: dict[str, bool] = {}
 seen: list[str] = []
 late = threading.Event()
 switched = threading.Event()
+measured = threading.Event()
 
 
 @tool(service="cached", effect="read")
@@ -102,6 +104,14 @@ async def echo(n: float | None = None, k: str = "") -> str:
     return f"{n} {k}"
 
 
+@tool(service="cached", effect="read")
+async def measure(text: str) -> int:
+    """Measure until the test says that it is done."""
+    seen.append(text)
+    await eventually(measured.is_set, timeout=60)
+    return len(seen)
+
+
 @tool(service="cached", effect="read", cache=False)
 async def clock() -> int:
     """Something else each time."""
@@ -116,6 +126,7 @@ def nothing_yet() -> None:
     seen.clear()
     late.clear()
     switched.clear()
+    measured.clear()
 
 
 REQUEST = Request("1", "a", "cached", "rows", "al", "s", effect="read")
@@ -300,7 +311,7 @@ async def test_nothing_is_kept_while_a_change_may_go_on(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("raises", [asyncio.CancelledError, RuntimeError])
 async def test_nothing_is_kept_after_a_change_that_was_given_up(monkeypatch: pytest.MonkeyPatch, raises: type[BaseException]) -> None:
     """A call that was cancelled from outside, or broke, may go on; with too many of them, all services are read anew."""
-    monkeypatch.setattr("toolbus.middleware.cache._MOST_CHANGED", 3)
+    monkeypatch.setattr("toolbus.middleware.invalidation._MOST_CHANGED", 3)
     clock_ = _Clock(monkeypatch)
     cache, runs = Cache(ttl=60), iter(range(100))
 
@@ -356,7 +367,7 @@ async def test_arguments_that_are_refused_are_refused_beside_a_cache(place: Plac
 
 async def test_many_services_that_change_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of changes is bounded; beyond it nothing stale comes back."""
-    monkeypatch.setattr("toolbus.middleware.cache._MOST_CHANGED", 3)
+    monkeypatch.setattr("toolbus.middleware.invalidation._MOST_CHANGED", 3)
     cache, runs = Cache(), 0
 
     async def read(call: ToolCall) -> ToolResult:
@@ -397,6 +408,183 @@ async def test_a_tool_says_whether_it_may_be_answered(place: Place) -> None:
 def test_a_descriptor_says_whether_it_may_be_answered(effect: Any, declared: dict[str, Any], cacheable: bool) -> None:
     """``x-toolbus`` has the last word, but for `once` work, and only a boolean is one."""
     assert ToolDescriptor("t", "T.", "s", effect=effect, extensions=declared).cacheable is cacheable
+
+
+@pytest.mark.parametrize("side", ["worker", "bus"])
+async def test_equal_calls_at_once_run_once(place: Place, side: str) -> None:
+    """Fifty of them are one run, and each has the answer."""
+    cache = Cache()
+    worker = Worker([rows], settings=place.with_(concurrency=64), middleware=[cache] if side == "worker" else [])
+    async with worker, ToolBus(settings=place.settings, middleware=[cache] if side == "bus" else []) as bus:
+        await bus.wait_for_tool("measure")
+        calls = [asyncio.create_task(bus.call("measure", {"text": "a"})) for _ in range(50)]
+        await eventually(lambda: len(seen) == 1)
+        if side == "worker":
+            await eventually(lambda: worker.statistics()["running"] == 50)
+        measured.set()
+        assert {(await each).data for each in calls} == {1}
+        assert (await bus.call("measure", {"text": "b"})).data == 2
+
+
+async def test_a_call_that_waits_for_an_equal_one_keeps_its_own_timeout(place: Place) -> None:
+    """It ends when its own time is up, and the one that runs goes on."""
+    async with Worker([rows], settings=place.settings), ToolBus(settings=place.settings, middleware=[Cache()]) as bus:
+        await bus.wait_for_tool("measure")
+        first = asyncio.create_task(bus.call("measure", {"text": "a"}, timeout=30))
+        await eventually(lambda: len(seen) == 1)
+        error = (await bus.call("measure", {"text": "a"}, timeout=0.3)).error
+        assert error is not None
+        assert (error.type, error.message) == ("deadline_exceeded", "no result within 0.3 s")
+        measured.set()
+        assert (await first).data == 1
+
+
+async def test_when_the_call_that_runs_is_given_up_one_that_waited_runs() -> None:
+    """Whoever cancels it cancels nobody else, and those who wait still run once."""
+    cache, reading, begun, go = Cache(), _call("light", effect="read"), 0, asyncio.Event()
+
+    async def slow(call: ToolCall) -> ToolResult:
+        nonlocal begun
+        begun += 1
+        await go.wait()
+        return ToolResult.ok(begun)
+
+    calls = [asyncio.create_task(cache(reading, slow)) for _ in range(4)]
+    await eventually(lambda: begun == 1)
+    calls[0].cancel()
+    await eventually(lambda: begun == 2)
+    calls[2].cancel()
+    go.set()
+    told = await asyncio.gather(*calls, return_exceptions=True)
+    assert [each.data if isinstance(each, ToolResult) else type(each) for each in told] == [
+        asyncio.CancelledError,
+        2,
+        asyncio.CancelledError,
+        2,
+    ]
+
+
+@pytest.mark.parametrize("ends", ["error", "exception", "no JSON"])
+async def test_what_can_not_be_shared_is_run_by_each(ends: str) -> None:
+    """A failure is the failure of one call, so those that waited for it run side by side."""
+    cache, reading, begun, go = Cache(), _call("light", effect="read"), 0, asyncio.Event()
+
+    async def fail(call: ToolCall) -> ToolResult:
+        nonlocal begun
+        begun += 1
+        if begun > 1:
+            return ToolResult.ok(begun)
+        await go.wait()
+        if ends == "exception":
+            raise RuntimeError("down")
+        return ToolResult.ok(object()) if ends == "no JSON" else ToolResult.fail(ErrorInfo("tool_error"))
+
+    calls = [asyncio.create_task(cache(reading, fail)) for _ in range(4)]
+    await eventually(lambda: begun == 1)
+    go.set()
+    first, *others = await asyncio.gather(*calls, return_exceptions=True)
+    assert begun == 4
+    assert isinstance(first, RuntimeError if ends == "exception" else ToolResult)
+    assert sorted(each.data for each in others if isinstance(each, ToolResult)) == [2, 3, 4]
+
+
+async def test_an_answer_too_large_to_keep_is_shared_with_those_who_wait() -> None:
+    """It exists, so nobody has to compute it again at the same time."""
+    cache, reading, begun, go = Cache(most_bytes=1000), _call("light", effect="read"), 0, asyncio.Event()
+
+    async def large(call: ToolCall) -> ToolResult:
+        nonlocal begun
+        begun += 1
+        await go.wait()
+        return ToolResult.ok("x" * 5000)
+
+    calls = [asyncio.create_task(cache(reading, large)) for _ in range(3)]
+    await eventually(lambda: begun == 1)
+    go.set()
+    assert {len((await each).data) for each in calls} == {5000}
+    assert (begun, cache.statistics()) == (1, {"kept": 0, "bytes": 0})
+
+
+async def test_a_call_after_a_change_does_not_join_one_from_before() -> None:
+    """What runs since before the change may tell of the time before it."""
+    cache, reading, answers, go = Cache(), _call("light", effect="read"), iter(("before", "after")), asyncio.Event()
+    begun = asyncio.Event()
+
+    async def read(call: ToolCall) -> ToolResult:
+        answer = next(answers)
+        if answer == "before":
+            begun.set()
+            await go.wait()
+        return ToolResult.ok(answer)
+
+    async def change(call: ToolCall) -> ToolResult:
+        return ToolResult.ok()
+
+    early = asyncio.create_task(cache(reading, read))
+    await begun.wait()
+    await cache(_call("switch"), change)
+    assert (await cache(reading, read)).data == "after"
+    go.set()
+    assert (await early).data == "before"
+    assert (await cache(reading, read)).data == "after"
+
+
+CALLS = [(service, name, text, user) for service in ("s1", "s2") for name in ("t1", "t2") for text in ("a", "b") for user in ("al", "bo")]
+
+
+@pytest.mark.parametrize("how", ["invalidate", "a call"])
+@pytest.mark.parametrize("by", [None, "al"])
+@pytest.mark.parametrize("arguments", [None, {"text": "a"}])
+@pytest.mark.parametrize("name", ["", "t1"])
+@pytest.mark.parametrize("service", ["", "s1"])
+async def test_only_the_answers_that_changed_are_forgotten(service: str, name: str, arguments: Any, by: str | None, how: str) -> None:
+    """They are told by service, tool, arguments and whose they are; what is not told is any."""
+    gone = Answers(service=service, tool=name, arguments=arguments, by=by)
+    cache, ran = Cache(by=lambda call: call.user, invalidates=lambda call: [gone]), set()
+
+    async def told(*which: str) -> None:
+        async def read(call: ToolCall) -> ToolResult:
+            ran.add(which)
+            return ToolResult.ok()
+
+        of, tool_name, text, user = which
+        call = msgspec.structs.replace(_call(tool_name, effect="read", service=of), arguments={"text": text}, user=user)
+        await cache(call, read)
+
+    async def change(call: ToolCall) -> ToolResult:
+        return ToolResult.ok()
+
+    for each in CALLS:
+        await told(*each)
+    assert ran == set(CALLS)
+    ran.clear()
+    if how == "a call":
+        await cache(_call("switch", service="s9"), change)
+    else:
+        cache.invalidate(name, arguments, service=service, by=by)
+    for each in CALLS:
+        await told(*each)
+    assert ran == {
+        each
+        for each in CALLS
+        if each[0] == (service or each[0])
+        and each[1] == (name or each[1])
+        and each[2] == (arguments or {"text": each[2]})["text"]
+        and each[3] == (by or each[3])
+    }
+
+
+async def test_a_wrong_change_fails_before_anything_is_changed() -> None:
+    """Afterwards it would be too late to say so."""
+    cache = Cache(invalidates=lambda call: [Answers(arguments={"odd": object()})])
+
+    async def change(call: ToolCall) -> ToolResult:
+        pytest.fail("it ran")
+
+    with pytest.raises(TypeError):
+        await cache(_call("switch"), change)
+    with pytest.raises(ConfigurationError, match="JSON"):
+        cache.invalidate("light", {"odd": object()})
 
 
 class _Clock:

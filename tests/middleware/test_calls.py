@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -36,6 +37,13 @@ async def hang() -> str:
     return ""
 
 
+@tool(service="guarded", effect="once")
+async def hang_once() -> str:
+    """Hang, having begun."""
+    await asyncio.Event().wait()
+    return ""
+
+
 @tool(service="guarded", effect="read")
 async def fail() -> str:
     """Fail."""
@@ -45,6 +53,49 @@ async def fail() -> str:
 def guarded(place: Place, *middleware: Any, **changes: Any) -> ToolBus:
     """A bus with middleware."""
     return ToolBus(settings=place.with_(**changes), middleware=middleware)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+async def test_middleware_that_waits_ends_with_its_call(place: Place, before: bool, streaming: bool) -> None:
+    """A call ends when its time is up, also while middleware waits before it or after it, and the middleware is cancelled."""
+    ended = asyncio.Event()
+
+    async def waiting(call: ToolCall, next: Next) -> ToolResult:
+        result = ToolResult.ok() if before else await next(call)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return result
+
+    async with place.worker(speak), guarded(place, waiting) as bus:
+        await bus.wait_for_tool("speak")
+        call = bus.stream("speak", timeout=0.5)
+        if streaming:
+            assert [type(event) async for event in call.events()][-1] is Finished
+        error = (await call.result()).error
+        assert error is not None
+        assert (error.type, error.message) == ("deadline_exceeded", "no result within 0.5 s")
+        await asyncio.wait_for(ended.wait(), 5)
+
+
+@pytest.mark.parametrize(("name", "type_"), [("hang", "deadline_exceeded"), ("hang_once", "outcome_unknown")])
+async def test_the_time_of_middleware_is_part_of_the_timeout(place: Place, name: str, type_: str) -> None:
+    """A call that began late within middleware ends in time, and says whether it may have taken effect."""
+
+    async def later(call: ToolCall, next: Next) -> ToolResult:
+        await eventually(lambda: time.monotonic() > began + 0.6)
+        return await next(call)
+
+    async with place.worker(hang), guarded(place, later) as bus:
+        await bus.wait_for_tool(name)
+        began = time.monotonic()
+        error = (await bus.call(name, timeout=1.0)).error
+        assert error is not None
+        assert error.type == type_
+        assert error.message.startswith("no result within 1 s")
+        assert time.monotonic() - began < 2.5
 
 
 async def test_calls_and_streams_pass_through_middleware(place: Place) -> None:

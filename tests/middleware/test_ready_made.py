@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterable, AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import ConfigurationError, ToolBus, ToolError, ToolResult, Worker, invocation, tool
+from toolbus import ConfigurationError, ErrorInfo, ToolBus, ToolError, ToolResult, Worker, invocation, tool
 from toolbus.middleware import Cache, CircuitBreaker, Metering, Middleware, Next, Quota, RateLimit, Timeout, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -53,6 +55,14 @@ async def slow(raises: bool = False) -> str:
 
 
 heard = threading.Event()
+
+
+@tool(service="limited", effect="read")
+async def trickle() -> AsyncIterator[str]:
+    """Say a little and hang."""
+    yield "é"
+    yield "é"
+    await asyncio.Event().wait()
 
 
 @tool(service="limited", effect="read")
@@ -219,6 +229,40 @@ async def test_a_limit_that_can_not_be_asked_refuses(place: Place) -> None:
         assert (result.error.type, result.error.retryable) == ("unavailable", True)
 
 
+@pytest.mark.parametrize("limit", [1, 5])
+async def test_a_rate_survives_a_clock_that_is_set_back(redis_place: Place, limit: int) -> None:
+    """A use that was counted an hour later keeps nobody out: after one interval calls pass again, one for each interval."""
+    settings = redis_place.settings
+    async with serving(redis_place, RateLimit(limit, per=0.5 * limit)), redis_place.bus() as bus:
+        assert (await bus.call("read")).success
+        with redis.Redis.from_url(settings.url, decode_responses=True) as client:
+            (key,) = client.scan_iter(f"tb:{{{settings.namespace}}}:rate:*")
+            client.set(key, float(str(client.get(key))) + 3_600_000, px=3_600_000)
+        error = await error_of(bus, "read")
+        assert 0 < error.retry_after <= 0.5
+        results: list[bool] = []
+
+        async def passes() -> bool:
+            results.append((await bus.call("read")).success)
+            return sum(results) == 3
+
+        began = time.monotonic()
+        await eventually(passes, timeout=20.0)
+        assert time.monotonic() - began >= 0.99
+
+
+async def test_a_quota_survives_a_clock_that_is_set_back(redis_place: Place) -> None:
+    """What was counted in a later period counts in none before it."""
+    settings = redis_place.settings
+    async with serving(redis_place, Quota(1, per=3600)), redis_place.bus() as bus:
+        assert (await bus.call("read")).success
+        with redis.Redis.from_url(settings.url, decode_responses=True) as client:
+            (key,) = client.scan_iter(f"tb:{{{settings.namespace}}}:quota:*")
+            client.hincrby(key, "period", 1)
+        assert (await bus.call("read")).success
+        assert (await error_of(bus, "read")).code == "quota"
+
+
 # -- breaker ------------------------------------------------------------------------------------------
 
 
@@ -281,6 +325,80 @@ async def test_a_failed_try_opens_the_circuit_again_and_a_cancelled_one_does_not
         await trying[-1]
     release.set()
     assert await code(hang) == ""
+
+
+class _Gated:
+    """Calls that end when the test says how, in the order in which they began."""
+
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self._breaker = breaker
+        self.begun: list[asyncio.Future[ToolResult]] = []
+
+    async def begin(self, *, let_through: bool = True) -> asyncio.Task[ToolResult]:
+        """Start a call; it gets as far as the tool, or is refused."""
+        before = len(self.begun)
+        task = asyncio.create_task(self._breaker(_call("read"), self._run))
+        await eventually(lambda: len(self.begun) > before or task.done())
+        assert (len(self.begun) > before) is let_through
+        return task
+
+    async def _run(self, call: ToolCall) -> ToolResult:
+        self.begun.append(asyncio.get_running_loop().create_future())
+        return await self.begun[-1]
+
+
+GOOD, BAD, NEUTRAL = ToolResult.ok(), ToolResult.fail(ErrorInfo("tool_error")), ToolResult.fail(ErrorInfo("invalid_arguments"))
+
+
+@pytest.mark.parametrize("late", [GOOD, BAD, NEUTRAL, None])
+@pytest.mark.parametrize("state", ["open", "trying", "closed again"])
+async def test_a_call_from_before_says_nothing_about_the_circuit(monkeypatch: pytest.MonkeyPatch, late: Any, state: str) -> None:
+    """However it ends after the circuit opened, it neither closes it, nor opens it, nor lets a second try through."""
+    now = 1000.0
+    monkeypatch.setattr("toolbus.middleware.breaker.time", SimpleNamespace(monotonic=lambda: now))
+    calls = _Gated(CircuitBreaker(failures=1, cooldown=30))
+    early, failing = await calls.begin(), await calls.begin()
+    calls.begun[1].set_result(BAD)
+    await failing
+    if state != "open":
+        now += 31
+        await calls.begin()
+    if state == "closed again":
+        calls.begun[2].set_result(GOOD)
+        await calls.begin()
+    if late is None:
+        early.cancel()
+    else:
+        calls.begun[0].set_result(late)
+    await asyncio.wait([early])
+    await calls.begin(let_through=state == "closed again")
+    if state == "trying":
+        calls.begun[2].set_result(GOOD)
+        await eventually(calls.begun[2].done)
+        await calls.begin()
+
+
+async def test_of_many_calls_after_the_cooldown_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are refused until it has ended, and one that says nothing makes room for the next."""
+    now = 1000.0
+    monkeypatch.setattr("toolbus.middleware.breaker.time", SimpleNamespace(monotonic=lambda: now))
+    calls = _Gated(CircuitBreaker(failures=1, cooldown=30))
+    failing = await calls.begin()
+    calls.begun[0].set_result(BAD)
+    await failing
+    await calls.begin(let_through=False)
+    now += 31
+    for ending in (NEUTRAL, BAD, GOOD):
+        trying = await calls.begin()
+        for _ in range(5):
+            await calls.begin(let_through=False)
+        calls.begun[-1].set_result(ending)
+        await trying
+        if ending is BAD:
+            await calls.begin(let_through=False)
+            now += 31
+    await calls.begin()
+    await calls.begin()
 
 
 async def test_errors_of_the_call_itself_open_no_circuit(place: Place) -> None:
@@ -355,6 +473,33 @@ async def test_a_cancelled_call_counts_as_an_error(place: Place) -> None:
         (row,) = await eventually(counted)
         assert (row.user, row.tool, row.calls, row.errors) == ("al", "slow", 1, 1)
         assert row.ms >= 100
+
+
+@pytest.mark.parametrize("side", ["worker", "bus"])
+async def test_a_cancelled_stream_counts_what_was_delivered(place: Place, side: str) -> None:
+    """Its bytes cost what they cost, whether anybody wanted the rest or not."""
+    metering = [Metering()]
+    worker = serving(place, *(metering if side == "worker" else []))
+    async with worker, ToolBus(settings=place.settings, middleware=metering if side == "bus" else []) as bus:
+        await bus.wait_for_tool("trickle")
+        async with bus.stream("trickle", user="al") as call:
+            assert "".join([text async for text in _first(call, 2)]) == "éé"
+
+        async def counted() -> Any:
+            return await bus.usage()
+
+        (row,) = await eventually(counted)
+        assert (row.user, row.tool, row.calls, row.errors, row.bytes) == ("al", "trickle", 1, 1, 4)
+
+
+async def _first(texts: AsyncIterable[str], count: int) -> AsyncIterator[str]:
+    """Yield the first so many characters."""
+    seen = 0
+    async for text in texts:
+        yield text
+        seen += len(text)
+        if seen >= count:
+            return
 
 
 async def test_a_crowd_of_users_is_counted_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
 from tests.contract import Place
+from tests.forking import ForkServer
 from tests.servers import eventually
 from toolbus import Session, Settings, ToolBus, ToolResult, ToolService, Worker, tool
 from toolbus.compat.trustgraph import DynamicToolService
@@ -242,10 +242,10 @@ async def callback(kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 async def test_tasks_of_handlers_end_no_worker_of_the_command_line(
-    kind: str, commands: CommandServer, tmp_path: Path, valkey_server: str, namespace: str
+    kind: str, forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str
 ) -> None:
     """Tasks, task groups and callbacks that handlers start may raise SystemExit: the process serves on, and SIGTERM ends it with 0."""
-    shell = Shell(commands, tmp_path, valkey_server, namespace)
+    shell = Shell(forks, tmp_path, valkey_server, namespace)
     (tmp_path / "strays.py").write_text(STRAYS)
     worker = shell.start("worker", "strays.py")
     try:

@@ -7,7 +7,6 @@ import pytest
 from toolbus_workers.data_engine import MAX_CELL
 
 from tests.workers.data_client import SALES, serving
-from tests.workers.operator import put
 from tests.workers.outcomes import failed
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +118,7 @@ async def test_a_result_is_bounded_in_bytes(client):
     assert "rows are shown" in result.output
 
 
-async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namespace):
+async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namespace, put):
     """Config params of a further tool bound its results, and its arguments are checked all the same."""
     async with serving(valkey_server, namespace) as client:
         await put(valkey_server, namespace, "few-rows", "data_analysis", operation="data_analysis", max_rows="2")

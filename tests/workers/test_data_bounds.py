@@ -15,7 +15,6 @@ from toolbus_workers.operations import load_limits
 
 from tests.servers import eventually
 from tests.workers.data_client import SALES, Client, serving
-from tests.workers.operator import put
 from tests.workers.outcomes import failed
 from toolbus import ConfigurationError, ToolBus, Worker
 
@@ -173,7 +172,7 @@ async def test_tables_are_bounded_in_number(client):
     assert (await client.upload("more", "a\n1\n")).success
 
 
-async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server, namespace):
+async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server, namespace, put):
     """Too much at once is refused with how to send it, and parts make one table."""
     async with serving(valkey_server, namespace) as client:
         await put(valkey_server, namespace, "small", "data_analysis", operation="data_upload", max_upload=20)

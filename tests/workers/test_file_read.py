@@ -13,7 +13,6 @@ from toolbus_workers.file_read import FileRead, Limits
 from toolbus_workers.sandbox import Root, date, split
 
 from tests.workers import outcomes
-from tests.workers.operator import put
 from toolbus import ToolBus, ToolError, Worker
 
 SECRET = "hunter2"
@@ -256,7 +255,7 @@ async def test_a_listing_is_bounded(root, bus):
     assert "(102 more entries are not listed" in result.output
 
 
-async def test_an_operators_tool_begins_at_its_folder(root, valkey_server, namespace):
+async def test_an_operators_tool_begins_at_its_folder(root, valkey_server, namespace, put):
     """The config's folder is the root of that tool's paths, and no config leads out of the service's root."""
     async with serving(root, valkey_server, namespace) as bus:
         await put(valkey_server, namespace, "read-note", "file_read", operation="file_read", folder="notes", max_bytes=100)

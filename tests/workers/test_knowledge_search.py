@@ -17,7 +17,6 @@ from toolbus_workers.knowledge_search import KnowledgeSearch, Limits
 from toolbus_workers.operations import load_limits
 from toolbus_workers.sandbox import Root
 
-from tests.workers.operator import put
 from toolbus import ConfigurationError, ToolBus, ToolError, Worker
 
 BEES = "# Keeping bees\n\nBees make honey in a hive.\n\n## Winter\n\nIn winter the cluster keeps warm.\n"
@@ -135,7 +134,7 @@ async def test_the_index_follows_the_folder(folder):
 
 
 @pytest.mark.anyio
-async def test_an_operators_tool_sees_its_collection_only(folder, valkey_server, namespace):
+async def test_an_operators_tool_sees_its_collection_only(folder, valkey_server, namespace, put):
     """A tool whose config names a collection neither finds nor tells about documents outside of it."""
     async with searching(folder, valkey_server, namespace) as bus:
         await put(valkey_server, namespace, "handbook-search", "knowledge_search", operation="knowledge_search", collection="handbook")
@@ -284,7 +283,7 @@ async def test_whatever_a_file_brings_about_it_is_left_out_and_told_once(folder,
 
 
 @pytest.mark.anyio
-async def test_what_is_left_out_of_other_collections_is_not_told(folder, valkey_server, namespace):
+async def test_what_is_left_out_of_other_collections_is_not_told(folder, valkey_server, namespace, put):
     """A tool that knows one collection hears of no path in another, readable or not."""
     (folder / "secret.docx").write_bytes(b"no archive")
     (folder / "handbook" / "broken.docx").write_bytes(b"no archive")

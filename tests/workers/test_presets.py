@@ -45,20 +45,12 @@ async def toolbus(url, namespace, *words, **environment):
         await asyncio.wait_for(made.communicate(), 30)
 
 
-async def run(url, namespace, *words):
-    """Return the output of a command that must succeed."""
-    async with toolbus(url, namespace, *words) as made:
-        said, wrong = await made.communicate()
-    assert made.returncode == 0, wrong
-    return said.decode()
-
-
 @contextlib.asynccontextmanager
-async def published(url, namespace, name):
+async def published(command, url, namespace, name):
     """Load a shipped preset by its name on the command line."""
-    assert await run(url, namespace, "toolkit", "load", name)
+    assert await command(url, namespace, "toolkit", "load", name)
     yield load_preset(find_preset(name))
-    await run(url, namespace, "rm", f"toolkit/{name}")
+    await command(url, namespace, "rm", f"toolkit/{name}")
 
 
 class Heard:
@@ -87,7 +79,7 @@ async def walked(bus, operator, script):
     return [[each["function"]["name"] for each in body.get("tools", [])] for body in model.bodies], heard.results, walk.at
 
 
-async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, tmp_path):
+async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, tmp_path, command):
     """Each turn offers the tools of where the agent stands and of what follows, and the report holds the table and the chart."""
     (tmp_path / "orders.csv").write_text(ORDERS)
     query = {"sql": "SELECT region, sum(amount)::INT AS amount FROM orders GROUP BY region ORDER BY region"}
@@ -105,7 +97,7 @@ async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, 
         calls(("write_report", {"title": "Sales by region", "sections": sections})),
         says("done"),
     ]
-    async with published(valkey_server, namespace, "data-analysis") as preset:
+    async with published(command, valkey_server, namespace, "data-analysis") as preset:
         environment = {"TOOLBUS_FILES_ROOT": str(tmp_path)}
         async with (
             toolbus(valkey_server, namespace, *served_by(preset), **environment),
@@ -128,7 +120,7 @@ async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, 
     assert base64.b64encode(drawn.content[0].data).decode() in text
 
 
-async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, namespace):
+async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, namespace, command):
     """Without a store the actions are there and their tools missing; with one, an agent imports, looks, asks and tells."""
     people = {"kind": "vertices", "label": "Person", "rows": [{"id": "ann"}, {"id": "bob"}, {"id": "cid"}]}
     rows = [{"from": "ann", "to": "bob"}, {"from": "ann", "to": "cid"}]
@@ -146,7 +138,7 @@ async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, 
     ]
     names = {"graph_import", "graph_query", "graph_schema"}
     async with (
-        published(valkey_server, namespace, "graph") as preset,
+        published(command, valkey_server, namespace, "graph") as preset,
         Worker(charts, url=valkey_server, namespace=namespace),
         ToolBus(valkey_server, namespace=namespace) as bus,
     ):
@@ -199,8 +191,8 @@ def test_a_name_means_a_file_before_a_shipped_preset(tmp_path, monkeypatch):
         find_preset("analysis")
 
 
-async def test_shipped_presets_are_listed():
+async def test_shipped_presets_are_listed(command):
     """The command says each one's name, its actions and how its tools are served."""
-    said = await run("memory://", "n", "toolkit", "presets")
+    said = await command("memory://", "n", "toolkit", "presets")
     assert "data-analysis: connect → inspect → query → chart → report" in said
     assert "toolbus worker graph_store" in said

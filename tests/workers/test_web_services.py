@@ -6,7 +6,6 @@ import re
 import sys
 from pathlib import Path
 
-import anyio
 import pytest
 from toolbus_workers.fetch_page import FetchPage
 
@@ -62,20 +61,19 @@ def test_the_guide_shows_how_to_open_an_intranet():
     assert not guard.permits("10.21.1.1")
 
 
-async def test_the_guide_s_narrowed_tool_can_be_added_to_a_running_service(valkey_server, namespace):
+async def test_the_guide_s_narrowed_tool_can_be_added_to_a_running_service(valkey_server, namespace, command):
     """A descriptor with config values makes another tool of the same service, which keeps to them."""
     (document,) = re.findall(r"echo '(\{.*?\})' \| toolbus put", GUIDE, re.DOTALL)
     resolve = names(docs_python_org="127.0.0.1", elsewhere_test="127.0.0.1")
-    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
     async with (
         site(answer("<p>honey " * 10_000)) as there,
         Worker([FetchPage(local(resolve=resolve))], url=valkey_server, namespace=namespace),
         ToolBus(valkey_server, namespace=namespace) as bus,
     ):
-        await anyio.run_process([*base, "put", "tool/read-docs"], input=document.encode())
+        await command(valkey_server, namespace, "put", "tool/read-docs", given=document)
         await bus.wait_for_tool("read-docs", 10)
         inside = await bus.call("read-docs", {"url": there.url(host="docs.python.org")})
         outside = await bus.call("read-docs", {"url": there.url(host="elsewhere.test")})
-        await anyio.run_process([*base, "rm", "tool/read-docs"])
+        await command(valkey_server, namespace, "rm", "tool/read-docs")
     assert len(inside.data["text"]) == 20_000
     assert (outside.error.type, outside.error.code) == ("forbidden", "forbidden_host")

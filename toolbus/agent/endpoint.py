@@ -30,6 +30,8 @@ _MOST_SHOWN = 300
 _CONNECT = 15.0
 _SILENCE = 120.0
 _DONE = "[DONE]"
+# Of the errors that blame the request these are about its moment.
+_PASSING = {408, 409, 425, 429}
 
 
 class ChatEndpoint:
@@ -118,7 +120,7 @@ class ChatEndpoint:
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"{error} in {shorten(data, 80)!r}") from None
         if chunk.error:
-            raise self._error(f"failed: {self._message(chunk.error)}")
+            raise self._error(f"failed: {self._message(chunk.error)}", retryable=not reply.text and _may_pass(chunk.error))
         text = reply.add(chunk)
         if text:
             on_text(text)
@@ -181,6 +183,12 @@ def _host(base_url: str) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ConfigurationError("the base URL must be like https://api.openai.com/v1 (OPENAI_BASE_URL)")
     return parts.hostname if port is None else f"{parts.hostname}:{port}"
+
+
+def _may_pass(error: Any) -> bool:
+    """Return whether an error that came instead of an answer may pass: one that names the request's own fault does not."""
+    status = error.get("status", error.get("code")) if isinstance(error, dict) else None
+    return not (isinstance(status, int) and 400 <= status < 500) or status in _PASSING
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:

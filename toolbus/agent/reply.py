@@ -66,6 +66,9 @@ class Reply:
     def __init__(self) -> None:
         self._text: list[str] = []
         self._calls: list[_PartialCall] = []
+        # The call that stands for all beyond the most, and how many those are.
+        self._surplus: _PartialCall | None = None
+        self._cut = 0
         self._size = 0
         self.finish_reason = ""
 
@@ -78,7 +81,7 @@ class Reply:
         """Add a chunk and return its text.
 
         Raises:
-            ValueError: the turn has too many characters or calls.
+            ValueError: the turn has too many characters.
         """
         choice = next((each for each in chunk.choices or () if each.index == 0), None)
         if choice is None:
@@ -96,13 +99,15 @@ class Reply:
         return text
 
     def calls(self) -> list[ModelCall]:
-        """Return the calls in order, each with a unique id."""
+        """Return the calls in order, each with a unique id; beyond 128 of them there is one more, which says that the others are cut."""
         made: list[ModelCall] = []
         seen: set[str] = set()
         for number, call in enumerate(self._calls):
             ident = call.id if call.id and call.id not in seen else f"call_{number}_{len(call.id)}"
             seen.add(ident)
             problem = "" if call.name else "the call names no tool"
+            if call is self._surplus:
+                problem = f"more than {_MOST_CALLS} calls at once: this one and those after it, {self._cut} in all, did not run; make fewer"
             made.append(ModelCall(ident, call.name, "".join(call.arguments) or "{}", problem=problem))
         return made
 
@@ -129,19 +134,24 @@ class Reply:
         call.name = call.name or part.function.name or ""
         arguments = part.function.arguments or ""
         text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        call.arguments.append(text)
+        if call is not self._surplus:
+            call.arguments.append(text)
         self._count(text)
 
     def _of(self, part: _Call) -> _PartialCall:
-        """Return the call that a part belongs to. Some endpoints give no index, or the same one to all calls: a new id is a new call."""
+        """Return the call that a part belongs to; the surplus one for all beyond the most."""
         known = next((call for call in reversed(self._calls) if call.index == part.index), None)
         if part.index is None and not part.id and self._calls:
             known = self._calls[-1]
-        if known is not None and not (part.id and known.id and part.id != known.id):
+        if known is not None and not _begins_another(part, known, complete=known is self._surplus):
             return known
-        if len(self._calls) >= _MOST_CALLS:
-            raise ValueError(f"more than {_MOST_CALLS} tool calls at once")
+        if self._surplus is not None:
+            self._cut += 1
+            self._surplus.index, self._surplus.id = part.index, part.id or ""
+            return self._surplus
         made = _PartialCall(part.index)
+        if len(self._calls) == _MOST_CALLS:
+            self._surplus, self._cut = made, 1
         self._calls.append(made)
         return made
 
@@ -156,6 +166,18 @@ def valid_name(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name)[:64] or "unnamed"
 
 
+def _begins_another(part: _Call, known: _PartialCall, *, complete: bool) -> bool:
+    """Return whether a part with the index of a known call begins another one.
+
+    Some endpoints give no index, or the same one to all calls, and others a new id to each part of one call: then a call is over when its
+    arguments are complete, or when a part names another tool.
+    """
+    if not (part.id and known.id and part.id != known.id):
+        return False
+    name = part.function.name if part.function is not None else None
+    return bool(name) and (name != known.name or complete or _is_object("".join(known.arguments)))
+
+
 def _text(content: str | list[Any] | None) -> str:
     if isinstance(content, list):
         return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
@@ -163,8 +185,12 @@ def _text(content: str | list[Any] | None) -> str:
 
 
 def _object(arguments: str) -> str:
+    return arguments if _is_object(arguments) else "{}"
+
+
+def _is_object(arguments: str) -> bool:
     try:
         msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return "{}"
-    return arguments
+        return False
+    return True

@@ -15,11 +15,11 @@ from toolbus.broker.not_open import NotOpen
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
 from toolbus.broker.registry.publications import read_record
-from toolbus.broker.registry.registry import TTL, RedisRegistry, read_items
+from toolbus.broker.registry.registry import TTL, RedisRegistry, read_items, read_services
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.replies import fields_of, info_fields, scan_hash
+from toolbus.broker.transport.replies import fields_of, info_fields
 from toolbus.broker.transport.short_link import ShortLink
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
@@ -89,14 +89,13 @@ class Admin:
 
     async def services(self) -> list[ServiceOverview]:
         """Return every service in the registry, by id."""
-        records, _ = await self._records()
-        found = [await self._overview(record.publication, live=record.live) for record in records]
+        records = await read_services(self._link, self._keys)
+        found = [await self._overview(each.publication, live=each.live) for each in records.values() if isinstance(each, ServiceRecord)]
         return sorted(found, key=lambda overview: overview.publication.service.id)
 
-    async def refused(self) -> list[RefusedTool]:
-        """Every service and tool in the registry that can't be used, with the reason; a service stands for all of its tools."""
-        records, unreadable = await self._records()
-        return sorted([*unreadable, *(tool for record in records for tool in record.refused)])
+    async def snapshot(self) -> tuple[dict[str, ServiceRecord | RefusedTool], dict[str, bytes | RefusedTool]]:
+        """Return the services and static documents as agents read them, with the reason in place of what can't be read."""
+        return await read_services(self._link, self._keys), await read_items(self._link, self._keys)
 
     async def pause(self, service: str) -> None:
         """Make every worker of a service stop taking requests; what runs goes on, what comes waits."""
@@ -108,6 +107,10 @@ class Admin:
         lifted = await self._link.execute("SREM", self._keys.paused, service)
         await self._wake(service, "resume")
         return bool(lifted)
+
+    async def queued(self, service: str) -> int:
+        """Return how many requests are queued or running for a service, which need not be in the registry any more."""
+        return integer(await self._link.execute("XLEN", self._keys.queue(await self.queue(service))))
 
     async def purge(self, service: str) -> int:
         """Remove what is queued for a service and not running; each caller is answered ``cancelled``. Returns how many."""
@@ -125,7 +128,8 @@ class Admin:
     async def items(self, prefix: str = "") -> dict[str, bytes]:
         """Return the static descriptors by key, sorted, of keys that start with ``prefix``."""
         items = await read_items(self._link, self._keys)
-        return {key: items[key] for key in sorted(items) if key.startswith(prefix)}
+        found = {key: document for key, document in items.items() if isinstance(document, bytes) and key.startswith(prefix)}
+        return dict(sorted(found.items()))
 
     async def item(self, key: str) -> bytes | None:
         """Return one static descriptor, or None."""
@@ -143,6 +147,29 @@ class Admin:
     async def transfer(self, key: str) -> bool:
         """Free a self-published name for another owner; False when it was free."""
         return await self._registry.transfer(key)
+
+    async def retire(self, instance: str) -> int:
+        """End the leases of a worker that is known to be dead, so that others go on with what it held; returns its services.
+
+        Raises:
+            BrokerError: the server could not be asked; the leases end by themselves.
+        """
+        found: set[str] = set()
+        cursor, suffix = b"0", f"/{instance}"
+        while True:
+            cursor, page = await self._link.execute("ZSCAN", self._keys.live, cursor, "MATCH", f"*{suffix}", "COUNT", _PAGE)
+            found |= {member.decode("utf-8", "surrogateescape").removesuffix(suffix) for member in page[::2]}
+            if cursor == b"0":
+                break
+        # A service's queue is looked up in what goes with its last worker.
+        queues = {service: await self.queue(service) for service in found}
+        await self._registry.unregister([f"{service}{suffix}" for service in found])
+        for service, queue in queues.items():
+            keys = self._keys
+            args = (keys.queue(queue), keys.fence(queue), keys.cancelled(queue), keys.instances(service), keys.live)
+            await self._link.execute_script(scripts.RETIRE, args, (instance, service, 1), repeatable=True)
+            await self._link.execute("PUBLISH", keys.wake(queue), f"dead {service}")
+        return len(found)
 
     async def health(self) -> ServerHealth:
         """Look at the server: its memory policy, persistence, latency and clock."""
@@ -171,19 +198,6 @@ class Admin:
         )
 
     # -- inside -----------------------------------------------------------------------------------
-
-    async def _records(self) -> tuple[list[ServiceRecord], list[RefusedTool]]:
-        """Return the services that can be read, and those that can't."""
-        # By name: a table that changes during the scan may give an entry twice.
-        values = {name: value async for name, value in scan_hash(self._link, self._keys.services)}
-        records: list[ServiceRecord] = []
-        unreadable: list[RefusedTool] = []
-        for name, value in values.items():
-            try:
-                records.append(read_record(value))
-            except DescriptorError as error:
-                unreadable.append(RefusedTool("all tools", name.decode("utf-8", "replace"), str(error)))
-        return records, unreadable
 
     async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
         service = publication.service.id

@@ -15,6 +15,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
+from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publish.publisher import Publish
 from toolbus.broker.transport.connection import Connector
@@ -59,13 +60,17 @@ class RedisAgentBroker:
     # -- connecting -------------------------------------------------------------------------------
 
     async def open(self, listener: AgentListener) -> None:
-        """Connect, load the registry's snapshot, and start to listen.
+        """Connect, load the registry's snapshot, and start to listen; a connection that is lost meanwhile is made anew for a call's time.
 
         Raises:
             BrokerError: the server can't be reached or can't serve.
         """
-        self._steps = AgentSteps(self._settings, self._connector, self._keys, self._agent, self._clock, listener)
-        await self._steps.start()
+
+        async def start() -> None:
+            self._steps = AgentSteps(self._settings, self._connector, self._keys, self._agent, self._clock, listener)
+            await self._steps.start()
+
+        await open_patiently(start, self._connector, self._settings.timeout)
 
     async def aclose(self) -> None:
         """Stop listening and remove this agent's keys."""

@@ -97,16 +97,15 @@ class AgentSteps:
             await reader.load()
         self.links.keep("upkeep", self._keep_up)
         self.links.keep("reader", reader.run)
+        self.links.keep("replies", reader.keep)
 
     async def turn(self, *, once_a_lease: bool) -> None:
-        """Renew the reply stream; ``once_a_lease`` also sweep the registry.
+        """Ask the server about itself; ``once_a_lease`` also sweep the registry.
 
         Raises:
             BrokerError: the server could not be asked.
         """
         await asyncio.gather(tell_time(self.link, self._clock), self._check_server())
-        if not await self.link.execute("PEXPIRE", self.reader.key, self.reader.ttl_ms, repeatable=True):
-            self._load_again()
         if once_a_lease and self._clock.trusted:
             await self.registry.sweep(self._clock)
 

@@ -7,6 +7,7 @@ class Keys:
     """The key names of one namespace."""
 
     def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
         self.prefix = f"tb:{{{namespace}}}:"
         self.live = f"{self.prefix}live"
         self.pulse = f"{self.prefix}pulse"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
+from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import Beginning, Note, WorkerListener
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.take.begin import begin_once
@@ -67,13 +69,17 @@ class RedisWorkerBroker:
     # -- connecting -------------------------------------------------------------------------------
 
     async def open(self, listener: WorkerListener) -> None:
-        """Connect.
+        """Connect; a connection that is lost meanwhile is made anew until that is cancelled.
 
         Raises:
             BrokerError: the server can't be reached or can't serve.
         """
-        self._steps = WorkerSteps(self._settings, self._connector, self._keys, self._instance, self._clock, listener)
-        await self._steps.start()
+
+        async def start() -> None:
+            self._steps = WorkerSteps(self._settings, self._connector, self._keys, self._instance, self._clock, listener)
+            await self._steps.start()
+
+        await open_patiently(start, self._connector, math.inf)
 
     async def aclose(self) -> None:
         """Send what is still to be sent, leave the streams, and disconnect."""
@@ -99,14 +105,16 @@ class RedisWorkerBroker:
 
     # -- registering ------------------------------------------------------------------------------
 
-    async def register(self, publication: Publication) -> None:
+    async def register(self, publication: Publication, origin: str = "") -> None:
         """Publish a service with its tools, and serve its stream from now on.
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
         steps, service, clock = self._steps, publication.service, self._clock
-        answer = await steps.registration.register(publication)
+        # A worker that begins finds what others left: a key of a wrong type would end it.
+        await steps.key_repair.mend(self._keys.shared_by_all() | self._keys.of_service(service.id, service.queue))
+        answer = await steps.registration.register(publication, f"{socket.gethostname()}:{origin}" if origin else "")
         stream = steps.stream_of(service)
         stream.fence_is(answer.generation, answer.counter)
         if service.sticky_sessions:
@@ -164,7 +172,9 @@ class RedisWorkerBroker:
     async def ask(
         self, delivery: StreamDelivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
     ) -> ConfirmationAnswer | None:
-        """Ask for a confirmation on a handler's behalf."""
+        """Ask for a confirmation on a handler's behalf; what an earlier run of it asked is withdrawn."""
+        if delivery.attempt > 1:
+            await self._steps.confirmations.supersede(delivery.request.id)
         return await self._steps.confirmations.ask(request, seconds, address=f"worker {delivery.queue.queue}", opened=opened)
 
     async def extend(self, delivery: StreamDelivery, note: Note) -> None:

@@ -29,6 +29,7 @@ from toolbus.broker.transport.links import Links
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.server import tell_time, warn_of_eviction
 from toolbus.descriptors import ServiceDescriptor
+from toolbus.results import ErrorInfo
 from toolbus.settings import Settings
 
 
@@ -78,12 +79,12 @@ class WorkerSteps:
             keys,
             reply_limit=settings.reply_limit,
             reply_bytes=settings.reply_bytes,
-            on_replies_gone=listener.on_replies_gone,
+            on_replies_gone=self._replies_gone,
             on_lost=listener.on_lost,
         )
         self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
         # Recover.
-        abandoned = AbandonedCalls(link, keys, self.streams, outbox=self.outbox, listener=listener)
+        self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)
         self.upkeep = Upkeep(
             link,
             keys,
@@ -173,6 +174,12 @@ class WorkerSteps:
             if self.links.open:
                 self.ownership.doubt()
             telemetry.log.warning("link.server_restarted", server=self._connector.display)
+
+    def _replies_gone(self, replies: str, error: ErrorInfo) -> None:
+        if error.type == "cancelled":
+            self.links.start(self._abandoned.stop_calls_of(replies, error))
+        else:
+            self.listener.on_replies_gone(replies, error)
 
     def _pushed(self, message: list[Any]) -> None:
         self.wake.receive(message)

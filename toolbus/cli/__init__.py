@@ -11,8 +11,11 @@ from typing import Any
 import click
 
 from toolbus.cli.common import Failure, reason
+from toolbus.cli.everywhere import accepting, options
+from toolbus.cli.output import say
 from toolbus.display import harmless
 from toolbus.results import ToolbusError
+from toolbus.settings import misspelt
 
 _COMMANDS = {
     "agent": "agent",
@@ -73,7 +76,7 @@ class _Commands(click.Group):
             return None
         module = importlib.import_module(f"toolbus.cli.{_COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
-        return command
+        return accepting(command)
 
 
 def _drop_unwritable_output() -> None:
@@ -84,14 +87,10 @@ def _drop_unwritable_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--url", help="Server, e.g. redis://localhost:6379 (TOOLBUS_URL).")
-@click.option("--namespace", help="Namespace whose tools to use (TOOLBUS_NAMESPACE).")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="TOOLBUS_LOG_LEVEL; info.")
-@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="TOOLBUS_LOG_FORMAT; auto.")
+@click.command(cls=_Commands, params=options(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(importlib.metadata.version("toolbus"), prog_name="toolbus")
 @click.pass_context
-def main(ctx: click.Context, /, **options: Any) -> None:
+def main(ctx: click.Context, /, **given: Any) -> None:
     """Tools for LLM agents, run by a pool of workers over Redis Streams.
 
     \b
@@ -100,5 +99,9 @@ def main(ctx: click.Context, /, **options: Any) -> None:
       toolbus new weather                    write a tool file and its test
       toolbus worker weather.py              serve it (as many times as you like)
       toolbus call weather text=hello times=3   call it
+
+    The options below may also stand after the command's name.
     """
-    ctx.obj = {name: value for name, value in options.items() if value is not None}
+    ctx.obj = {name: value for name, value in given.items() if value is not None}
+    for variable, meant in misspelt(os.environ).items():
+        say(f"{variable} is no setting; did you mean {meant}?", err=True)

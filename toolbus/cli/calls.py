@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,10 @@ import click
 
 from toolbus.cli.common import Seconds, fail, output_option, with_bus
 from toolbus.cli.output import print_json, say, say_content
-from toolbus.display import visible
 
 if TYPE_CHECKING:
     from toolbus import ToolBus, ToolResult
+    from toolbus.cli.questions import HandlerQuestions
     from toolbus.client.calls.call import Call
     from toolbus.client.tools.tool import Tool
 
@@ -61,6 +60,7 @@ def call_command(
       toolbus call tell-pun topic=cats --user alice
     """
     from toolbus import ToolError, ToolResult
+    from toolbus.cli.questions import HandlerQuestions
     from toolbus.client.confirmations.grant import Grant
 
     options: dict[str, Any] = {"user": user, "session": session}
@@ -73,9 +73,10 @@ def call_command(
             with contextlib.suppress(TimeoutError):
                 known = await bus.wait_for_tool(tool, wait)
         arguments = _arguments(pairs, document, known)
+        questions = HandlerQuestions(bus, tool, known, arguments, user=user, session=session)
         if known is None or yes:
-            async with bus.stream(tool, arguments, **options) as call:
-                return await _print(call, quiet=not streaming)
+            async with bus.stream(tool, arguments, **options) as call, questions:
+                return await _print(call, questions, quiet=not streaming)
         grant = Grant(known)
         if known.available and known.descriptor.confirm:
             try:
@@ -84,8 +85,8 @@ def call_command(
                 return ToolResult.fail(error.error)
         made = bus.stream(tool, arguments, **options)
         made.grant = grant
-        async with made as call:
-            return await _print(call, quiet=not streaming)
+        async with made as call, questions:
+            return await _print(call, questions, quiet=not streaming)
 
     result = with_bus(ctx, main)
     if output == "json":
@@ -127,21 +128,20 @@ async def _allowed(
     return confirmation.arguments, confirmation.digest
 
 
-async def _print(call: Call, *, quiet: bool) -> ToolResult:
+async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> ToolResult:
     """Print the events of a call; ``quiet`` leaves out all but the questions to a person."""
     from toolbus import Progress
-    from toolbus.events import Asked, Finished, Reset, Text
+    from toolbus.events import Finished, Reset, Text
 
     printed = False
     async for event in call.events():
-        if isinstance(event, Asked):
-            asks = f"{call.target.tool} asks: {visible(event.question)}"
-            say(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
-        elif isinstance(event, Finished) and quiet:
-            return event.result
-        elif quiet:
+        if await questions.hear(event):
             continue
-        elif isinstance(event, Text):
+        if isinstance(event, Finished) and quiet:
+            return event.result
+        if quiet:
+            continue
+        if isinstance(event, Text):
             say_content(event.text, nl=False)
             sys.stdout.flush()
             printed = not event.text.endswith("\n")

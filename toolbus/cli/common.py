@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from toolbus.cli.output import say
 from toolbus.results import ConfigurationError
-from toolbus.settings import Settings
+from toolbus.settings import PREFIX, Settings, misspelt
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -55,6 +56,12 @@ def settings_of(context: click.Context, **overrides: Any) -> Settings:
     """
     given = {**(context.find_root().obj or {}), **{name: value for name, value in overrides.items() if value is not None}}
     return Settings.load(**given)
+
+
+def environment_of(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the environment of a child process that has these settings, without the misspelt names that this process has told of."""
+    known = {name: value for name, value in os.environ.items() if name not in misspelt(os.environ)}
+    return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
 
 
 def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
@@ -108,6 +115,12 @@ def output_option(function: F) -> F:
     return click.option(
         "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text for people, JSON for programs."
     )(function)
+
+
+def json_option(function: F) -> F:
+    """Add ``--output json``, which changes nothing, to a command that prints JSON in any case."""
+    means = "This command always prints JSON."
+    return click.option("--output", type=click.Choice(["json"]), default="json", expose_value=False, help=means)(function)
 
 
 def one_line(text: str, most: int) -> str:

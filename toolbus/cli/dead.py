@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, with_admin
+from toolbus.cli.common import Failure, Seconds, fail, json_option, one_line, output_option, with_admin
 from toolbus.cli.output import ask_first, print_json, print_table, say
 from toolbus.results import ToolbusError
 
@@ -40,6 +40,8 @@ def list_command(ctx: click.Context, service: str | None, limit: int, output: st
         return await _newest_of_all(admin, limit)
 
     found = with_admin(ctx, main)
+    if service and not found:
+        _must_be_known(ctx, service)
     if output == "json":
         print_json([_summary(letter) for letter in found])
         return
@@ -50,6 +52,7 @@ def list_command(ctx: click.Context, service: str | None, limit: int, output: st
 @dead_command.command("show")
 @click.argument("service")
 @click.argument("letter")
+@json_option
 @click.pass_context
 def show_command(ctx: click.Context, service: str, letter: str) -> None:
     """Print one dead letter as JSON, with the original request."""
@@ -86,6 +89,7 @@ def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], 
 
         return await _each(admin, queue, letters, everything, one)
 
+    _check_some(ctx, service, everything)
     _confirm(letters, everything, yes, f"Run every dead letter of {service!r} again?")
     _finish(with_admin(ctx, main))
 
@@ -108,6 +112,7 @@ def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], eve
 
         return await _each(admin, queue, letters, everything, one)
 
+    _check_some(ctx, service, everything)
     _confirm(letters, everything, yes, f"Delete every dead letter of {service!r}?")
     _finish(with_admin(ctx, main))
 
@@ -135,6 +140,27 @@ async def _each(admin: Admin, queue: str, letters: tuple[str, ...], everything: 
             Failure(str(error)).show()
             failed += 1
     return failed
+
+
+def _must_be_known(ctx: click.Context, service: str) -> None:
+    """Fail when a service without dead letters is not in the registry."""
+
+    async def main(admin: Admin) -> bool:
+        return service in {each.publication.service.id for each in await admin.services()}
+
+    if not with_admin(ctx, main):
+        fail(f"there are no dead letters of {service!r}, and no service of that name; `toolbus services` lists them")
+
+
+def _check_some(ctx: click.Context, service: str, everything: bool) -> None:
+    """Fail when there is nothing to do for a service that nobody knows; say so when it is known."""
+
+    async def main(admin: Admin) -> bool:
+        return bool(await admin.dead_letters.ids(await admin.queue(service)))
+
+    if everything and not with_admin(ctx, main):
+        _must_be_known(ctx, service)
+        say(f"no dead letters of {service}", err=True)
 
 
 def _confirm(letters: tuple[str, ...], everything: bool, yes: bool, question: str) -> None:

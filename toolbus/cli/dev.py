@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -14,17 +13,18 @@ from urllib.parse import urlsplit
 
 import click
 
-from toolbus.cli.common import fail, settings_with_server
+from toolbus.cli.common import environment_of, fail, settings_with_server
 from toolbus.cli.output import print_table, say
-from toolbus.settings import PREFIX, Settings
+from toolbus.settings import Settings
 
 _DEFAULT_PORT = 6379
 
 
 @click.command("dev")
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.option("--reload", is_flag=True, help="Restart the workers when a Python file beside the targets changes.")
 @click.pass_context
-def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
+def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool) -> None:
     """Start all you need to try toolbus.
 
     This is a server, unless one is running, with the example workers and yours. The server keeps its data in memory only.
@@ -34,11 +34,13 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...]) -> None:
     Example:
       toolbus dev jokes.py
     """
+    if reload and not targets:
+        raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
     settings = settings_with_server(ctx)
     with contextlib.ExitStack() as stack:
         _find_server(settings, stack)
-        environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in (ctx.find_root().obj or {}).items()}}
-        command = [sys.executable, "-m", "toolbus", "worker", "--examples", *targets]
+        environment = environment_of(ctx.find_root().obj or {})
+        command = [sys.executable, "-m", "toolbus", "worker", "--examples", *(["--reload"] if reload else []), *targets]
         child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our own command
         stack.callback(_stop, child)
         with _signals():

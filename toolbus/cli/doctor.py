@@ -13,8 +13,7 @@ from toolbus.results import BrokerError, ToolbusError
 from toolbus.settings import Settings
 
 if TYPE_CHECKING:
-    from toolbus.broker.admin import ServerHealth, ServiceOverview
-    from toolbus.broker.protocols import RefusedTool
+    from toolbus.broker.admin import ServerHealth
 
 _SLOW_MS = 5.0
 _SKEWED = 5.0
@@ -46,13 +45,14 @@ def doctor_command(ctx: click.Context, output: str) -> None:
 async def _examine(settings: Settings) -> list[Finding]:
     from toolbus.broker.admin import Admin
     from toolbus.broker.transport.connection import redact
+    from toolbus.client.tools.review import catalogue_of, unusable
 
     findings = [Finding("url", "ok", redact(settings.url))]
     try:
         async with Admin(settings) as admin:
             health = await admin.health()
             services = await admin.services()
-            unusable = [*await admin.refused(), *_impossible(services), *_invalid(services, await admin.items("tool"))]
+            refused = unusable(catalogue_of(await admin.snapshot()))
     except BrokerError as error:
         return [*findings, Finding("server", "fail", str(error))]
     except ToolbusError as error:
@@ -78,35 +78,9 @@ async def _examine(settings: Settings) -> list[Finding]:
             f"server is {round(health.skew, 1) + 0.0:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
         ),
         Finding("registry", "ok", f"{len(services)} services in namespace {settings.namespace!r}"),
-        *(Finding("tool", "fail", f"{tool.name} of {tool.service} can't be used: {one_line(tool.reason, 300)}") for tool in unusable),
+        *(Finding("tool", "fail", f"{tool.name} of {tool.service} can't be used: {one_line(tool.reason, 300)}") for tool in refused),
         Finding("owner", "ok" if settings.owner else "warn", owner),
     ]
-
-
-def _impossible(services: list[ServiceOverview]) -> list[RefusedTool]:
-    """Return the tools whose schemas are invalid."""
-    from toolbus.broker.protocols import RefusedTool
-    from toolbus.results import DescriptorError
-    from toolbus.schema import check_possible
-
-    found: list[RefusedTool] = []
-    for service in services:
-        for tool in service.publication.tools:
-            try:
-                check_possible(tool.schema or {})
-            except DescriptorError as error:
-                found.append(RefusedTool(tool.name, service.publication.service.id, str(error)))
-    return found
-
-
-def _invalid(services: list[ServiceOverview], items: dict[str, bytes]) -> list[RefusedTool]:
-    """Return the operators' descriptors that agents leave out."""
-    from toolbus.broker.protocols import ServiceRecord
-    from toolbus.client.tools.catalogue import Catalogue
-
-    catalogue = Catalogue()
-    catalogue.on_registry({each.publication.service.id: ServiceRecord(each.publication, each.live) for each in services}, items)
-    return catalogue.refused()
 
 
 def _replicas(health: ServerHealth, waited_for: int) -> Finding:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.cli.common import fail, output_option, settings_of, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, output_option, settings_of, with_admin, with_bus
 from toolbus.cli.output import print_json, print_table, say, say_content
 
 if TYPE_CHECKING:
@@ -227,6 +227,7 @@ def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
 
 
 @click.command("schema")
+@json_option
 def schema_command() -> None:
     """Print the JSON Schema of presets, for editors.
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, one_line, output_option, with_admin, with_bus
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.client.tools.formats import FORMATS, Format
+from toolbus.display import visible
 from toolbus.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
     from toolbus.broker.admin import Admin, ServiceOverview
     from toolbus.broker.protocols import RefusedTool
+    from toolbus.client.tools.catalogue import Catalogue
+    from toolbus.client.tools.tool import Tool
 
 
 @click.command("tools")
@@ -41,6 +45,8 @@ def tools_command(
       toolbus tools --category text
       toolbus tools --format openai --strict
     """
+    from toolbus.client.tools.review import unusable
+
     if strict and wanted is None:
         raise click.UsageError("--strict needs --format; give both")
 
@@ -48,15 +54,15 @@ def tools_command(
         view = bus.tools.filter(groups=groups or None, categories=categories or None)
         if wanted is not None:
             return view.definitions(wanted, strict=strict), []
-        return [tool for tool in view.values() if tool.available or everything], bus.refused
+        return [tool for tool in view.values() if tool.available or everything], unusable(bus.tools.catalogue)
 
     found, refused = with_bus(ctx, main)
     if wanted is not None:
         print_json(found)
         return
     if output == "json":
-        unusable = [{"name": tool.name, "service": tool.service, "available": False, "refused": tool.reason} for tool in refused]
-        print_json([*map(_tool, found), *(unusable if everything else ())])
+        others = [{"name": tool.name, "service": tool.service, "available": False, "refused": tool.reason} for tool in refused]
+        print_json([*map(_tool, found), *(others if everything else ())])
         return
     rows = [(t.name, t.service, "yes" if t.available else "no", one_line(t.description.partition("\n")[0], 70)) for t in found]
     if everything:
@@ -77,11 +83,14 @@ def services_command(ctx: click.Context, output: str) -> None:
     Example:
       toolbus services --output json
     """
+    from toolbus.client.tools.review import catalogue_of, unusable
 
-    async def main(admin: Admin) -> list[ServiceOverview]:
-        return await admin.services()
+    async def main(admin: Admin) -> tuple[list[ServiceOverview], list[RefusedTool]]:
+        return await admin.services(), unusable(catalogue_of(await admin.snapshot()))
 
-    found = with_admin(ctx, main)
+    found, refused = with_admin(ctx, main)
+    known = {each.publication.service.id for each in found}
+    others = sorted({tool.service for tool in refused} - known)
     if output == "json":
         print_json(
             [
@@ -96,9 +105,11 @@ def services_command(ctx: click.Context, output: str) -> None:
                     "dead": each.dead,
                     "paused": each.paused,
                     "tools": [tool.name for tool in each.publication.tools],
+                    "refused": _reasons(refused, each.publication.service.id),
                 }
                 for each in found
             ]
+            + [{"id": service, "live": False, "tools": [], "refused": _reasons(refused, service)} for service in others]
         )
         return
     rows = [
@@ -116,10 +127,13 @@ def services_command(ctx: click.Context, output: str) -> None:
     ]
     columns = ("SERVICE", "OWNER", "DIGEST", "WORKERS", "QUEUED", "RUNNING", "DEAD", "STATE")
     print_table(columns, rows, empty="no services; start a worker: toolbus worker FILE.py")
+    for tool in refused:
+        say(f"{visible(tool.name)} of {visible(tool.service)} can't be used: {one_line(visible(tool.reason), 300)}", err=True)
 
 
 @click.command("describe")
 @click.argument("name")
+@json_option
 @click.pass_context
 def describe_command(ctx: click.Context, name: str) -> None:
     """Show everything known about a tool or a service, as JSON.
@@ -128,16 +142,19 @@ def describe_command(ctx: click.Context, name: str) -> None:
     Example:
       toolbus describe calculator
     """
-    import msgspec
+    from toolbus.client.tools.review import unusable
 
     async def main(bus: ToolBus) -> dict[str, Any]:
         if name in bus.tools:
             return _tool(bus.tools[name])
-        record = bus.services.get(name)
-        if record is not None:
-            described: dict[str, Any] = msgspec.to_builtins(record)
-            return described
-        near = bus.near(name)
+        catalogue = bus.tools.catalogue
+        service = _service(name, catalogue)
+        if service is not None:
+            return {**service, "refused": _reasons(unusable(catalogue), name)}
+        for refused in unusable(catalogue):
+            if name in {refused.name, refused.service}:
+                fail(f"{refused.name} of {refused.service} can't be used: {one_line(refused.reason, 300)}")
+        near = difflib.get_close_matches(name, {*catalogue.names(), *catalogue.services, *catalogue.static_services}, n=3, cutoff=0.5)
         return fail(f"there is no tool or service {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
 
     print_json(with_bus(ctx, main))
@@ -165,7 +182,29 @@ def _list_of(refused: list[RefusedTool]) -> str:
     return one_line(", ".join(f"{tool.name} of {tool.service}" for tool in refused), 200)
 
 
-def _tool(tool: Any) -> dict[str, Any]:
+def _reasons(refused: list[RefusedTool], service: str) -> list[dict[str, str]]:
+    return [{"name": tool.name, "reason": tool.reason} for tool in refused if tool.service == service]
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
     from toolbus.descriptors import tool_document
 
-    return {**tool_document(tool.descriptor), "available": tool.available, "owner": tool.owner, "digest": tool.digest}
+    served = {} if tool.service_descriptor is None else {"served_by": tool.service_descriptor.id}
+    return {**tool_document(tool.descriptor), "available": tool.available, "owner": tool.owner, "digest": tool.digest, **served}
+
+
+def _service(name: str, catalogue: Catalogue) -> dict[str, Any] | None:
+    """Return what its workers publish of a service, what an operator says of it, and who serves it; None if it is unknown."""
+    import msgspec
+
+    record, static = catalogue.services.get(name), catalogue.static_services.get(name)
+    descriptor, available = catalogue.service(name)
+    added = [tool.name for tool in catalogue.tools.values() if tool.service == name and tool.owner == "operator"]
+    if record is None and static is None and not added:
+        return None
+    described: dict[str, Any] = {} if record is None else msgspec.to_builtins(record)
+    if static is not None:
+        described["static"] = msgspec.to_builtins(static)
+    if descriptor is not None and descriptor.id != name:
+        described["served_by"] = descriptor.id
+    return {"id": name, "available": available, **described, "static_tools": sorted(added)}

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.cli.common import fail, output_option, with_admin
+from toolbus.cli.common import fail, json_option, output_option, with_admin
 from toolbus.cli.output import print_json, print_table, say
+from toolbus.display import visible
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
+    from toolbus.broker.protocols import RefusedTool, ServiceRecord
+
+    Services = dict[str, ServiceRecord | RefusedTool]
+    Items = dict[str, bytes | RefusedTool]
 
 
 @click.command("put")
@@ -33,15 +38,20 @@ def put_command(ctx: click.Context, key: str, file: str) -> None:
     """
     document = _read(key, file)
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: Admin) -> list[str]:
+        notes = _consequences(key, document, *await admin.snapshot())
         await admin.put(key, document)
+        return notes
 
-    with_admin(ctx, main)
+    notes = with_admin(ctx, main)
     say(f"stored {key}")
+    for note in notes:
+        say(note, err=True)
 
 
 @click.command("get")
 @click.argument("key")
+@json_option
 @click.pass_context
 def get_command(ctx: click.Context, key: str) -> None:
     """Print a static descriptor as JSON."""
@@ -52,7 +62,11 @@ def get_command(ctx: click.Context, key: str) -> None:
     document = with_admin(ctx, main)
     if document is None:
         fail(f"there is no static descriptor {key!r}; `toolbus list` shows them, `toolbus describe` shows self-published ones")
-    print_json(msgspec.Raw(document))
+    try:
+        print_json(msgspec.Raw(document))
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        say(document.decode("utf-8", "backslashreplace"))
+        fail(f"{key!r} holds no JSON; `toolbus put` replaces it, `toolbus rm` deletes it")
 
 
 @click.command("list")
@@ -96,6 +110,24 @@ def rm_command(ctx: click.Context, key: str, force: bool) -> None:
     if not with_admin(ctx, main):
         fail(f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
     say(f"removed {key}")
+
+
+def _consequences(key: str, document: bytes, services: Services, items: Items) -> list[str]:
+    """Return what a person should know of a document that is about to be stored; fail when agents could not use it."""
+    from toolbus.client.tools.review import catalogue_of, unusable
+
+    before, after = catalogue_of((services, items)), catalogue_of((services, {**items, key: document}))
+    known = {(tool.name, tool.service) for tool in unusable(before)}
+    kind, _, name = key.partition("/")
+    notes: list[str] = []
+    for tool in unusable(after):
+        if kind == "tool" and tool.name == name:
+            fail(f"not stored: {visible(tool.reason)}")
+        if (tool.name, tool.service) not in known:
+            notes.append(f"{visible(tool.name)} of {visible(tool.service)} can't be used any more: {visible(tool.reason)}")
+    if kind == "tool" and name in after.tools and after.tools[name].service_descriptor is None:
+        notes.append(f"no service {after.tools[name].service!r} is known yet; {name} can be called when a worker serves it")
+    return notes
 
 
 def _read(key: str, file: str) -> bytes:

@@ -48,15 +48,18 @@ def resume_command(ctx: click.Context, service: str) -> None:
 @click.pass_context
 def purge_command(ctx: click.Context, service: str, yes: bool) -> None:
     """Remove the requests that wait for a service. Their callers get a `cancelled` error; running calls go on."""
-    if not yes:
-        ask_first(f"Remove every request that waits for {service!r}?")
+
+    async def look(admin: Admin) -> None:
+        # A service whose workers are gone may still have a queue.
+        if not await admin.queued(service):
+            await _must_be_known(admin, service)
 
     async def main(admin: Admin) -> int:
-        removed = await admin.purge(service)
-        if not removed:
-            await _must_be_known(admin, service)
-        return removed
+        return await admin.purge(service)
 
+    with_admin(ctx, look)
+    if not yes:
+        ask_first(f"Remove every request that waits for {service!r}?")
     say(f"purged {with_admin(ctx, main)} requests of {service}")
 
 

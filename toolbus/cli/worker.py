@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from toolbus.cli.common import reason, settings_with_server
+from toolbus.cli.common import environment_of, reason, settings_with_server
 from toolbus.results import ConfigurationError, ToolbusError
-from toolbus.settings import PREFIX, Settings
+from toolbus.settings import Settings
 
 
 @click.command("worker")
@@ -92,7 +92,7 @@ async def _work(
     from toolbus.worker.loading import installed
     from toolbus.worker.loading.command_line import load
     from toolbus.worker.process.health import keep_file, serve_port
-    from toolbus.worker.process.supervisor import watch_lifeline
+    from toolbus.worker.process.supervisor import tell_instance, watch_lifeline
     from toolbus.worker.worker import Worker
 
     served = [*(installed.examples() if examples else ()), *(load(target) for target in targets)]
@@ -106,7 +106,7 @@ async def _work(
                 probes.append(tasks.create_task(_probe("--health-file", keep_file(worker, health_file))))
             if health_port is not None:
                 probes.append(tasks.create_task(_probe("--health-port", serve_port(worker, health_port))))
-            await worker.run()
+            await worker.run(None if lifeline is None else lambda: tell_instance(lifeline, worker.instance))
             for probe in probes:
                 probe.cancel()
     except* ToolbusError as group:
@@ -130,14 +130,25 @@ async def _probe(option: str, kept: Coroutine[Any, Any, None]) -> None:
 async def _supervise(
     settings: Settings, targets: tuple[str, ...], processes: int, *, reload: bool, extra: list[str], ctx: click.Context
 ) -> int:
+    from toolbus.broker.admin import Admin
     from toolbus.worker.loading.command_line import folders
-    from toolbus.worker.process.supervisor import Supervisor
+    from toolbus.worker.process.supervisor import Supervisor, check_reload
 
     given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
-    environment = {**os.environ, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
+    environment = environment_of(given)
+    if reload:
+        # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-m", "toolbus", "worker", *targets, *extra]
     watch = folders(targets) if reload else []
-    supervisor = Supervisor(command, environment, processes=processes, grace=settings.grace, watch=watch)
+    if reload:
+        check_reload(watch)
+
+    async def retire(instance: str) -> None:
+        async with Admin(settings) as admin:
+            await admin.retire(instance)
+
+    supervisor = Supervisor(command, environment, processes=processes, grace=settings.grace, retire=retire, watch=watch)
     return await supervisor.run()
 
 

@@ -88,8 +88,6 @@ class Demo:
                     await self._play(Path(folder))
             except TimeoutError:
                 raise ToolbusError(f"the demo did not end within {_LIMIT:g} s; seen so far: {', '.join(self._seen) or 'nothing'}") from None
-            finally:
-                await self._stop_children()
         return evaluate(self._seen, self._killed)
 
     async def _play(self, folder: Path) -> None:
@@ -100,18 +98,23 @@ class Demo:
         with EmbeddedServer() as server:
             self._say(f"server      {server.url} (pid {server.pid})")
             environment = {**os.environ, "TOOLBUS_URL": server.url, "TOOLBUS_LEASE": str(LEASE), "TOOLBUS_LOG_LEVEL": "error"}
-            for _ in range(WORKERS):
-                worker = await self._start(environment, "-m", "toolbus", "worker", "--examples")
-                self._say(f"worker      pid {worker.pid}")
-            agent = await self._start(environment, "-m", "toolbus.demo.agent", str(document), output=True)
-            self._say(f"agent       pid {agent.pid}")
-            async for line in _lines(agent):
-                self._seen[line["event"]] = line
-                await self._answer(line, environment, plugin)
-            if await agent.wait() != 0:
-                raise ToolbusError(f"the agent ended with exit code {agent.returncode}; seen so far: {', '.join(self._seen) or 'nothing'}")
-            # While the server still runs, so that the workers can sign off.
-            await self._stop_children()
+            try:
+                await self._play_on(environment, document, plugin)
+            finally:
+                # While the server still runs, so that the workers can sign off.
+                await self._stop_children()
+
+    async def _play_on(self, environment: dict[str, str], document: Path, plugin: Path) -> None:
+        for _ in range(WORKERS):
+            worker = await self._start(environment, "-m", "toolbus", "worker", "--examples")
+            self._say(f"worker      pid {worker.pid}")
+        agent = await self._start(environment, "-m", "toolbus.demo.agent", str(document), output=True)
+        self._say(f"agent       pid {agent.pid}")
+        async for line in _lines(agent):
+            self._seen[line["event"]] = line
+            await self._answer(line, environment, plugin)
+        if await agent.wait() != 0:
+            raise ToolbusError(f"the agent ended with exit code {agent.returncode}; seen so far: {', '.join(self._seen) or 'nothing'}")
 
     async def _answer(self, line: dict[str, Any], environment: dict[str, str], plugin: Path) -> None:
         match line["event"]:

@@ -6,8 +6,9 @@ A middleware is any ``async def around(call, next)`` that returns a ``ToolResult
 from toolbus.middleware.breaker import CircuitBreaker
 from toolbus.middleware.cache import Cache
 from toolbus.middleware.chain import Middleware, Next, ToolCall, only
+from toolbus.middleware.invalidation import Answers
 from toolbus.middleware.limits import Quota, RateLimit
 from toolbus.middleware.metering import Metering
 from toolbus.middleware.timeout import Timeout
 
-__all__ = ["Cache", "CircuitBreaker", "Metering", "Middleware", "Next", "Quota", "RateLimit", "Timeout", "ToolCall", "only"]
+__all__ = ["Answers", "Cache", "CircuitBreaker", "Metering", "Middleware", "Next", "Quota", "RateLimit", "Timeout", "ToolCall", "only"]

@@ -16,14 +16,35 @@ _MOST_CIRCUITS = 10_000
 
 
 class _Circuit:
-    """One tool's failures in a row, and until when it is left alone (monotonic seconds)."""
+    """One tool's failures in a row, and until when it is left alone (monotonic seconds).
 
-    __slots__ = ("failures", "open_until", "trying")
+    Each time it opens, tries or closes, a generation begins. What a call says counts in the generation in which it began: one that
+    began before knows nothing about the tool's health since.
+    """
+
+    __slots__ = ("failures", "generation", "open_until", "trying")
 
     def __init__(self) -> None:
-        self.failures = 0
+        self.failures = self.generation = 0
         self.open_until = 0.0
         self.trying = False
+
+    def open(self, seconds: float) -> None:
+        """Leave the tool alone for so long."""
+        self.generation += 1
+        self.trying = False
+        self.open_until = time.monotonic() + seconds
+
+    def begin_try(self) -> None:
+        """Let one call through."""
+        self.generation += 1
+        self.trying = True
+
+    def close(self) -> None:
+        """Let all calls through."""
+        self.generation += 1
+        self.trying = False
+        self.failures = 0
 
 
 class CircuitBreaker:
@@ -59,29 +80,37 @@ class CircuitBreaker:
     async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
         """Let the call pass, or refuse it while the circuit is open."""
         circuit = self._circuit(self._by(call))
-        now = time.monotonic()
         if circuit.failures >= self._most:
-            if circuit.trying or now < circuit.open_until:
-                return ToolResult.fail(self._refusal(call, max(circuit.open_until - now, 0.1)))
-            circuit.trying = True
+            wait = circuit.open_until - time.monotonic()
+            if circuit.trying or wait > 0:
+                return ToolResult.fail(self._refusal(call, max(wait, 0.1)))
+            circuit.begin_try()
+        generation = circuit.generation
+        healthy: bool | None = None
         try:
             result = await next(call)
+            healthy = True if result.error is None else (False if result.error.type in self._trips else None)
         except Exception:
-            self._failed(circuit)
+            healthy = False
             raise
         finally:
-            # A cancelled try says nothing: the next call is the next try.
-            circuit.trying = False
-        if result.error is None:
-            circuit.failures = 0
-        elif result.error.type in self._trips:
-            self._failed(circuit)
+            if circuit.generation == generation:
+                self._judge(circuit, healthy)
         return result
 
-    def _failed(self, circuit: _Circuit) -> None:
-        circuit.failures += 1
-        if circuit.failures >= self._most:
-            circuit.open_until = time.monotonic() + self._cooldown
+    def _judge(self, circuit: _Circuit, healthy: bool | None) -> None:
+        """Take in how a call of the current generation ended; None says nothing, as when it was cancelled."""
+        if healthy is None:
+            # The next call is the next try.
+            circuit.trying = False
+        elif not healthy:
+            circuit.failures += 1
+            if circuit.failures >= self._most:
+                circuit.open(self._cooldown)
+        elif circuit.trying:
+            circuit.close()
+        else:
+            circuit.failures = 0
 
     def _circuit(self, name: str) -> _Circuit:
         circuit = self._circuits.pop(name, None) or _Circuit()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from toolbus.middleware.chain import Next, ToolCall
+from toolbus.middleware.invalidation import Answers, Invalidation, Owner, check
 from toolbus.results import Blob, ConfigurationError, ToolResult
 
-# Of services that changed something, more at once make the cache forget everything.
-_MOST_CHANGED = 10_000
 # With these the caller has stopped waiting, or has lost sight of the call; what runs may go on, such as a plain function in its thread.
 _GOES_ON = frozenset({"outcome_unknown", "deadline_exceeded", "cancelled", "slow_consumer"})
 _SCALARS = frozenset({str, int, bool, type(None)})
@@ -31,9 +30,18 @@ class _Kept(NamedTuple):
     until: float
 
 
+_Flight = asyncio.Future[_Kept | None]
+"""A call that runs for others that equal it: its answer, or None when it has none for them; cancelled when it was given up."""
+
+
 def user_and_session(call: ToolCall) -> tuple[str, str]:
     """Return the user and session, which never get the answers of another."""
     return call.user, call.session
+
+
+def whole_service(call: ToolCall) -> tuple[Answers, ...]:
+    """Return all answers of the call's service, of which nothing closer is known."""
+    return (Answers(service=call.service),)
 
 
 class Cache:
@@ -41,119 +49,170 @@ class Cache:
 
     That is service, tool, arguments, config, user, session, metadata and idempotency key, and the publication that runs it.
     Only tools whose effect is ``read`` are answered, unless they declare ``cache``; failures are never kept. What was streamed
-    comes in one piece. Other tools may have changed something: when a call of one has ended here, the answers of its service
-    are forgotten. When it ended while its handler may go on, nothing of its service is kept or answered for ``ttl`` seconds.
-    What changes elsewhere, or later, is seen after ``ttl``. Arguments that JSON can't express are passed on as they are.
+    comes in one piece. Equal calls at once run once: the others wait for its answer, and run themselves when it fails.
+
+    Other tools may have changed something: when a call of one has ended here, what it ``invalidates`` is forgotten. When it ended while
+    its handler may go on, nothing of that is kept or answered for ``ttl`` seconds. What changes elsewhere, or later, is seen after
+    ``ttl``, or after ``invalidate``. Arguments that JSON can't express are passed on as they are.
 
     Args:
         ttl: seconds.
         most_bytes: of all answers; what was not asked for longest goes first, and no answer may have more than an eighth.
         by: whose answers may be given to whom: a text, or several, for each call; by default its user and session.
+        invalidates: which answers a call of another tool makes out of date; by default all of its service.
 
     Raises:
         ConfigurationError: a value is out of its range.
     """
 
     def __init__(
-        self, ttl: float = 60.0, *, most_bytes: int = 67_108_864, by: Callable[[ToolCall], str | tuple[str, ...]] = user_and_session
+        self,
+        ttl: float = 60.0,
+        *,
+        most_bytes: int = 67_108_864,
+        by: Callable[[ToolCall], Owner] = user_and_session,
+        invalidates: Callable[[ToolCall], Iterable[Answers]] = whole_service,
     ) -> None:
         if ttl <= 0 or most_bytes < 1:
             raise ConfigurationError(f"a cache needs a ttl and a size above 0, not {ttl} and {most_bytes}")
         self._ttl = ttl
         self._most_bytes = most_bytes
         self._by = by
+        self._invalidates = invalidates
+        self._invalidation = Invalidation()
         self._kept: dict[bytes, _Kept] = {}
+        self._flights: dict[bytes, _Flight] = {}
         self._bytes = 0
-        self._changes = itertools.count(1)
-        self._changed: dict[str, int] = {}
-        self._forgotten = 0
-        # Until when what runs may still change services, and all of them.
-        self._unsettled: dict[str, float] = {}
-        self._all_unsettled = 0.0
 
     async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
-        """Answer the call from the cache, or let it pass and keep its answer."""
+        """Answer the call from the cache or from an equal one that runs, or let it pass and keep its answer."""
         if not call.cacheable and call.effect != "read":
             return await self._changing(call, next)
-        key = self._key(call) if call.cacheable and self._is_settled(call.service) else None
-        if key is None:
-            return await next(call)
-        found = self._kept.pop(key, None)
-        if found is not None and found.until > time.monotonic():
-            self._kept[key] = found
-            return _result(found)
-        if found is not None:
-            self._bytes -= found.size
-        result = await next(call)
-        if result.error is None and result.success:
-            self._keep(key, result)
-        return result
+        while call.cacheable and (key := self._key(call)) is not None:
+            found = self._found(key)
+            if found is not None:
+                return _result(found)
+            flight = self._flights.get(key)
+            if flight is None:
+                return await self._lead(key, call, next)
+            if flight.get_loop() is not asyncio.get_running_loop():
+                break
+            # Waiting for it does not end it when this call is cancelled.
+            await asyncio.wait([flight])
+            if flight.cancelled():
+                continue
+            joined = flight.result()
+            if joined is not None:
+                return _result(joined)
+            return self._keep(key, await next(call))
+        return await next(call)
+
+    def invalidate(self, tool: str = "", arguments: Mapping[str, Any] | None = None, *, service: str = "", by: Owner | None = None) -> None:
+        """Forget the answers that fit everything that is given; nothing given is all of them.
+
+        Args:
+            tool: the tool's name.
+            arguments: exactly what the calls passed.
+            service: the service's id.
+            by: whose answers, as the cache's own ``by`` returns it.
+
+        Raises:
+            ConfigurationError: JSON can't express the arguments.
+        """
+        try:
+            self._invalidation.forget(Answers(service=service, tool=tool, arguments=arguments, by=by))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigurationError(f"no answer is kept for arguments that JSON can't express: {error}") from None
 
     def statistics(self) -> dict[str, int]:
         """Return counts: answers kept, and their bytes."""
         return {"kept": len(self._kept), "bytes": self._bytes}
 
+    async def _lead(self, key: bytes, call: ToolCall, next: Next) -> ToolResult:
+        """Run a call, also for those that equal it meanwhile."""
+        flight: _Flight = asyncio.get_running_loop().create_future()
+        self._flights[key] = flight
+        try:
+            result = await next(call)
+        except Exception:
+            flight.set_result(None)
+            raise
+        else:
+            answer = self._answer(result)
+            if answer is not None:
+                self._store(key, answer)
+            flight.set_result(answer)
+            return result
+        finally:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+            # One that was given up says nothing about the call, so the next one that waits runs for the others.
+            flight.cancel()
+
     async def _changing(self, call: ToolCall, next: Next) -> ToolResult:
-        """Let a call pass that may change its service."""
+        """Let a call pass that may change answers."""
+        changed = [check(answers) for answers in self._invalidates(call)]
         settled = False
         try:
             result = await next(call)
             settled = result.error is None or result.error.type not in _GOES_ON
             return result
         finally:
-            self._forget(call.service)
-            if not settled:
-                self._unsettle(call.service)
+            for answers in changed:
+                self._invalidation.forget(answers)
+                if not settled:
+                    self._invalidation.unsettle(answers, time.monotonic() + self._ttl)
 
-    def _unsettle(self, service: str) -> None:
-        """Keep and answer nothing of a service for as long as an answer would be kept."""
-        until = time.monotonic() + self._ttl
-        if len(self._unsettled) >= _MOST_CHANGED:
-            self._unsettled.clear()
-            self._all_unsettled = until
-        self._unsettled[service] = until
-
-    def _is_settled(self, service: str) -> bool:
-        if not self._unsettled and not self._all_unsettled:
-            return True
-        now = time.monotonic()
-        if self._unsettled.get(service, 0.0) > now:
-            return False
-        self._unsettled.pop(service, None)
-        return self._all_unsettled <= now
-
-    def _forget(self, service: str) -> None:
-        """Find nothing any more that was kept of a service, or is being computed: it was begun under another number."""
-        if len(self._changed) >= _MOST_CHANGED:
-            self._changed.clear()
-            self._forgotten = next(self._changes)
-        self._changed[service] = next(self._changes)
+    def _found(self, key: bytes) -> _Kept | None:
+        found = self._kept.pop(key, None)
+        if found is None:
+            return None
+        if found.until <= time.monotonic():
+            self._bytes -= found.size
+            return None
+        self._kept[key] = found
+        return found
 
     def _key(self, call: ToolCall) -> bytes | None:
+        """Return the name of a call's answer; None when it can be neither kept nor found now."""
         try:
-            where = (call.side, call.service, call.tool, call.digest, self._changed.get(call.service, self._forgotten))
-            told = (where, self._by(call), call.config, call.arguments, call.metadata, call.idempotency_key)
+            by = self._by(call)
+            state = self._invalidation.state(call, by, time.monotonic())
+            where = (call.side, call.service, call.tool, call.digest, state)
+            told = (where, by, call.config, call.arguments, call.metadata, call.idempotency_key)
             text = msgspec.json.encode(told, order="deterministic")
         except (TypeError, ValueError, RecursionError):
             return None
         # A value that contains itself could not be encoded above, so this check ends.
-        if not _is_json([call.config, call.arguments, call.metadata]):
+        if state is None or not _is_json([call.config, call.arguments, call.metadata]):
             return None
         return hashlib.blake2b(text, digest_size=16).digest()
 
-    def _keep(self, key: bytes, result: ToolResult) -> None:
+    def _keep(self, key: bytes, result: ToolResult) -> ToolResult:
+        answer = self._answer(result)
+        if answer is not None:
+            self._store(key, answer)
+        return result
+
+    def _answer(self, result: ToolResult) -> _Kept | None:
+        """Return the answer that equal calls may be given, if there is one."""
+        if result.error is not None or not result.success:
+            return None
         try:
             data = None if result.data is None else msgspec.json.encode(result.data)
         except (TypeError, ValueError, RecursionError):
-            return
+            return None
         size = (
             200 + len((result.output or "").encode("utf-8", "replace")) + len(data or b"") + sum(len(blob.data) for blob in result.content)
         )
-        if size > self._most_bytes // 8:
+        return _Kept(result.output, data, result.content, size, time.monotonic() + self._ttl)
+
+    def _store(self, key: bytes, answer: _Kept) -> None:
+        if answer.size > self._most_bytes // 8:
             return
         before = self._kept.pop(key, None)
-        self._bytes += size - (0 if before is None else before.size)
-        self._kept[key] = _Kept(result.output, data, result.content, size, time.monotonic() + self._ttl)
+        self._bytes += answer.size - (0 if before is None else before.size)
+        self._kept[key] = answer
         while self._bytes > self._most_bytes:
             self._bytes -= self._kept.pop(next(iter(self._kept))).size
 

@@ -28,6 +28,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
         side: ``call`` around a call at its caller, ``handler`` around a handler in its worker.
         attempt: the delivery's number in a worker, from 1; 0 at the caller.
         tallies: what all processes of the namespace count together.
+        delivered: returns how many bytes of the answer have been streamed so far.
     """
 
     id: str
@@ -45,6 +46,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str = ""
     digest: str = ""
     cache: bool | None = None
+    delivered: Callable[[], int] = lambda: 0
 
     @property
     def name(self) -> str:

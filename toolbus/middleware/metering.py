@@ -14,18 +14,21 @@ from toolbus.results import ToolResult
 class Metering:
     """Counts calls, errors, milliseconds and bytes of the answers, per user and tool and day, in the namespace's own keys.
 
-    In workers it counts runs of handlers, at the caller it counts calls with all that they waited for: use one of the two.
+    In workers it counts runs of handlers, at the caller it counts calls with all that they waited for: use one of the two. Of an answer
+    that was cut off it counts what had been streamed.
     """
 
     async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
         """Let the call pass, and count it; one that raised or was cancelled counts as an error."""
         started = time.monotonic()
-        size, failed = 0, True
+        size, failed = None, True
         try:
             result = await next(call)
             size, failed = size_of(result), not result.success
             return result
         finally:
+            if size is None:
+                size = call.delivered()
             call.tallies.count(call.user, call.name, ms=(time.monotonic() - started) * 1000, size=size, failed=failed)
 
 

@@ -6,25 +6,35 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
+from toolbus.telemetry.events import EVENTS
+
 ABOUT: Mapping[str, tuple[str, ...]] = {
     "confirmation.unreadable": ("id", "error"),
     "descriptor.invalid": ("key", "error"),
     "descriptor.mended": ("tool", "service", "changes"),
     "registry.unreadable": ("service", "error"),
+    "server.no_permission": ("server", "error"),
     "tool.name_taken": ("tool", "service", "holder"),
     "value.unreadable": ("key", "error"),
 }
 """Events that are logged once for each combination of these fields, since each further reading would repeat them."""
 
-BOUNDED = frozenset(
+_EACH = frozenset(
     {
-        *ABOUT,
-        "agent.resync_failed", "bury.refused", "cancel.failed", "cancelled.unread", "finish.refused", "frame.malformed", "frames.refused",
-        "key.group_moved", "key.wrong_type", "lease.beat_failed", "link.callback_failed", "link.protocol_error", "link.reconnect_failed",
-        "listener.failed", "replies.read_failed", "request.malformed", "requests.group_missing", "requests.take_failed",
-        "service.register_failed", "sessions.unsettled", "task.failed", "upkeep.failed", "usage.uncounted",
+        # A line for each call, request, session or answer, which somebody may look for.
+        "call.abandoned", "call.alone", "call.crashed", "call.failed", "call.finished", "call.lost", "cancel.done", "confirmation.asked",
+        "confirmation.settled", "execution.crashed", "execution.failed", "execution.finished", "execution.started", "request.buried",
+        "session.ended", "session.handed_over",
+        # A line for each step in the life of a process, and for each part of what it serves.
+        "nanoclaw.left_out", "project.unreadable", "service.paused", "service.refused", "service.registered", "service.registered_again",
+        "service.resumed", "supervisor.killing", "supervisor.reloading", "supervisor.restarting", "task.given_up", "tool.left_out",
+        "toolkit.action_unknown", "toolkit.group_unreachable", "toolkit.left_out", "toolkit.tool_unreachable", "tools.refused",
+        "tools.undeclared_effect", "worker.close_incomplete", "worker.draining", "worker.failed", "worker.grace_ended",
+        "worker.hand_back_failed", "worker.handed_back", "worker.killed", "worker.stopped", "worker.stuck", "worker.unregister_failed",
     }
 )  # fmt: skip
+
+BOUNDED = frozenset(EVENTS) - _EACH
 """Events of which at most ``MOST_LINES`` are logged per minute; ``more`` in the next line is the number left out."""
 
 MOST_LINES = 30

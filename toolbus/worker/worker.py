@@ -7,9 +7,9 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from toolbus import telemetry
 from toolbus.broker import worker_broker
@@ -21,6 +21,7 @@ from toolbus.settings import Settings
 from toolbus.worker import isolation
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.isolation.pool import Isolation
+from toolbus.worker.process.loop_watch import LoopWatch
 from toolbus.worker.run.nested import NestedBus
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.collect import collect
@@ -64,6 +65,11 @@ class Worker:
         self._served = {served.id: served for served in collect(services, self.settings, self._services)}
         self._slots: Slots | None = None
         self._home: asyncio.Task[None] | None = None
+        self._watch: LoopWatch | None = None
+        # What it does now, in another task perhaps: "starts" or "drains".
+        self._changing = ""
+        # The task that waits for the server at the start.
+        self._opening: asyncio.Task[Any] | None = None
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -74,8 +80,12 @@ class Worker:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.drain()
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once."""
+    async def run(self, on_open: Callable[[], object] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
+
+        Args:
+            on_open: called once when the worker is registered.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -84,12 +94,16 @@ class Worker:
                 telemetry.log.error("worker.killed", running=self._running)
                 os._exit(1)
             stop.set()
+            if self._opening is not None:
+                self._opening.cancel()
 
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, stopped)
         try:
             async with self:
+                if on_open is not None:
+                    on_open()
                 # This process is the worker's own: what was loaded stays for good, and what calls leave behind is
                 # nearly all freed by counting. Rarer collections gave 10 to 20 % more calls/s.
                 gc.collect()
@@ -98,6 +112,11 @@ class Worker:
                 await self._until(stop)
                 stop.set()
                 telemetry.log.info("worker.draining", running=self._running, grace=self.settings.grace)
+        except asyncio.CancelledError:
+            # A signal ends the start, which waits for the server as long as it takes.
+            task = asyncio.current_task()
+            if not stop.is_set() or self._home is not None or task is None or task.uncancel():
+                raise
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
@@ -107,11 +126,21 @@ class Worker:
 
         Raises:
             ToolbusError: it has failed before.
+            ConfigurationError: it is starting in another task.
         """
+        if self._changing == "starts":
+            raise ConfigurationError("this worker starts; drain it when it serves")
         home, self._home = self._home, None
         slots = self._slots
         if home is None or slots is None:
             return
+        self._changing = "drains"
+        try:
+            await self._leave(home, slots)
+        finally:
+            self._changing = ""
+
+    async def _leave(self, home: asyncio.Task[None], slots: Slots) -> None:
         slots.stop()
         await sign_off(self.broker)
         await slots.hand_back_waiting()
@@ -124,6 +153,8 @@ class Worker:
         await slots.nested.aclose()
         await self.broker.aclose()
         slots.close()
+        if self._watch is not None:
+            self._watch.stop()
         telemetry.log.info("worker.stopped", calls=slots.finished)
         # Raises what made it fail, for its caller to know.
         await home
@@ -137,15 +168,26 @@ class Worker:
             end.cancel()
 
     async def _open(self) -> None:
-        if self._home is not None:
-            raise ConfigurationError("this worker already serves")
+        if self._changing or self._home is not None:
+            raise ConfigurationError(f"this worker already {self._changing or 'serves'}; make another one, or wait until it has drained")
+        self._changing = "starts"
+        try:
+            await self._start()
+        finally:
+            self._changing = ""
+
+    async def _start(self) -> None:
         if isolation.inside:
             # Its tools' processes would import the module again, and never end.
             raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
         isolated = [made for served in self._served.values() for made in served.isolated()]
         pool, broker, nested = Isolation(self.settings, isolated), worker_broker(self.settings), NestedBus(self.settings)
         slots = self._slots = Slots(self.settings, self._served, self.middleware, broker, pool, nested)
-        await self.broker.open(slots)
+        self._opening = asyncio.current_task()
+        try:
+            await self.broker.open(slots)
+        finally:
+            self._opening = None
         ready: list[Served] = []
         try:
             if isolated:
@@ -167,6 +209,8 @@ class Worker:
             await self.broker.aclose()
             slots.close()
             raise
+        self._watch = LoopWatch(asyncio.get_running_loop())
+        self._watch.start()
         self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
         # It takes from now on, and not only when its opener next waits for something.
         await asyncio.sleep(0)
@@ -175,14 +219,14 @@ class Worker:
         """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
         publication = served.publication
         try:
-            await self.broker.register(publication)
+            await self.broker.register(publication, served.origin)
         except RegistrationRefused as refusal:
             kept = tuple(tool for tool in publication.tools if f"tool/{tool.name}" not in refusal.names)
             if not kept or any(not name.startswith("tool/") for name in refusal.names):
                 raise
             telemetry.log.warning("tools.refused", service=served.id, error=str(refusal))
             left = Publication(publication.service, kept, publication.owner).with_digest()
-            await self.broker.register(left)
+            await self.broker.register(left, served.origin)
             served.publication = left
         undeclared = served.undeclared()
         if undeclared:

@@ -1,20 +1,24 @@
-"""A broker that records what a worker sends, an event loop whose time passes at once, and slots over both."""
+"""Fakes: what a worker's slots need, without a server and without waiting."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import selectors
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from toolbus import Settings
+import pytest
+
+from toolbus import Retry, Settings, ToolError, tool
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Note
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import Frame, Request, decode_frames, join_frames
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.run.nested import NestedBus
+from toolbus.worker.run.run import Run
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.slots.slots import Slots
 
@@ -46,10 +50,22 @@ class _Selector(selectors.DefaultSelector):
         return found
 
 
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The events that were logged, with their fields."""
+    return [record.getMessage() for record in caplog.records if record.name == "toolbus"]
+
+
 def frame_of(payload: bytes) -> Frame:
     """The one frame in a payload."""
     [frame], problems = decode_frames(join_frames([payload]), limit=1 << 30)
     assert not problems
+    return frame
+
+
+def _frame(delivery: Delivery, payload: bytes) -> Frame:
+    """The frame that a worker sent for a delivery."""
+    frame = frame_of(payload)
+    assert (frame.id, frame.run, frame.attempt) == (delivery.request.id, delivery.run, delivery.attempt)
     return frame
 
 
@@ -87,6 +103,7 @@ class FakeBroker:
         self.retried: list[Delivery] = []
         self.retry_answers: list[Any] = []
         self.asked_for: list[int] = []
+        self.questions: list[ConfirmationRequest] = []
         self.left_over: list[list[Delivery]] = []
         self.interrupts = self.rooms = self.recoveries = self.unregistered = self.closed = self.polls = 0
         self.failure: Exception | None = None
@@ -147,6 +164,7 @@ class FakeBroker:
     async def ask(
         self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
     ) -> ConfirmationAnswer | None:
+        self.questions.append(request)
         opened()
         return ConfirmationAnswer(True)
 
@@ -164,13 +182,13 @@ class FakeBroker:
         self.congested = False
 
     def send(self, delivery: Delivery, frame: bytes) -> None:
-        self.frames.append(frame_of(frame))
+        self.frames.append(_frame(delivery, frame))
 
     def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
-        self.ends.append(End(frame_of(frame), frees))
+        self.ends.append(End(_frame(delivery, frame), frees))
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
-        self.buried.append(Buried(reason, error, frame_of(frame)))
+        self.buried.append(Buried(reason, error, _frame(delivery, frame)))
 
     async def aclose(self) -> None:
         self.closed += 1
@@ -204,9 +222,7 @@ class Bench:
     def delivery(self, tool: str, arguments: dict[str, Any] | None = None, **changes: Any) -> Delivery:
         """A delivery of a call of a tool of the first service, ten seconds before its deadline."""
         number = next(self._numbers)
-        of_request = {
-            key: changes.pop(key) for key in ("id", "service", "effect", "events", "session", "user", "confirmed") if key in changes
-        }
+        of_request = {key: changes.pop(key) for key in tuple(changes) if key in Request.__struct_fields__}
         request = Request(
             **{"id": f"call-{number}", "agent": "a", "service": self.service, **of_request}, tool=tool, arguments=arguments or {}
         )
@@ -239,3 +255,79 @@ class Bench:
         """Let everything run that needs no time."""
         for _ in range(20):
             await asyncio.sleep(0)
+
+    async def run(self, name: str, arguments: dict[str, Any] | None = None, **changes: Any) -> End:
+        """Run one call to its end, and return its last frame."""
+        self.slots.start(self.delivery(name, arguments, **changes))
+        await self.settle()
+        [end] = self.broker.ends
+        assert self.slots.running == 0
+        return end
+
+    async def begin(self, name: str, **changes: Any) -> Run:
+        """Start a call and let its handler begin."""
+        delivery = self.delivery(name, **changes)
+        self.slots.start(delivery)
+        self.slots.watch_deadlines()
+        await self.settle()
+        return self.slots._runs[delivery.run]
+
+
+class Handlers:
+    """What the handlers of the running test share; the test has both as fixtures.
+
+    Attributes:
+        gate: what they wait for.
+        seen: their notes.
+    """
+
+    gate: asyncio.Event
+    seen: list[Any]
+
+
+handlers = Handlers()
+
+
+@tool(service="unit", replace=True)
+async def echo(text: str) -> str:
+    """Return a text."""
+    return text
+
+
+@tool(service="unit", replace=True)
+async def hold(name: str = "") -> str:
+    """Wait for the handlers.gate."""
+    handlers.seen.append(name)
+    await handlers.gate.wait()
+    return name
+
+
+@tool(service="unit", replace=True)
+async def stubborn() -> str:
+    """Refuse to be cancelled, for a minute."""
+    until = asyncio.get_running_loop().time() + 60
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(until):
+            while not handlers.gate.is_set():
+                try:
+                    await handlers.gate.wait()
+                except asyncio.CancelledError:
+                    if asyncio.get_running_loop().time() >= until:
+                        raise
+                    handlers.seen.append("refused")
+    return "done"
+
+
+@tool(service="unit", replace=True, effect="once")
+async def pay() -> str:
+    """Wait for the gate, and have an effect."""
+    handlers.seen.append("began")
+    await handlers.gate.wait()
+    return "paid"
+
+
+@tool(service="unit", replace=True, retry=Retry(attempts=3, delay=1.0, jitter=0.0))
+async def flaky() -> str:
+    """Fail."""
+    handlers.seen.append("tried")
+    raise ToolError("no", retryable=True)

@@ -97,6 +97,7 @@ def test_a_run_ends_as_its_state_says(state: RunState, once: bool, kinds: tuple[
     errors = [reasons.deadline_passed(state, 2.0), reasons.cancelled(state, once=once), reasons.worker_stopped(state)]
     assert [None if error is None else (error.type, error.code) for error in errors] == [*kinds]
     for error in errors:
+        assert error is None or error.message
         if error is not None and error.type == "outcome_unknown":
             assert error.message.endswith("it may or may not have taken effect")
             assert not error.retryable

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import Bench
+from tests.worker.unit.fakes import Bench, hold
 from toolbus import Blob, Progress, ToolResult, tool
 
 pytestmark = pytest.mark.anyio
@@ -162,7 +162,7 @@ async def test_a_generator_that_swallows_its_cancellation_is_closed() -> None:
     async def stubborn() -> AsyncIterator[str]:
         """Go on and on."""
         try:
-            while True:
+            for _ in range(10):
                 try:
                     await asyncio.sleep(60)
                 except asyncio.CancelledError:
@@ -180,3 +180,56 @@ async def test_a_generator_that_swallows_its_cancellation_is_closed() -> None:
     assert bench.slots.running == 0
     assert bench.broker.frames == []
     assert bench.broker.errors() == [("cancelled", "")]
+
+
+async def test_frames_fill_evenly() -> None:
+    """What gathers after a full frame is measured anew."""
+    filling = ["a" * 100, "b" * 28, "c"]
+    bench = await stream_of(*filling, *filling, settings={"max_frame": 256})
+    assert made(bench) == [("text", filling), ("text", filling)]
+
+
+@pytest.mark.parametrize(("size", "parts"), [(384, [(192, True), (192, False)]), (400, [(192, True), (192, True), (16, False)])])
+async def test_a_blob_of_several_frames_counts_its_bytes_once(size: int, parts: list[tuple[int, bool]]) -> None:
+    """It may fill the output of a call exactly, and its frames, too."""
+    bench = await stream_of(Blob("x/y", bytes(size)), settings={"max_frame": 256, "max_output": size})
+    assert bench.broker.ends[0].frame.error is None
+    assert [(len(frame.blob.data), frame.more) for frame in bench.broker.frames if frame.blob] == parts
+
+
+class Items:
+    """An asynchronous iterable of one text, which can't be closed."""
+
+    def __init__(self) -> None:
+        self._left = ["text"]
+
+    def __aiter__(self) -> Items:
+        return self
+
+    async def __anext__(self) -> str:
+        if self._left:
+            return self._left.pop()
+        raise StopAsyncIteration
+
+
+class ClosingItems(Items):
+    """One that notes that it was closed."""
+
+    closed = False
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+async def test_what_is_iterated_is_closed() -> None:
+    """At its end, if it can be closed at all."""
+    bench = Bench(hold)
+    held = await bench.begin("hold")
+    stream = held.open_stream()
+    closing = ClosingItems()
+    for items in (Items(), closing):
+        assert (await stream.consume(items)).output is None
+    assert closing.closed
+    assert held.open_stream() is stream
+    await bench.settle()
+    assert made(bench) == [("text", ["text", "text"])]

@@ -4,60 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import Bench
-from toolbus import ErrorInfo, Retry, ToolError, tool
+from tests.worker.unit.fakes import Bench, flaky, handlers, hold, stubborn
+from toolbus import ErrorInfo, tool
 from toolbus.worker.slots.states import TakingState
 
 pytestmark = pytest.mark.anyio
 
-gate: asyncio.Event
-seen: list[str]
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    """Give each test a gate and a list of its own."""
-    global gate, seen
-    gate, seen = asyncio.Event(), []
-
-
-@tool(service="unit_taking", replace=True)
-async def hold(name: str) -> str:
-    """Wait for the gate."""
-    seen.append(name)
-    await gate.wait()
-    seen.append(f"{name} ended")
-    return name
-
-
-@tool(service="unit_taking", replace=True)
+@tool(service="unit", replace=True)
 async def nap(name: str) -> str:
     """Take a second."""
-    seen.append(name)
+    handlers.seen.append(name)
     await asyncio.sleep(1)
-    seen.append(f"{name} ended")
+    handlers.seen.append(f"{name} ended")
     return name
-
-
-@tool(service="unit_taking", replace=True)
-async def stubborn() -> str:
-    """Refuse to be cancelled."""
-    while not gate.is_set():
-        try:
-            await gate.wait()
-        except asyncio.CancelledError:
-            seen.append("refused")
-    return "done"
-
-
-@tool(service="unit_taking", replace=True, retry=Retry(attempts=3, delay=1.0, jitter=0.0))
-async def flaky() -> str:
-    """Fail at first."""
-    seen.append("tried")
-    raise ToolError("no", retryable=True)
 
 
 def state(bench: Bench) -> TakingState:
@@ -65,7 +29,7 @@ def state(bench: Bench) -> TakingState:
     return bench.slots._taking.state
 
 
-async def test_a_worker_asks_for_as_many_requests_as_it_has_slots() -> None:
+async def test_a_worker_asks_for_as_many_requests_as_it_has_slots(gate: asyncio.Event) -> None:
     """It polls for two, then for one, then waits for a slot, and polls again."""
     bench = Bench(hold)
     assert state(bench) is TakingState.READY
@@ -85,7 +49,7 @@ async def test_a_worker_asks_for_as_many_requests_as_it_has_slots() -> None:
     assert (state(bench), bench.slots.free_slots()) == (TakingState.STOPPED, 0)
 
 
-async def test_what_takes_the_last_slot_interrupts_polling() -> None:
+async def test_what_takes_the_last_slot_interrupts_polling(gate: asyncio.Event) -> None:
     """A recovered delivery fills the worker while it waits for requests; one that leaves a slot free does not interrupt."""
     bench = Bench(hold)
     bench.serve()
@@ -126,7 +90,7 @@ async def test_stopping_is_final() -> None:
 # -- suspects -----------------------------------------------------------------------------------------
 
 
-async def test_a_suspect_runs_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_suspect_runs_alone(caplog: pytest.LogCaptureFixture, seen: list[Any]) -> None:
     """It waits until nothing runs, nothing starts beside it, and then requests are taken again."""
     caplog.set_level(logging.INFO, logger="toolbus")
     bench = Bench(nap, max_deliveries=5)
@@ -145,7 +109,7 @@ async def test_a_suspect_runs_alone(caplog: pytest.LogCaptureFixture) -> None:
     await bench.drained()
 
 
-async def test_an_earlier_attempt_is_no_suspect() -> None:
+async def test_an_earlier_attempt_is_no_suspect(seen: list[Any]) -> None:
     """The third of five runs beside others."""
     bench = Bench(hold)
     bench.slots.start_all([bench.delivery("hold", {"name": name}, attempt=3) for name in ("a", "b")])
@@ -153,7 +117,7 @@ async def test_an_earlier_attempt_is_no_suspect() -> None:
     assert seen == ["a", "b"]
 
 
-async def test_suspects_run_one_after_the_other() -> None:
+async def test_suspects_run_one_after_the_other(seen: list[Any]) -> None:
     """Also when no other run keeps them waiting."""
     bench = Bench(nap)
     bench.serve()
@@ -163,7 +127,19 @@ async def test_suspects_run_one_after_the_other() -> None:
     await bench.drained()
 
 
-async def test_a_suspect_waits_no_longer_than_its_deadline() -> None:
+async def test_a_suspect_runs_in_the_last_second_before_its_deadline(seen: list[Any]) -> None:
+    """Nothing else runs by then, so its time is used."""
+    bench = Bench(nap)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("nap", {"name": "a"}), bench.delivery("nap", {"name": "s"}, attempt=4, deadline=1001.5))
+    await asyncio.sleep(0.8)
+    bench.slots.stopped(bench.slots._runs["run-1"])
+    await asyncio.sleep(0.3)
+    assert seen == ["a", "a ended", "s"]
+    await bench.drained()
+
+
+async def test_a_suspect_waits_no_longer_than_its_deadline(gate: asyncio.Event, seen: list[Any]) -> None:
     """When other runs go on and on, it is answered that its time is up, and a second later the worker takes again."""
     bench = Bench(hold)
     bench.serve()
@@ -177,7 +153,7 @@ async def test_a_suspect_waits_no_longer_than_its_deadline() -> None:
     await bench.drained()
 
 
-async def test_a_suspect_that_can_not_be_stopped_does_not_hold_the_worker() -> None:
+async def test_a_suspect_that_can_not_be_stopped_does_not_hold_the_worker(gate: asyncio.Event) -> None:
     """A second after its deadline the worker takes again."""
     bench = Bench(stubborn)
     bench.serve()
@@ -191,7 +167,7 @@ async def test_a_suspect_that_can_not_be_stopped_does_not_hold_the_worker() -> N
     await bench.drained()
 
 
-async def test_a_suspect_that_is_cancelled_while_it_waits_never_runs() -> None:
+async def test_a_suspect_that_is_cancelled_while_it_waits_never_runs(seen: list[Any]) -> None:
     """The worker takes again when it looks the next time; the call was told that it did not begin."""
     bench = Bench(nap)
     bench.serve()
@@ -213,7 +189,7 @@ async def test_a_suspect_of_a_caller_that_is_gone_never_runs() -> None:
     assert not bench.slots.busy()
 
 
-async def test_no_retry_starts_beside_a_suspect() -> None:
+async def test_no_retry_starts_beside_a_suspect(seen: list[Any]) -> None:
     """A failed request whose time has come waits until the suspect has ended."""
     bench = Bench(flaky, nap)
     bench.serve()
@@ -227,11 +203,20 @@ async def test_no_retry_starts_beside_a_suspect() -> None:
     await bench.drained()
 
 
-async def test_no_retry_starts_before_a_suspect() -> None:
+async def test_no_retry_starts_before_a_suspect(gate: asyncio.Event, seen: list[Any]) -> None:
     """A suspect that waits for others to end is not overtaken."""
-    bench = Bench(flaky, hold, concurrency=3)
+
+    @tool(service="unit", replace=True)
+    async def both(name: str) -> str:
+        """Note the beginning and the end."""
+        seen.append(name)
+        await gate.wait()
+        seen.append(f"{name} ended")
+        return name
+
+    bench = Bench(flaky, both, concurrency=3)
     bench.serve()
-    bench.broker.arrive(bench.delivery("flaky"), bench.delivery("hold", {"name": "a"}), bench.delivery("hold", {"name": "s"}, attempt=4))
+    bench.broker.arrive(bench.delivery("flaky"), bench.delivery("both", {"name": "a"}), bench.delivery("both", {"name": "s"}, attempt=4))
     await asyncio.sleep(2)
     assert seen == ["tried", "a"]
     gate.set()
@@ -240,7 +225,7 @@ async def test_no_retry_starts_before_a_suspect() -> None:
     await bench.drained()
 
 
-async def test_a_worker_that_leaves_hands_its_suspect_back() -> None:
+async def test_a_worker_that_leaves_hands_its_suspect_back(seen: list[Any]) -> None:
     """It never ran here, whether others were running or not."""
     bench = Bench(nap)
     bench.serve()
@@ -252,7 +237,7 @@ async def test_a_worker_that_leaves_hands_its_suspect_back() -> None:
     assert seen == ["a", "a ended"]
 
 
-async def test_a_worker_can_leave_while_a_suspect_runs() -> None:
+async def test_a_worker_can_leave_while_a_suspect_runs(seen: list[Any]) -> None:
     """The suspect ends as any run does."""
     bench = Bench(nap)
     bench.serve()
@@ -267,7 +252,7 @@ async def test_a_worker_can_leave_while_a_suspect_runs() -> None:
 # -- making room --------------------------------------------------------------------------------------
 
 
-async def test_a_worker_makes_room_for_what_must_run_alone() -> None:
+async def test_a_worker_makes_room_for_what_must_run_alone(seen: list[Any]) -> None:
     """It takes nothing until its runs have ended, looks for the left-over request, runs it alone, looks again and goes on."""
     bench = Bench(nap)
     bench.serve()
@@ -288,7 +273,7 @@ async def test_a_worker_makes_room_for_what_must_run_alone() -> None:
     await bench.drained()
 
 
-async def test_a_worker_makes_room_for_a_bounded_time_and_not_soon_again() -> None:
+async def test_a_worker_makes_room_for_a_bounded_time_and_not_soon_again(gate: asyncio.Event) -> None:
     """Five leases after it began it looks all the same and takes again; for as long it makes no room, and then it could."""
     bench = Bench(hold, lease=2.0)
     bench.serve()
@@ -318,7 +303,7 @@ async def test_a_worker_that_made_room_in_time_can_do_so_again() -> None:
     await bench.drained()
 
 
-async def test_a_stuck_run_does_not_keep_a_worker_from_making_room() -> None:
+async def test_a_stuck_run_does_not_keep_a_worker_from_making_room(gate: asyncio.Event) -> None:
     """A handler that can't be stopped was answered, and counts as nothing."""
     bench = Bench(stubborn)
     bench.serve()
@@ -347,7 +332,7 @@ async def test_a_worker_that_runs_a_suspect_makes_room_afterwards() -> None:
     await bench.drained()
 
 
-async def test_a_worker_can_leave_while_it_makes_room() -> None:
+async def test_a_worker_can_leave_while_it_makes_room(seen: list[Any]) -> None:
     """It waits for its run, and looks for nothing to run alone."""
     bench = Bench(nap)
     bench.serve()

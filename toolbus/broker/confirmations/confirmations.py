@@ -90,6 +90,16 @@ class RedisConfirmations:
         finally:
             del self._asking[request.id]
 
+    async def supersede(self, call: str) -> None:
+        """Withdraw what an earlier run of a call asked: it is dead, and the next one asks itself.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        for request in await self.pending():
+            if request.asker == "worker" and request.call == call and request.id not in self._asking:
+                await self._withdrawn(request.id)
+
     def answered(self, id: str) -> None:
         """Take note that a request was answered."""
         if id in self._asking:

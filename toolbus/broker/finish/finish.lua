@@ -13,9 +13,9 @@ if not is_unmoved(generation, counter, ARGV[2], ARGV[3]) then return {generation
 local gone = {}
 local first = 5 + ARGV[4]
 for i = first, #ARGV, 2 do
-  local id = reply(ARGV[i], ARGV[i + 1])
+  local id, anew = reply(ARGV[i], ARGV[i + 1])
   if id == 'moving' then return try_again() end
-  if not id then gone[#gone + 1] = ARGV[i] end
+  if anew or not id then gone[#gone + 1] = ARGV[i] end
 end
 redis.call('XACK', queue, 'g', unpack(ARGV, 5, first - 1))
 redis.call('XDEL', queue, unpack(ARGV, 5, first - 1))

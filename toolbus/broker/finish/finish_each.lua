@@ -38,9 +38,9 @@ while at <= #ARGV do
     local at_key = tonumber(replies:sub(2))
     if is_free(KEYS[at_key], frames[1], KEYS[at_key + 1], frames[2]) then freed[#freed + 1] = KEYS[at_key] end
   elseif #frames > 0 then
-    local id = reply(replies, '[' .. table.concat(frames, ',') .. ']')
+    local id, anew = reply(replies, '[' .. table.concat(frames, ',') .. ']')
     if id == 'moving' then return try_again() end
-    if not id then gone[#gone + 1] = replies end
+    if anew or not id then gone[#gone + 1] = replies end
   end
 end
 

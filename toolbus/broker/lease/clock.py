@@ -29,7 +29,7 @@ class ServerClock:
         self._lease = lease
         self.offset = self._middle = 0.0
         self._known = False
-        self._quiet_until = self._heard = 0.0
+        self._quiet_until = self._ahead_until = self._heard = 0.0
 
     def observe(self, server_ms: float, asked: float, answered: float) -> None:
         """Take in a server time that was asked for and answered at these monotonic times."""
@@ -37,6 +37,8 @@ class ServerClock:
         if self._known:
             ahead = server_ms / 1000 - asked - self.offset
             # A delay that held this answer back may also hold back the beats of other workers, so they need time to arrive.
+            if ahead > self._lease / 3:
+                self._ahead_until = self.monotonic() + self._lease
             if ahead > self._lease / 3 or answered - self._heard > _RECENT * self._lease:
                 self.distrust()
         self.offset = offset
@@ -47,6 +49,11 @@ class ServerClock:
     def distrust(self) -> None:
         """Trust no ended lease for one lease from now: after a connect, or after a stall."""
         self._quiet_until = self.monotonic() + self._lease
+
+    @property
+    def ran_ahead(self) -> bool:
+        """True for one lease after the server's time ran ahead: keys may have reached the ends of their lives before their time."""
+        return self.monotonic() < self._ahead_until
 
     @property
     def trusted(self) -> bool:

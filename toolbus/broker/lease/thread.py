@@ -1,7 +1,6 @@
 """The lease thread: beats and renewals on a connection of its own.
 
-A handler that blocks the event loop loses nothing: this thread goes on renewing, and logs
-where the loop is stuck.
+A handler that blocks the event loop loses nothing: this thread goes on renewing.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ import asyncio
 import contextlib
 import random
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,10 +25,10 @@ from toolbus.broker.scripts import Script
 from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, common_fence, entries_of
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.server import replica_by
+from toolbus.broker.transport.tls import explain
 from toolbus.results import BrokerError, ToolbusError
 
 _MOST_IDS = 256
-_STUCK_AFTER = 2.0
 _READ_TIMEOUT = 7.0
 
 
@@ -98,8 +95,6 @@ class LeaseThread:
         self._demoted = demoted
         self._client: redis.Redis | None = None
         self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
-        self._answered_at = self._monotonic()
         self._wake = threading.Event()
         self._stale = threading.Event()
         self._stop = False
@@ -138,7 +133,6 @@ class LeaseThread:
                 self._wake.clear()
                 if self._stop:
                     return
-                self._watch_loop()
                 if self._stale.is_set():
                     self._disconnect()
                 try:
@@ -213,7 +207,7 @@ class LeaseThread:
 
     def _complain(self, error: Exception) -> None:
         if isinstance(error, (redis.RedisError, OSError, BrokerError)):
-            telemetry.log.warning("lease.beat_failed", error=str(error) or type(error).__name__)
+            telemetry.log.warning("lease.beat_failed", server=self._connector.display, namespace=self._keys.namespace, error=_words(error))
             return
         self._bugs += 1
         telemetry.log.error("task.failed", task="leases", failures=self._bugs, exc_info=error)
@@ -223,7 +217,7 @@ class LeaseThread:
                 self._loop.call_soon_threadsafe(self._on_failed, failure)
 
     def _tell(self, beat: Beat | None) -> None:
-        self._call(self._heard, beat)
+        self._call(self._report, beat)
 
     def _call(self, callback: Callable[..., None], *args: Any) -> None:
         try:
@@ -232,16 +226,10 @@ class LeaseThread:
             # The loop is closed: the process is going away.
             self._stop = True
 
-    def _heard(self, beat: Beat | None) -> None:
-        self._answered_at = self._monotonic()
-        self._report(beat)
 
-    def _watch_loop(self) -> None:
-        silent = self._monotonic() - self._answered_at
-        if silent > self._lease / 3 + _STUCK_AFTER:
-            frame = sys._current_frames().get(self._loop_thread)
-            stack = "".join(traceback.format_stack(frame)) if frame else "unknown"
-            telemetry.log.warning("worker.loop_blocked", seconds=round(silent, 1), stack=stack)
+def _words(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return explain(text) or text
 
 
 def _at_once(client: redis.Redis, *commands: tuple[Any, ...]) -> list[Any]:

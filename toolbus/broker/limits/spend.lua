@@ -10,11 +10,16 @@ local interval = period / limit
 -- When everything used so far will have been refilled.
 local known = redis.pcall('GET', KEYS[1])
 known = type(known) == 'string' and tonumber(known) or 0
--- No use makes it later than this; a value that does was written under another clock, or by another client.
-if not (known <= now + period) then known = now + period end
+local function keep(full) redis.call('SET', KEYS[1], string.format('%.3f', full), 'PX', math.ceil(full - now)) end
+-- No use makes it later than this. A value that does was written before the clock was set back, or by another client; it is corrected,
+-- so that the wait for it ends.
+if not (known <= now + period) then
+  known = now + period
+  keep(known)
+end
 local full = math.max(known, now) + interval
 local wait = full - period - now
 -- Time is rounded to microseconds.
 if wait > 0.1 then return math.ceil(wait) end
-redis.call('SET', KEYS[1], string.format('%.3f', full), 'PX', math.ceil(full - now))
+keep(full)
 return 0

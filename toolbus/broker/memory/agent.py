@@ -6,14 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
-import msgspec
-
 from toolbus import telemetry
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
-from toolbus.broker.registry.refusals import refused
+from toolbus.broker.publish.sharing import ended_for_another, readdressed
+from toolbus.broker.registry.refusals import item_refused
 from toolbus.envelope import Request, decode_frames, encode_request, entry_limit, new_id, share_digest, work_digest
 from toolbus.results import BrokerUnavailable
 from toolbus.settings import Settings
@@ -29,6 +28,9 @@ class MemoryAgentBroker:
         self._hub: Hub | None = None
         self._published = 0
         self._frames = 0
+        # By call: how those that joined another one publish again, and how many attempts they had before.
+        self._again: dict[str, Callable[[], None]] = {}
+        self._attempts: dict[str, int] = {}
 
     @property
     def agent(self) -> str:
@@ -91,6 +93,8 @@ class MemoryAgentBroker:
             verdict = Verdict("queued", entry=shared.entry)
         sender.settle(verdict)
         if shared is not None and not sender.done:
+            if shared.call != request.id:
+                self._again[request.id] = lambda: self._publish(request, document, queue, limit, deadline, sender)
             shared.callers[request.id] = self
             for frames in shared.frames:
                 self.receive(frames, request.id)
@@ -131,9 +135,14 @@ class MemoryAgentBroker:
 
     def forget(self, request: Request) -> None:
         """Stop listening for a call that has ended."""
-        if request.shared and self._hub is not None:
-            for shared in self._hub.shared_calls.values():
-                shared.callers.pop(request.id, None)
+        self._again.pop(request.id, None)
+        self._attempts.pop(request.id, None)
+        if request.shared:
+            self._leave_shared(request.id)
+
+    def _leave_shared(self, call: str) -> None:
+        for shared in self._hub.shared_calls.values() if self._hub is not None else ():
+            shared.callers.pop(call, None)
 
     def _cancel(self, call: str, queue: str, entry: str) -> Fate:
         target = self._hub.queues.get(queue) if self._hub is not None else None
@@ -169,7 +178,7 @@ class MemoryAgentBroker:
         kind, _, name = key.partition("/")
         holder = hub.holder(name) if kind == "tool" else getattr(hub.record(name) if kind == "tool-service" else None, "publication", None)
         if holder is not None:
-            raise refused(key, holder.owner, owned=False)
+            raise item_refused(key, holder.owner, owned=False, cooldown=0.0)
         hub.items[key] = document
         for agent in list(hub.agents.values()):
             agent.listener.on_item(key, document)
@@ -197,6 +206,11 @@ class MemoryAgentBroker:
         for problem in problems:
             telemetry.log.error("frame.malformed", agent=self._agent, error=problem)
         self._frames += len(decoded)
-        if call:
-            decoded = [msgspec.structs.replace(frame, id=call) for frame in decoded]
+        if call and decoded:
+            if ended_for_another(decoded[-1]) and (again := self._again.pop(call, None)) is not None:
+                self._leave_shared(call)
+                self._attempts[call] = self._attempts.get(call, 0) + decoded[-1].attempt
+                again()
+                return
+            decoded = [readdressed(frame, call, self._attempts.get(call, 0)) for frame in decoded]
         self.listener.on_frames(decoded)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, ServiceRecord, WorkerListener
-from toolbus.broker.registry.refusals import refused
+from toolbus.broker.registry.refusals import item_refused
 from toolbus.descriptors import Publication
 from toolbus.envelope import Request, work_digest
 from toolbus.settings import Settings
@@ -110,7 +110,7 @@ class Hub:
         """
         holder = self.owners.get(key, owner)
         if holder != owner:
-            raise refused(key, holder, owned=bool(owner))
+            raise item_refused(key, holder, owned=bool(owner), cooldown=0.0)
 
     def is_registered(self, worker: HubWorker) -> bool:
         """Return whether a worker takes requests: neither draining nor closed."""

@@ -11,10 +11,11 @@ from toolbus import telemetry
 from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener
+from toolbus.broker.registry.refusals import registration_refused
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.envelope import decode_request, encode, join_frames, new_run, share_digest
-from toolbus.results import EnvelopeError, RegistrationRefused
+from toolbus.results import EnvelopeError
 from toolbus.settings import Settings
 
 _TAKE_WAIT = 2.0
@@ -75,7 +76,7 @@ class MemoryWorkerBroker:
         self._hub = hub_of(self._settings)
         self._hub.workers.add(self)
 
-    async def register(self, publication: Publication) -> None:
+    async def register(self, publication: Publication, origin: str = "") -> None:
         """Publish a service and its tools; raises RegistrationRefused when a name is another owner's or the queue another service's."""
         service = publication.service.id
         refused: dict[str, str] = {}
@@ -95,8 +96,7 @@ class MemoryWorkerBroker:
             elif f"tool/{tool.name}" in self._hub.items:
                 refused[f"tool/{tool.name}"] = "operator"
         if refused:
-            listed = ", ".join(f"{name} belongs to {owner!r}" for name, owner in refused.items())
-            raise RegistrationRefused(f"not registered as {publication.owner!r}: {listed}", refused)
+            raise registration_refused(publication.owner, refused, {}, 0.0)
         self._services[service] = publication
         self._hub.queues.setdefault(queue, Queue())
         self._hub.instances.setdefault(service, []).append(Instance(publication, self))

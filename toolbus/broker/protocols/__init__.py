@@ -7,11 +7,12 @@ from toolbus.broker.protocols.agent import AgentBroker, AgentListener
 from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
-from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
+from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.tallies import Tallies, Usage
 from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
 
 __all__ = [
+    "ALL_TOOLS",
     "AgentBroker",
     "AgentListener",
     "Beginning",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.publish import Fate, Sender
-from toolbus.broker.protocols.registry import ServiceRecord
+from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
 from toolbus.broker.protocols.tallies import Tallies
 from toolbus.envelope import Frame, Request
 from toolbus.results import ToolbusError
@@ -19,11 +19,11 @@ class AgentListener(Protocol):
     def on_frames(self, frames: Sequence[Frame]) -> None:
         """Take in frames of this agent's calls, in the order they were written."""
 
-    def on_registry(self, services: dict[str, ServiceRecord], items: dict[str, bytes]) -> None:
-        """Take in a fresh snapshot, which replaces everything known before."""
+    def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
+        """Take in a fresh snapshot, which replaces everything known before; with the reason in place of what can't be read."""
 
-    def on_service(self, service: str, record: ServiceRecord | None) -> None:
-        """Take in that a service changed, or is gone (None)."""
+    def on_service(self, service: str, record: ServiceRecord | RefusedTool | None) -> None:
+        """Take in that a service changed, can't be read (with the reason), or is gone (None)."""
 
     def on_item(self, key: str, document: bytes | None) -> None:
         """Take in that a static descriptor changed, or was deleted (None)."""

@@ -8,9 +8,12 @@ import msgspec
 
 from toolbus.descriptors import Publication
 
+ALL_TOOLS = "all tools"
+"""Stands for the tools of a service that can't be read."""
+
 
 class RefusedTool(NamedTuple):
-    """A tool whose descriptor can't be used, and why; ``name`` is its place where it has none."""
+    """A tool whose descriptor can't be used, and why; ``name`` is its place where it has none, or ``ALL_TOOLS``."""
 
     name: str
     service: str

@@ -87,8 +87,12 @@ class WorkerBrokerOf(Protocol[D]):
             BrokerError: the server can't be reached or can't serve.
         """
 
-    async def register(self, publication: Publication) -> None:
+    async def register(self, publication: Publication, origin: str = "") -> None:
         """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``.
+
+        Args:
+            publication: what to publish.
+            origin: the file of the code, when nothing else tells programs of this owner apart; others of another origin are logged.
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.

@@ -182,7 +182,7 @@ class Publisher:
         if isinstance(reply, ReplyError) and str(reply).startswith("NOTYET"):
             self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None))
             return
-        self._unanswered.pop(flush.number, None)
+        del self._unanswered[flush.number]
         if isinstance(reply, BrokerError):
             verdict = failure(reply)
             for publish in flush.batch:

@@ -23,6 +23,7 @@ from toolbus.envelope import NOT_BEGUN, Frame, Request, share_digest, work_diges
 from toolbus.results import BrokerError, EnvelopeError
 
 _MOST_KEPT = 10_000
+_ENDS_OF_ANOTHER = frozenset({("cancelled", NOT_BEGUN), ("deadline_exceeded", "")})
 
 
 class _Followed:
@@ -57,9 +58,11 @@ class SharedCalls:
         self._followed: dict[bytes, _Followed] = {}
         self._joined: dict[str, Callable[[str], None]] = {}
         self._stream_of: dict[str, bytes] = {}
+        # Attempts of the calls that a caller had joined before the one that it reads now.
+        self._attempts: dict[str, int] = {}
 
     def publish(self, request: Request, queue: str, limit: int, deadline: float, document: bytes, sender: Sender, left: str = "") -> None:
-        """Publish a call, or join the one that its key stands for; ``left`` is one that it had joined and that never began."""
+        """Publish a call, or join the one that its key stands for; ``left`` is one that it had joined and that is over."""
         once = request.effect == "once"
         if not self._mastership.admits(once=once):
             if len(self._kept) >= _MOST_KEPT:
@@ -143,6 +146,7 @@ class SharedCalls:
     def forget(self, call: str) -> None:
         """Stop reading for a caller whose call has ended."""
         self._joined.pop(call, None)
+        self._attempts.pop(call, None)
         self._kept.pop(call, None)
         stream = self._stream_of.pop(call, None)
         if stream is not None:
@@ -176,16 +180,19 @@ class SharedCalls:
         if followed is None:
             return []
         mine = [frame for frame in frames if frame.id == followed.call]
-        if mine and _was_left(mine[-1]):
-            self._begin_anew(followed)
-        return [_readdressed(frame, caller) for caller in followed.callers for frame in mine]
+        if mine and ended_for_another(mine[-1]):
+            self._begin_anew(followed, mine[-1].attempt)
+        return [readdressed(frame, caller, self._attempts.get(caller, 0)) for caller in followed.callers for frame in mine]
 
-    def _begin_anew(self, followed: _Followed) -> None:
-        """Publish again for who joined a call that its callers had left: it ended before it began, and its key is free."""
+    def _begin_anew(self, followed: _Followed, attempts: int) -> None:
+        """Publish again for who joined a call that ended for its first caller alone, and whose key is free."""
         for caller in [*followed.callers, *followed.newcomers]:
             again = self._joined.get(caller)
             if again is not None:
+                before = self._attempts.get(caller, 0)
                 self.forget(caller)
+                # The attempts of one caller count up, or its newer run would seem to be an older one.
+                self._attempts[caller] = before + attempts
                 again(followed.call)
 
     def _follow(self, call: str, runs: str) -> None:
@@ -198,11 +205,14 @@ class SharedCalls:
         self._wake()
 
 
-def _was_left(frame: Frame) -> bool:
-    """Return whether a call ended before it began, because no caller waited for it; a later attempt is not the first of a new call."""
+def ended_for_another(frame: Frame) -> bool:
+    """Return whether a shared call ended before it began, since no caller waited for it, or because its first caller's time was up."""
     error = frame.error
-    return error is not None and frame.end_of_stream and frame.attempt == 1 and (error.type, error.code) == ("cancelled", NOT_BEGUN)
+    return error is not None and frame.end_of_stream and (error.type, error.code) in _ENDS_OF_ANOTHER
 
 
-def _readdressed(frame: Frame, call: str) -> Frame:
-    return frame if frame.id == call else msgspec.structs.replace(frame, id=call)
+def readdressed(frame: Frame, call: str, attempts: int) -> Frame:
+    """Return a shared call's frame for one of its callers, which had ``attempts`` attempts before."""
+    if frame.id == call and not attempts:
+        return frame
+    return msgspec.structs.replace(frame, id=call, attempt=frame.attempt + attempts)

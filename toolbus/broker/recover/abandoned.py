@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from toolbus import telemetry
 from toolbus.broker.finish.outbox import Outbox
 from toolbus.broker.keys import Keys
+from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import WorkerListener
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
+from toolbus.broker.transport.server import tell_time
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, ErrorInfo
 
@@ -26,9 +28,17 @@ class AbandonedCalls:
     """
 
     def __init__(
-        self, link: Transport, keys: Keys, streams: Mapping[str, RequestStream], *, outbox: Outbox, listener: WorkerListener
+        self,
+        link: Transport,
+        keys: Keys,
+        clock: ServerClock,
+        streams: Mapping[str, RequestStream],
+        *,
+        outbox: Outbox,
+        listener: WorkerListener,
     ) -> None:
         self._link = link
+        self._clock = clock
         self._keys = keys
         self._streams = streams
         self._outbox = outbox
@@ -48,9 +58,17 @@ class AbandonedCalls:
 
     async def stop_calls(self) -> None:
         """End abandoned calls that run: a handler that sends nothing would not notice."""
-        held = {delivery.replies for stream in self._streams.values() for delivery in list(stream.held.values())}
-        for replies in await self._gone(held):
-            self._listener.on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
+        for replies in await self._gone({delivery.replies for delivery in self._held()}):
+            self._stop(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
+
+    async def stop_calls_of(self, replies: str, error: ErrorInfo) -> None:
+        """End the calls whose reply stream was missing, unless the server's clock was set forward: then their agent takes it over."""
+        try:
+            await tell_time(self._link, self._clock)
+        except BrokerError:
+            return
+        if not self._clock.ran_ahead:
+            self._stop(replies, error)
 
     async def end_sessions(self) -> None:
         """End the sessions of callers that are gone; each turn checks a bounded number of callers."""
@@ -63,11 +81,25 @@ class AbandonedCalls:
         if gone:
             self._listener.sessions.gone({replies[key] for key in gone})
 
+    def _stop(self, replies: str, error: ErrorInfo) -> None:
+        self._listener.on_replies_gone(replies, error)
+        for delivery in self._held():
+            if delivery.replies == replies:
+                # Its answer would make the stream anew.
+                delivery.replies = ""
+
+    def _held(self) -> list[StreamDelivery]:
+        return [delivery for stream in self._streams.values() for delivery in stream.held.values()]
+
     async def _gone(self, replies: set[str]) -> set[str]:
-        """Return the reply streams that do not exist; none when the server can't be asked."""
+        """Return the reply streams that do not exist; none when the server can't be asked, or its clock was just set forward."""
         replies.discard("")
         try:
             found = await asyncio.gather(*(self._link.execute("EXISTS", key, repeatable=True) for key in replies))
+            gone = {key for key, exists in zip(replies, found, strict=True) if not exists}
+            if gone:
+                await tell_time(self._link, self._clock)
         except BrokerError:
             return set()
-        return {key for key, exists in zip(replies, found, strict=True) if not exists}
+        # Their agents make them anew within a lease.
+        return gone if self._clock.trusted else set()

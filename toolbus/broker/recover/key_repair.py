@@ -37,14 +37,18 @@ class KeyRepair:
             await self._wanted.wait()
             self._wanted.clear()
             try:
-                if await self._mend():
+                if await self.mend(self._types()):
                     self._on_mended()
             except BrokerError as error:
                 telemetry.log.warning("upkeep.failed", error=str(error))
             await asyncio.sleep(_PAUSE)
 
-    async def _mend(self) -> bool:
-        types = dict(self._types())
+    async def mend(self, types: Mapping[str, str]) -> bool:
+        """Look at these keys now; return whether any was deleted.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         wrong = await self._link.execute_script(scripts.MEND, tuple(types), tuple(types.values()), repeatable=True)
         keys, deleted = list(types), False
         for index, found in zip(wrong[::2], wrong[1::2], strict=True):

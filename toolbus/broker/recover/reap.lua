@@ -35,7 +35,7 @@ local function may_make_room()
     mine = true
     kept[#kept + 1] = me .. '=' .. string.format('%.0f', now + 3 * lease)
   end
-  if #kept > 0 then redis.call('HSET', fence, 'room', table.concat(kept, ' ')) end
+  redis.call('HSET', fence, 'room', table.concat(kept, ' '))
   return mine
 end
 
@@ -103,7 +103,9 @@ end
 if ARGV[5] == '1' then return answer() end
 
 local last, quiet = read_pulse(KEYS[4])
-if is_silence(last, now, lease) or now < quiet then return answer() end
+local judged = not is_silence(last, now, lease) and now >= quiet
+-- Who saw a process end needs no judgement of its lease (retire.lua).
+local function is_known_dead(instance) return redis.call('HEXISTS', fence, 'x:' .. instance) == 1 end
 
 local function claim(pending, owner, spare)
   local moved, counted = false, waits(owner) and 0 or 1
@@ -124,7 +126,7 @@ for _, consumer in ipairs(consumers) do
   -- The worker that entries wait for.
   local instance = name:match('^~to:(.*)$') or name
   if not waits(name) then workers = workers + 1 end
-  if instance ~= me then
+  if instance ~= me and (judged or is_known_dead(instance)) then
     local lease_end = lease_end_of(KEYS[3], fence, ARGV[2], instance, now)
     local is_dead = (lease_end or 0) < now
     if is_dead and held > 0 and #dead < 64 and name ~= '~back' then
@@ -135,7 +137,7 @@ for _, consumer in ipairs(consumers) do
       -- Nothing pending, so deleting the consumer drops nothing. One that comes back is told by its beat to register again,
       -- and gets another counter; until then it has none, which equals nothing.
       redis.call('XGROUP', 'DELCONSUMER', queue, 'g', name)
-      redis.call('HDEL', fence, 'c:' .. name, 'l:' .. name)
+      redis.call('HDEL', fence, 'c:' .. name, 'l:' .. name, 'x:' .. name)
     end
   end
 end
@@ -145,6 +147,8 @@ end
 for _, consumer in ipairs(dead) do
   if room > 0 then claim(consumer[2], consumer[1], consumer[3]) end
 end
+
+if not judged then return answer() end
 
 -- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost. No worker ran it, so a first
 -- delivery does not count again.

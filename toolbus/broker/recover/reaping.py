@@ -52,7 +52,7 @@ class Reaped(NamedTuple):
 
 
 async def reap(
-    link: Transport, keys: Keys, stream: RequestStream, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool = False
+    link: Transport, keys: Keys, stream: RequestStream, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool
 ) -> Reaped:
     """Take over what was handed back, entries of dead workers, and deliveries whose reply was lost; at most ``slots`` entries.
 

@@ -147,7 +147,9 @@ class Upkeep:
         if not reaped.entries:
             return False
         if not everything:
-            telemetry.log.info("requests.taken_back", service=stream.service, calls=len(reaped.entries))
+            # Where calls are handed to the workers of their sessions, this is no news.
+            if not stream.sticky:
+                telemetry.log.info("requests.taken_back", service=stream.service, calls=len(reaped.entries))
         else:
             telemetry.log.warning("requests.recovered", service=stream.service, calls=len(reaped.entries))
         # The entry that was tried least is least likely to kill this worker.

@@ -135,7 +135,7 @@ local function strike_off(members)
   end
   -- The instances of one service go together, since with its last one its keys go.
   local settled = {}
-  for _, each in ipairs(found) do redis.call('HDEL', each[2].instances, each[3]) end
+  for _, each in ipairs(found) do redis.call('HDEL', each[2].instances, each[3], (each[3]:gsub('^i:', 'o:'))) end
   for _, each in ipairs(found) do
     if not settled[each[1]] then settle(each[1], each[2]) end
     settled[each[1]] = true

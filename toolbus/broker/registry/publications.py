@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.broker.protocols import RefusedTool, ServiceRecord
+from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.registry.pieces import elements, member
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
 from toolbus.results import DescriptorError
@@ -97,7 +97,7 @@ def _listed(tools: msgspec.Raw, service: str, refused: list[RefusedTool]) -> lis
                 return [piece.of(text) + _BLANKS for piece in elements(text)]
         except ValueError:
             pass
-        refused.append(RefusedTool("all tools", service, _reason(error)))
+        refused.append(RefusedTool(ALL_TOOLS, service, _reason(error)))
         return []
 
 
@@ -119,5 +119,4 @@ def _name_by_its_key(tool: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    text = f"{error} - at `{error.path}`" if isinstance(error, DescriptorError) and error.path else str(error)
-    return " ".join((text or type(error).__name__).split())[:_MOST_REASON]
+    return " ".join(str(error).split())[:_MOST_REASON]

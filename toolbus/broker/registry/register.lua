@@ -50,7 +50,11 @@ redis.call('PEXPIRE', queue, ttl)
 redis.call('PEXPIRE', fence, ttl)
 
 local start = tonumber(ARGV[14])
-if start == 0 then
+if start > 0 then
+  -- A counter that was lost must not give later starts smaller numbers.
+  local counted = (redis.call('HGET', meta, 'start') or ''):match('^%d+$')
+  if not counted or #counted > 15 or tonumber(counted) < start then redis.call('HSET', meta, 'start', string.format('%.0f', start)) end
+else
   start = redis.pcall('HINCRBY', meta, 'start', 1)
   -- A counter that is no number, or the last one, begins anew with the time, which is more than any number of starts.
   if type(start) == 'table' then

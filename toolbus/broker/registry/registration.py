@@ -9,12 +9,16 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
+from toolbus.broker.reading import integer
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
 from toolbus.broker.take.requests import RequestStream
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
-from toolbus.results import BrokerError, DescriptorError, RegistrationRefused
+from toolbus.results import BrokerError, DescriptorError, EnvelopeError, RegistrationRefused
+
+# What the instances of a service share, in their table.
+_SHARED = ("owner", "queue", "scale_to_zero", "current")
 
 
 class Published(msgspec.Struct):
@@ -50,8 +54,8 @@ class WorkerRegistration:
         self._published: dict[str, Published] = {}
         self.active = True
 
-    async def register(self, publication: Publication) -> RegisterAnswer:
-        """Publish a service for the first time.
+    async def register(self, publication: Publication, origin: str = "") -> RegisterAnswer:
+        """Publish a service for the first time; warn when instances of another origin have the same owner.
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
@@ -59,6 +63,11 @@ class WorkerRegistration:
         """
         answer = await self._registry.register(publication, self._instance, 0)
         self._published[publication.service.id] = Published(publication, answer.start)
+        others = await self._registry.compare(publication.service.id, self._instance, origin) if origin else []
+        if others:
+            advice = "two programs? set TOOLBUS_OWNER, another one for each, or name their services differently"
+            service, owner = publication.service.id, publication.owner
+            telemetry.log.warning("service.other_program", service=service, owner=owner, here=origin, there=others[:3], advice=advice)
         return answer
 
     async def unregister(self) -> None:
@@ -93,23 +102,36 @@ class WorkerRegistration:
                     await self._registry.unregister([f"{service}/{self._instance}"])
 
     async def register_missing(self) -> None:
-        """Register the services again whose tables do not list this worker any more; a beat looks at the lease alone.
+        """Register the services again of whose registration something was lost; a beat looks at the lease alone.
 
         Raises:
             BrokerError: the server could not be asked.
         """
-        missing = [stream.service for stream in list(self._streams.values()) if not await self._is_listed(stream.service)]
+        missing = [stream.service for stream in list(self._streams.values()) if not await self._is_whole(stream)]
         if missing and self.active:
             await self.register_again(missing)
 
-    async def _is_listed(self, service: str) -> bool:
-        published, field = self._published[service], f"i:{self._instance}"
-        listed, instance = await asyncio.gather(
-            self._link.execute("HGET", self._keys.services, service, repeatable=True),
-            self._link.execute("HGET", self._keys.instances(service), field, repeatable=True),
+    async def _is_whole(self, stream: RequestStream) -> bool:
+        """Return whether the server has everything that a registration writes.
+
+        A single name that is missing was freed for another owner, so only all of them together count as lost.
+        """
+        keys, published = self._keys, self._published[stream.service]
+        digest = published.publication.digest
+        execute = self._link.execute
+        listed, own, started, named, fence = await asyncio.gather(
+            execute("HGET", keys.services, stream.service, repeatable=True),
+            execute(
+                "HMGET", keys.instances(stream.service), f"i:{self._instance}", f"d:{digest}", f"n:{digest}", *_SHARED, repeatable=True
+            ),
+            execute("HGET", keys.meta, "start", repeatable=True),
+            execute("EXISTS", keys.names, repeatable=True),
+            execute("HMGET", stream.fence, "generation", f"c:{self._instance}", f"l:{self._instance}", repeatable=True),
         )
         try:
             read_record(listed or b"")
-        except DescriptorError:
+            # Later starts count from here.
+            integer(started, least=published.start)
+        except (DescriptorError, EnvelopeError):
             return False
-        return bool(instance == f"{published.start}:{published.publication.digest}".encode())
+        return bool(named) and None not in own and None not in fence and bool(own[0] == f"{published.start}:{digest}".encode())

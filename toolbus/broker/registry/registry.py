@@ -17,23 +17,25 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.protocols import AgentListener, ServiceRecord
-from toolbus.broker.reading import shown, skip, text, uses_up
+from toolbus.broker.protocols import ALL_TOOLS, AgentListener, RefusedTool, ServiceRecord
+from toolbus.broker.reading import integer, shown, skip, text, uses_up
 from toolbus.broker.registry.publications import read_record
-from toolbus.broker.registry.refusals import refused
+from toolbus.broker.registry.refusals import item_refused, registration_refused
 from toolbus.broker.scripts import Script
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
-from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused
+from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError
 from toolbus.settings import Settings
 
 TTL = 30 * 86_400
 """Seconds that the tables outlive the last process that beats or sweeps; static descriptors stay for good."""
 
 _SWEEP_LIMIT = 64
+# How the table of names begins those of each kind.
+_FIELDS = {"tool": "t:", "tool-service": "s:", "queue": "q:"}
 
 
 class RegisterAnswer(NamedTuple):
@@ -78,9 +80,20 @@ class RedisRegistry:
         if reply[0] == b"refused":
             # An owner that can't be read is one all the same.
             names = {name.decode(): shown(owner) for name, owner in zip(reply[1::2], reply[2::2], strict=True)}
-            listed = ", ".join(f"{name} belongs to {owner!r}" for name, owner in names.items())
-            raise RegistrationRefused(f"not registered as {publication.owner!r}: {listed}", names)
+            raise registration_refused(publication.owner, names, await self._waits(names), self._settings.cooldown)
         return RegisterAnswer(int(reply[1]), reply[2], reply[3])
+
+    async def compare(self, service: str, instance: str, origin: str) -> list[str]:
+        """Note where the code of an instance is; return the places of the service's other instances that differ.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        table = self._keys.instances(service)
+        await self._link.execute("HSET", table, f"o:{instance}", origin, repeatable=True)
+        fields = {name: value async for name, value in scan_hash(self._link, table)}
+        others = {value for name, value in fields.items() if name[:2] == b"o:" and b"i:" + name[2:] in fields}
+        return sorted({shown(other) for other in others} - {shown(origin)})
 
     async def unregister(self, members: Iterable[str]) -> None:
         """Take instances (``service/instance``) out of the registry."""
@@ -103,7 +116,7 @@ class RedisRegistry:
         """
         reply = await self._put(key, document, owner)
         if reply[0] == b"refused":
-            raise refused(key, shown(reply[1]), owned=bool(owner))
+            raise item_refused(key, shown(reply[1]), owned=bool(owner), cooldown=self._settings.cooldown)
 
     async def delete_item(self, key: str, owner: str = "") -> bool:
         """Delete a static descriptor; False when there was none.
@@ -114,12 +127,30 @@ class RedisRegistry:
         """
         reply = await self._put(key, "", owner)
         if reply[0] == b"refused":
-            raise refused(key, shown(reply[1]), owned=True)
+            raise item_refused(key, shown(reply[1]), owned=True, cooldown=self._settings.cooldown)
         return int(reply[1]) > 0
 
     async def transfer(self, key: str) -> bool:
         """Free a self-published name for another owner; False when it was free."""
         return int(await self._run(scripts.TRANSFER, (), key)) > 0
+
+    async def _waits(self, names: Iterable[str]) -> dict[str, float]:
+        """Return the seconds until each name is free, of those that no worker holds any more."""
+        listed = list(names)
+        fields = [_FIELDS.get(kind, "") + name for kind, _, name in (each.partition("/") for each in listed)]
+        found, time = await asyncio.gather(
+            self._link.execute("HMGET", self._keys.names, *fields, repeatable=True), self._link.execute("TIME", repeatable=True)
+        )
+        waits: dict[str, float] = {}
+        for name, record in zip(listed, found, strict=True):
+            try:
+                free_at = integer((record or b"").rpartition(b"\n")[2])
+                wait = free_at / 1000 - integer(time[0]) - integer(time[1]) / 1e6
+            except EnvelopeError:
+                continue
+            if free_at > 0:
+                waits[name] = max(wait, 0.0)
+        return waits
 
     def _keys_of(self, service: str, queue: str) -> list[bytes]:
         keys = self._keys
@@ -193,17 +224,7 @@ class RegistryFollower:
             await self._link.execute("DEL", self._keys.log, repeatable=True)
             newest = []
         self.position, self._token = (newest[0][0], fields_of(newest[0][1]).get(b"token")) if newest else (b"0", None)
-        services: dict[str, ServiceRecord] = {}
-        async for name, value in scan_hash(self._link, self._keys.services):
-            try:
-                key = text(name)
-            except EnvelopeError as error:
-                skip(self._keys.services, error, field=name)
-                continue
-            record = _readable(key, value)
-            if record is not None:
-                services[key] = record
-        self._listener.on_registry(services, await read_items(self._link, self._keys))
+        self._listener.on_registry(await read_services(self._link, self._keys), await read_items(self._link, self._keys))
 
     def apply(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
         """Apply log entries; False when one is missing before them."""
@@ -227,33 +248,58 @@ class RegistryFollower:
         elif op == b"gone":
             self._listener.on_service(key, None)
         elif op in {b"up", b"down"}:
-            record = _readable(key, (b"+" if op == b"up" else b"-") + said)
-            if record is not None:
-                self._listener.on_service(key, record)
+            self._listener.on_service(key, _read_logged(key, (b"+" if op == b"up" else b"-") + said))
 
 
-def _readable(service: str, value: bytes) -> ServiceRecord | None:
-    """Return a service's record, None when it can't be read; parts that can't be used are logged."""
+def _read_logged(service: str, value: bytes) -> ServiceRecord | RefusedTool:
+    """Return a service's record, or the reason why it can't be read; that, and parts that can't be used, are logged."""
     try:
-        record = read_record(value)
+        record = _record_of(service, value)
     except DescriptorError as error:
         telemetry.log.warning("registry.unreadable", service=service, error=str(error))
-        return None
+        return RefusedTool(ALL_TOOLS, service, str(error))
     for tool in record.refused:
         telemetry.log.warning("descriptor.invalid", key=f"{service}/{tool.name}", error=tool.reason)
     return record
 
 
-async def read_items(link: Transport, keys: Keys) -> dict[str, bytes]:
-    """Return the static documents by key, without those whose key can't be read.
+def _record_of(service: str, value: bytes) -> ServiceRecord:
+    record = read_record(value)
+    named = record.publication.service.id
+    if named != service:
+        raise DescriptorError(f"it describes another service, {shown(named)!r}", path="$.service.id")
+    return record
+
+
+async def read_services(link: Transport, keys: Keys) -> dict[str, ServiceRecord | RefusedTool]:
+    """Return the services by name, with the reason in place of one that can't be read.
 
     Raises:
         BrokerError: the server could not be asked.
     """
-    items: dict[str, bytes] = {}
+    services: dict[str, ServiceRecord | RefusedTool] = {}
+    async for name, value in scan_hash(link, keys.services):
+        try:
+            key = text(name)
+        except EnvelopeError as error:
+            skip(keys.services, error, field=name)
+            services[shown(name)] = RefusedTool(ALL_TOOLS, shown(name), f"its name can't be read: {error}")
+        else:
+            services[key] = _read_logged(key, value)
+    return services
+
+
+async def read_items(link: Transport, keys: Keys) -> dict[str, bytes | RefusedTool]:
+    """Return the static documents by key, with the reason in place of one whose key can't be read.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    items: dict[str, bytes | RefusedTool] = {}
     async for name, value in scan_hash(link, keys.items):
         try:
             items[text(name)] = value
         except EnvelopeError as error:
             skip(keys.items, error, field=name)
+            items[shown(name)] = RefusedTool(shown(name), "?", f"its key can't be read: {error}")
     return items

@@ -23,6 +23,11 @@ from toolbus.settings import Settings
 _READ_COUNT = 512
 _AFTER_ERROR = 0.2
 _AFTER_LOSS = 0.05
+_LEAST_TTL = 15.0
+# How often a reply stream is renewed in its life.
+_RENEWALS = 5
+# The first entry of a stream that a worker made anew.
+_LOST = [b"o", b"lost"]
 
 
 class ReplyReader:
@@ -62,9 +67,13 @@ class ReplyReader:
         self._position = b"0"
         # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
         self._entry_limit = entry_limit(settings.max_frame)
-        # Workers stop the calls of an agent that does not renew its stream for this long. A connection over which nothing comes any more
-        # is given up after 10.5 s at most (link.py), and the next one must be in time.
-        self.ttl_ms = int(max(15.0, 2 * settings.lease) * 1000)
+        # Workers stop the calls of an agent that does not renew its stream for this long, and look three times a lease: it is over after
+        # one lease. A connection over which nothing comes any more is given up after 10.5 s at most (link.py), and the next one must be
+        # in time.
+        ttl = max(_LEAST_TTL, settings.lease * 2 / 3)
+        self.ttl_ms = int(ttl * 1000)
+        # After a step of its clock nobody judges by it for a lease.
+        self._renew_every = min(ttl / _RENEWALS, settings.lease / 3)
         self.key = keys.replies(agent)
         self.resync = False
         self.frames = 0
@@ -108,6 +117,16 @@ class ReplyReader:
     def wake(self) -> None:
         """Make a waiting read return, so that the next one reads the shared calls that were added meanwhile."""
         self._link.send(("XADD", self.key, "NOMKSTREAM", "*", "o", "1"), repeatable=True)
+
+    async def keep(self) -> None:
+        """Renew the reply stream until cancelled; one that is gone is made anew."""
+        while True:
+            await asyncio.sleep(self._renew_every)
+            try:
+                if await self.listen():
+                    self._lost()
+            except BrokerError as error:
+                telemetry.log.warning("upkeep.failed", error=str(error))
 
     async def listen(self) -> bool:
         """Make the reply stream; return whether there was none.
@@ -154,6 +173,8 @@ class ReplyReader:
     def _take(self, entries: list[Any]) -> bool:
         """Hand over the frames of some entries; return whether the stream can take more."""
         for _, flat in entries:
+            if flat == _LOST:
+                self._lost()
             self._hand_over(self._frames_of(flat))
         self._position = entries[-1][0]
         milliseconds, _, sequence = self._position.partition(b"-")
@@ -187,6 +208,10 @@ class ReplyReader:
             telemetry.log.error("frame.malformed", agent=self._agent, frames=len(problems), error=problems[0])
         self.frames += len(frames)
         return frames
+
+    def _lost(self) -> None:
+        self._listener.on_replies_lost()
+        self.resync = True
 
     def _confirmed(self, id: bytes) -> None:
         try:

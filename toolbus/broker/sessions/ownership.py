@@ -217,7 +217,8 @@ class Ownership:
     def _give_up(self) -> None:
         given_up, self._given_up = self._given_up, []
         for keys in _parts(given_up):
-            self._link.run(scripts.DISOWN, tuple(keys), (self._instance,), _ignore, repeatable=True)
+            # Keys that stay, since this failed, have a TTL.
+            self._link.run(scripts.DISOWN, tuple(keys), (self._instance,), repeatable=True)
 
     async def pass_on(self) -> None:
         """Let any worker take what waits for this one.
@@ -238,6 +239,3 @@ class Ownership:
 def _parts(keys: list[str]) -> Iterator[list[str]]:
     for start in range(0, len(keys), _MOST):
         yield keys[start : start + _MOST]
-
-
-_ignore: Callable[[Any], None] = lambda _reply: None  # noqa: E731 - keys that stay have a TTL

@@ -107,6 +107,8 @@ class WakeChannel:
             self._confirmations.answered(identifier(rest))
         elif word == "back" and rest in self._streams:
             self._start(self._upkeep.take_back(self._streams[rest]))
+        elif word == "dead" and rest in self._streams:
+            self._start(self._upkeep.recover())
         elif word in {"pause", "resume"} and rest in self._streams:
             self.pause(rest, word == "pause", self._clock.monotonic())
         else:

@@ -7,7 +7,6 @@ import copy
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.reading import integer
 from toolbus.broker.transport import clients
 from toolbus.broker.transport.discovery import Discovery, Fixed, InCluster, Node, SingleNode, speaks_tls
+from toolbus.broker.transport.passwords import read_password
 from toolbus.broker.transport.replies import info_fields
 from toolbus.broker.transport.sentinels import BySentinel
 from toolbus.broker.transport.tls import TlsFiles, explain, unreadable
@@ -134,13 +134,20 @@ class Connector:
                 # Not redis-py's own timeout: it waits by `asyncio.wait_for`, which loses cancellations in Python 3.11.
                 async with asyncio.timeout(_OPEN_TIMEOUT if node is None else _OPEN_TIMEOUT_FOUND):
                     await connection.connect()
-                    server = await _handshake(connection.send_command, connection.read_response)
+                    server = await _handshake(connection.send_command, connection.read_response, self._answered)
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
             server.node = node
-            self._reached = True
             return connection, server
+
+    @property
+    def reached(self) -> bool:
+        """True when a server that may serve us has answered here before."""
+        return self._reached
+
+    def _answered(self) -> None:
+        self._reached = True
 
     def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
         """Return a synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
@@ -160,12 +167,7 @@ class Connector:
         return options
 
     def _password(self) -> str | None:
-        if not self._password_file:
-            return None
-        try:
-            return Path(self._password_file).read_text("utf-8").strip()
-        except OSError as error:
-            raise redis.AuthenticationError(f"the password file can't be read: {error}") from None
+        return read_password(self._password_file) if self._password_file else None
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -194,8 +196,10 @@ class Connector:
     def _advice(self, reason: str) -> str:
         """Return advice about a server that can't be reached."""
         late, cut = reason.startswith("Timeout"), _CUT.search(reason)
-        # A server that has answered once speaks the right protocol.
-        if self._reached or not (cut or (late and self._tls)):
+        # A server that has answered once speaks the right protocol, and who runs it knows how it is started.
+        if self._reached:
+            return "it answered before, so it is tried again"
+        if not (cut or (late and self._tls)):
             return f"start a server with `toolbus dev`, or set {PREFIX}URL"
         if late:
             return "if the server does not speak TLS at this port, write redis:// for rediss://"
@@ -234,7 +238,7 @@ def _check(options: dict[str, Any]) -> None:
         raise ValueError(f"its parameter {unknown[1]!r} {why}") from None
 
 
-async def _handshake(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]]) -> ServerInfo:
+async def _handshake(send: Callable[..., Awaitable[None]], read: Callable[..., Awaitable[Any]], answered: Callable[[], None]) -> ServerInfo:
     await send("INFO", "server")
     fields = info_fields(await read())
     await send("INFO", "replication")
@@ -246,6 +250,7 @@ async def _handshake(send: Callable[..., Awaitable[None]], read: Callable[..., A
         raise UnsupportedServer(f"the server is {name} {version}; toolbus needs Redis 7.0 or Valkey 7.2, or newer")
     if fields.get("role", "master") != "master":
         raise redis.ConnectionError(f"it is a read-only replica of {fields.get('master_host')}:{fields.get('master_port')}")
+    answered()
     # The scripts are the real probe: whatever lacks their flags or commands can't serve.
     for script in scripts.ALL:
         await send("SCRIPT", "LOAD", script.source)

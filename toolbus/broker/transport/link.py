@@ -15,6 +15,7 @@ from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, 
 from toolbus.broker.transport.connection import BLOCK, Connector
 from toolbus.broker.transport.discovery import Node
 from toolbus.broker.transport.redirect import RedirectConnection
+from toolbus.broker.transport.tls import explain
 from toolbus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack
 
 _STALLED = BLOCK + 5.0
@@ -220,7 +221,8 @@ class Link(Wire):
         self._unanswered.extend(command for command in written if command.repeatable and not self._closing)
         self._lost.set()
         if not self._closing:
-            telemetry.log.warning("link.lost", server=self._connector.display, error=str(exc or "closed by the server"))
+            reason = str(exc or "closed by the server")
+            telemetry.log.warning("link.lost", server=self._connector.display, error=explain(reason) or reason)
         self._answer_lost([command for command in written if not command.repeatable], "the connection was lost")
 
     # -- inside -----------------------------------------------------------------------------------
@@ -262,6 +264,8 @@ class Link(Wire):
         else:
             if code == "WRONGTYPE" and self.on_wrong_type is not None:
                 self.on_wrong_type()
+            elif code == "NOPERM":
+                telemetry.log.error("server.no_permission", server=self._connector.display, error=str(error))
             return False
         return True
 

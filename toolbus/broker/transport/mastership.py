@@ -124,8 +124,16 @@ class BySentinelMastership(Mastership):
     while a majority has said so within three seconds, and none that it is being replaced.
     """
 
-    def __init__(self, connector: Connector, links: Sequence[Link], on_moved: Callable[[], None], discovery: BySentinel) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        links: Sequence[Link],
+        on_moved: Callable[[], None],
+        discovery: BySentinel,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(connector, links, on_moved)
+        self._monotonic = monotonic
         self._discovery = discovery
         self._reports: dict[Node, tuple[SentinelReport, float]] = {}
         self._acted_on = -1
@@ -136,7 +144,7 @@ class BySentinelMastership(Mastership):
     def sure(self) -> bool:
         """True when a majority of the Sentinels says so, and none that it is being replaced."""
         nodes = {link.server.node if link.connected and link.server is not None else None for link in self._links}
-        since = time.monotonic() - _RECENT
+        since = self._monotonic() - _RECENT
         reports = [report for report, heard in self._reports.values() if heard >= since]
         if len(nodes) > 1 or any(report.replacing for report in reports):
             return False
@@ -145,7 +153,7 @@ class BySentinelMastership(Mastership):
     @property
     def steady(self) -> bool:
         """True when no Sentinel says that the server is being replaced, or has said so for long: a failover may come to nothing."""
-        return self._replacing_since is None or time.monotonic() - self._replacing_since > _REPLACING
+        return self._replacing_since is None or self._monotonic() - self._replacing_since > _REPLACING
 
     async def run(self) -> None:
         """Follow every Sentinel."""
@@ -160,10 +168,10 @@ class BySentinelMastership(Mastership):
             try:
                 await observer.open()
                 while True:
-                    asked = time.monotonic()
+                    asked = self._monotonic()
                     report = await observer.ask()
                     delay = _RETRY_FIRST
-                    self._hear(node, report, asked)
+                    self.hear(node, report, asked)
                     await observer.event(_POLL_CLOSELY if report.down or report.replacing else _POLL)
             except Exception as error:  # noqa: BLE001 - whatever one Sentinel answers, it is asked again, and the others are heard
                 telemetry.log.info("sentinel.lost", server=f"{node.host}:{node.port}", error=str(error) or type(error).__name__)
@@ -174,7 +182,8 @@ class BySentinelMastership(Mastership):
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             delay = min(2 * delay, _RETRY_MOST)
 
-    def _hear(self, node: Node, report: SentinelReport, asked: float) -> None:
+    def hear(self, node: Node, report: SentinelReport, asked: float) -> None:
+        """Take in a Sentinel's report, which was asked for at a local monotonic time."""
         self._reports[node] = (report, asked)
         self._judge()
 
@@ -184,7 +193,7 @@ class BySentinelMastership(Mastership):
         if not any(report.replacing for report, _ in self._reports.values()):
             self._replacing_since = None
         elif self._replacing_since is None:
-            self._replacing_since = time.monotonic()
+            self._replacing_since = self._monotonic()
         # Older reports than what the links were connected by say nothing new.
         if newest is not None and not newest.down and newest.epoch > max(self._acted_on, self._discovery.epoch):
             self._acted_on = newest.epoch

@@ -8,7 +8,6 @@ from toolbus import telemetry
 from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, ReplyError
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.wire import Wire, pack
-from toolbus.results import BrokerError
 
 _ASKING = Command(pack(("ASKING",)), None, True)
 _NOT_HERE = frozenset({"ASK", *ELSEWHERE, *SOON})
@@ -67,8 +66,8 @@ class RedirectConnection(Wire):
         try:
             connection, self.server = await self._connector.connect()
             self._take_over(connection)
-        except BrokerError as error:
-            telemetry.log.warning("link.side_failed", server=self._connector.display, error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, what waits must go back
+            telemetry.log.warning("link.side_failed", server=self._connector.display, error=str(error) or type(error).__name__)
             self._give_back(self._unsent)
             self._unsent = []
         else:

@@ -11,6 +11,7 @@ import redis
 from toolbus.broker.transport import clients
 from toolbus.broker.transport.ask_nodes import TIMEOUT, AskPolicy, ask_each
 from toolbus.broker.transport.discovery import Node, base_options, nodes_of, tls_options
+from toolbus.broker.transport.passwords import read_password
 
 _PORT = 26379
 # One that was cut off from the others may not know of a failover: more of them are heard, if they are quick.
@@ -53,6 +54,7 @@ class BySentinel:
         self.options = {**base_options(parts, path[1] if len(path) == 2 else "0"), **tls}
         self.newest: SentinelReport | None = None
         self.epoch = -1
+        self._password_file = _password_file(parts)
         self._asking = _credentials(parts) | (tls_options(self.options) if _sentinels_speak_tls(parts) else {})
 
     @property
@@ -77,8 +79,13 @@ class BySentinel:
         """Ignore it: the Sentinels say it."""
 
     def asking_options(self, node: Node) -> dict[str, Any]:
-        """Return the options of a connection to one Sentinel."""
-        return {**self._asking, **node._asdict()}
+        """Return the options of a connection to one Sentinel.
+
+        Raises:
+            redis.AuthenticationError: the file with the password can't be read.
+        """
+        password = {"password": read_password(self._password_file)} if self._password_file else {}
+        return {**self._asking, **password, **node._asdict()}
 
     def questions(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the commands whose answers ``read_report`` reads."""
@@ -123,6 +130,13 @@ def _sentinels_speak_tls(parts: SplitResult) -> bool:
     if said not in {"yes", "no"}:
         raise ValueError(f"sentinel_tls is yes or no, not {said!r}")
     return said == "yes"
+
+
+def _password_file(parts: SplitResult) -> str:
+    query = parse_qs(parts.query)
+    if "sentinel_password" in query and "sentinel_password_file" in query:
+        raise ValueError("it has both sentinel_password and sentinel_password_file; leave one out")
+    return query.get("sentinel_password_file", [""])[0]
 
 
 def _credentials(parts: SplitResult) -> dict[str, Any]:

@@ -164,8 +164,6 @@ class Assembly:
             case "reset":
                 self._held, self._blobs_seen, self._run_text = None, 0, False
                 self._reset(events)
-            case _:
-                pass
 
     def _take_confirm(self, frame: Frame, events: list[Event]) -> None:
         # Also of a run that is held back: it is about now, and no part of the answer.
@@ -236,16 +234,12 @@ class Assembly:
             return
         blob = Blob(frame.blob.media_type, b"".join(self._partial))
         self._partial = []
-        index = self._blobs_seen
-        self._blobs_seen += 1
-        if index < len(self._blobs):
-            if self._blobs[index] == blob:
-                return
-            self._blobs_seen = index
+        if self._blobs_seen < len(self._blobs) and self._blobs[self._blobs_seen] != blob:
             self._diverge(self._own_text(), events)
-            self._blobs_seen = index + 1
-        self._blobs.append(blob)
-        events.append(blob)
+        self._blobs_seen += 1
+        if self._blobs_seen > len(self._blobs):
+            self._blobs.append(blob)
+            events.append(blob)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -258,7 +252,6 @@ class Assembly:
         short = (self._held is not None and self._length) or self._blobs_seen < len(self._blobs)
         if short and frame.error is None:
             self._diverge(self._own_text(), events)
-        self._held = None
         error, data = frame.error, frame.data
         if self._data:
             try:

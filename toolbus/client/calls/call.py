@@ -178,7 +178,11 @@ class Call(msgspec.Struct, eq=False):
             return await asyncio.shield(self._done) if buffer is not None and buffer.is_awaited else await self._done
         except asyncio.CancelledError:
             self.cancel()
-            raise
+            task = asyncio.current_task()
+            if task is None or task.cancelling() or self._result is None:
+                raise
+            # It was another task's wait that was cancelled, and the call with it.
+            return self._result
 
     def cancel(self) -> None:
         """End the call now, with a ``cancelled`` result; the handler is told. Returns at once."""
@@ -294,7 +298,7 @@ class Call(msgspec.Struct, eq=False):
 
     def expire(self) -> None:
         """End the call because its deadline has passed."""
-        timeout = self.request.timeout if self.request is not None else 0
+        timeout = self.options.get("timeout") or (self.request.timeout if self.request is not None else 0)
         self.give_up(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
 
     def give_up(self, error: ErrorInfo) -> None:
@@ -357,8 +361,7 @@ class Call(msgspec.Struct, eq=False):
 
     async def _more(self) -> bool:
         """Wait until events can be read; False when no more will come."""
-        if not self._launched:
-            await self._launch()
+        await self._launch()
         buffer = self._buffer()
         while not buffer.events:
             if self._result is not None:
@@ -367,7 +370,8 @@ class Call(msgspec.Struct, eq=False):
         return True
 
     async def _launch(self) -> None:
-        if not self._launched:
+        # A call that was cancelled before is not published any more.
+        if not self._launched and self._result is None:
             trouble = self._begin()
             if trouble is not None:
                 await trouble

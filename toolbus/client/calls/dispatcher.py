@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Fate, ServiceRecord
+from toolbus.broker.protocols import Fate, RefusedTool, ServiceRecord
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.connection import BusConnection, process_forks
 from toolbus.client.calls.refusals import unavailable, unknown_service, unknown_tool, wrong_arguments
@@ -145,15 +145,18 @@ class Dispatcher:
         await self._used.close(connection.broker, user, session)
 
     def patience(self, options: Mapping[str, Any]) -> float:
-        """Return the seconds that a call with these options waits for a worker to appear.
+        """Return the seconds that a call with these options waits for a worker to appear; they are part of its ``timeout``.
 
         Raises:
-            ConfigurationError: the option is wrong.
+            ConfigurationError: an option is wrong.
         """
         wait = options.get("wait")
         if not wait:
             return 0.0
-        return self._timeout(options, 0.0) if wait is True else seconds(wait, "wait")
+        if wait is True:
+            return self.timeout(options, 0.0)
+        limit = seconds(wait, "wait")
+        return limit if options.get("timeout") is None else min(limit, self.timeout(options, 0.0))
 
     async def until_callable(self, find: Callable[[], Tool | None], options: Mapping[str, Any], limit: float) -> ErrorInfo | None:
         """Wait until ``find`` returns an available tool, at most ``limit`` seconds.
@@ -256,7 +259,7 @@ class Dispatcher:
             return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config)
         tool = catalogue.tools.get(name)
         if tool is None or (tool.descriptor.tenants and not tool.is_for(call.options.get("user", ""))):
-            return unknown_tool(name, catalogue)
+            return unknown_tool(name, catalogue, call.options.get("user", ""))
         if not tool.available:
             return unavailable(f"tool {name!r}", tool.service)
         if call.grant is not None and (problem := call.grant.problem(tool, call.arguments or _NOTHING, call.options)) is not None:
@@ -272,6 +275,9 @@ class Dispatcher:
         idle, key = options.get("idle_timeout"), options.get("idempotency_key", "")
         if idle is not None:
             call.idle_timeout = seconds(idle, "idle_timeout")
+        timeout = self.timeout(options, found.usual)
+        if options.get("wait") and options.get("timeout") is not None:
+            timeout = self._waiting.left(call, timeout)
         request = Request(
             call.id,
             agent,
@@ -281,11 +287,11 @@ class Dispatcher:
             options.get("session", ""),
             found.config,  # type: ignore[arg-type] # any mapping encodes as an object
             call.arguments or {},
-            self._timeout(options, found.usual),
+            timeout,
             found.effect,
             found.digest,
             call.streaming,
-            options.get("priority", 0),
+            0,
             key,
             options.get("metadata", {}),
         )
@@ -320,7 +326,12 @@ class Dispatcher:
             connection.timers.watch_idle(call)
         return None
 
-    def _timeout(self, options: Mapping[str, Any], usual: float) -> float:
+    def timeout(self, options: Mapping[str, Any], usual: float) -> float:
+        """Return a call's timeout (seconds); ``usual`` is its tool's own, or 0.
+
+        Raises:
+            ConfigurationError: the option is wrong.
+        """
         given = options.get("timeout") if options else None
         timeout = usual or self.settings.timeout if given is None else seconds(given, "timeout")
         if timeout > self.settings.max_timeout:
@@ -337,12 +348,12 @@ class Dispatcher:
             if call is not None:
                 call.feed(frame, now)
 
-    def on_registry(self, services: dict[str, ServiceRecord], items: dict[str, bytes]) -> None:
+    def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
         """Replace everything known of the registry by a snapshot."""
         self.catalogue.on_registry(services, items)
 
-    def on_service(self, service: str, record: ServiceRecord | None) -> None:
-        """Record that a service changed, or is gone."""
+    def on_service(self, service: str, record: ServiceRecord | RefusedTool | None) -> None:
+        """Record that a service changed, can't be read, or is gone."""
         self.catalogue.on_service(service, record)
 
     def on_item(self, key: str, document: bytes | None) -> None:

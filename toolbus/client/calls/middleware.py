@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from toolbus import telemetry
@@ -17,6 +18,8 @@ from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, Tool
 
 # Seconds that a closing bus waits for middleware that does not end when it is cancelled.
 _CLOSING = 2.0
+# Seconds that middleware has after the call within has expired, which takes a second at most.
+_EXPIRING = 1.5
 
 
 class MiddlewareCall(Call, eq=False):
@@ -26,10 +29,13 @@ class MiddlewareCall(Call, eq=False):
     _task: asyncio.Task[None] | None = None
     _misused: ConfigurationError | None = None
     _heard: bool = False
+    _delivered: int = 0
 
     def pass_on(self, event: Event) -> None:
         """Deliver an event of the call that runs for this one."""
-        self._heard = self._heard or isinstance(event, (Text, Blob))
+        if isinstance(event, (Text, Blob)):
+            self._heard = True
+            self._delivered += len(event.text.encode("utf-8", "replace")) if isinstance(event, Text) else len(event.data)
         if not self.streaming or self._result is not None:
             return
         buffer = self._buffer()
@@ -37,6 +43,11 @@ class MiddlewareCall(Call, eq=False):
             self._refuse_slow_reader()
         else:
             buffer.put(event)
+
+    @property
+    def delivered(self) -> int:
+        """The bytes of text and blobs that were streamed so far."""
+        return self._delivered
 
     def finish(self, result: ToolResult) -> None:
         """End the call with what came out of the middleware."""
@@ -91,6 +102,28 @@ class MiddlewareCall(Call, eq=False):
             self._task = self._start(self)
 
 
+class _InnerCalls:
+    """The calls that run for one within middleware.
+
+    Attributes:
+        running: those that have not ended.
+    """
+
+    def __init__(self) -> None:
+        self.running: set[Call] = set()
+        self._waited = 0.0
+
+    def ended(self, call: Call) -> None:
+        """Take note that a call has ended."""
+        self.running.discard(call)
+        self._waited += call.waited_in_all
+
+    @property
+    def waited(self) -> float:
+        """Seconds in which people were asked, for as long as they may be."""
+        return self._waited + max((call.waited_in_all for call in self.running), default=0.0)
+
+
 class MiddlewareRunner:
     """Makes calls that run within middleware, and owns their tasks until they end."""
 
@@ -122,22 +155,28 @@ class MiddlewareRunner:
 
     async def _run(self, outer: MiddlewareCall) -> None:
         ids = iter((outer.id,))
+        inners = _InnerCalls()
 
         async def innermost(call: ToolCall) -> ToolResult:
             inner = self._dispatcher.make_call(outer.target, call.arguments, outer.options, streaming=outer.streaming)
             # The first inner call has the id that the caller knows; further ones have ids of their own.
             inner.id = next(ids, inner.id)
             inner.grant = outer.grant
-            if not outer.streaming:
+            inners.running.add(inner)
+            try:
+                if not outer.streaming:
+                    return await inner.result()
+                async with inner:
+                    async for event in inner.events():
+                        if not isinstance(event, Finished):
+                            outer.pass_on(event)
                 return await inner.result()
-            async with inner:
-                async for event in inner.events():
-                    if not isinstance(event, Finished):
-                        outer.pass_on(event)
-            return await inner.result()
+            finally:
+                inners.ended(inner)
 
         try:
-            outer.finish(await chained(self._middleware, innermost)(self._description(outer)))
+            with self._deadline(outer, inners):
+                outer.finish(await chained(self._middleware, innermost)(self._description(outer)))
         except ConfigurationError as error:
             outer.misused(error)
         except ToolError as error:
@@ -148,6 +187,40 @@ class MiddlewareRunner:
         finally:
             if not outer.done:
                 outer.finish(ToolResult.fail(ErrorInfo("cancelled", message="cancelled by the middleware")))
+
+    @contextlib.contextmanager
+    def _deadline(self, outer: MiddlewareCall, inner: _InnerCalls) -> Iterator[None]:
+        """End a call when its time is up, whatever its middleware waits for. The time stands still while a person is asked.
+
+        Raises:
+            ConfigurationError: the timeout is wrong.
+        """
+        connection, target, options = self._dispatcher.opened(), outer.target, outer.options
+        found = connection.tools.get(target.tool) if target.tool else None
+        timeout = self._dispatcher.timeout(options, 0.0 if found is None else found.resolution.usual)
+        key, slot = (outer.id, "middleware"), 0
+        # By default a call's time begins when there is a worker.
+        ends = time.monotonic() + timeout + (self._dispatcher.patience(options) if options.get("timeout") is None else 0.0)
+        expired = False
+
+        def look() -> None:
+            nonlocal slot, expired
+            if time.monotonic() < ends + inner.waited:
+                slot = connection.deadlines.add(ends + inner.waited, key, look)
+            elif inner.running and not expired:
+                # Each knows whether its handler may have begun; middleware has a moment to hear of it.
+                expired = True
+                for call in list(inner.running):
+                    call.expire()
+                slot = connection.deadlines.add(time.monotonic() + _EXPIRING, key, look)
+            else:
+                outer.complete_with(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+
+        slot = connection.deadlines.add(ends, key, look)
+        try:
+            yield
+        finally:
+            connection.deadlines.remove(slot, key)
 
     def _description(self, outer: MiddlewareCall) -> ToolCall:
         """Return what the middleware sees of a call."""
@@ -169,4 +242,5 @@ class MiddlewareRunner:
             side="call",
             attempt=0,
             tallies=connection.broker.tallies,
+            delivered=lambda: outer.delivered,
         )

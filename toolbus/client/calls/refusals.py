@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.tool import Tool
 from toolbus.results import ErrorInfo
 
 
-def unknown_tool(name: str, catalogue: Catalogue) -> ErrorInfo:
-    """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names."""
+def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
+    """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names.
+
+    One that this bus has known is ``unavailable``.
+    """
     for refused in catalogue.refused():
         if refused.name == name:
             return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
+    former = None if name in catalogue.tools else catalogue.former.get(name)
+    if former is not None and (not former.descriptor.tenants or former.is_for(user)):
+        return withdrawn(former, catalogue)
     near = catalogue.near(name)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
     return ErrorInfo("not_found", message=f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
+
+
+def withdrawn(tool: Tool, catalogue: Catalogue) -> ErrorInfo:
+    """Return ``unavailable`` for a tool that this bus has known and nobody offers now."""
+    ago = catalogue.former.seconds(tool.name)
+    message = f"the tool {tool.name!r} was there until {ago:.0f} s ago; its service {tool.service!r} has stopped, or offers it no more"
+    return ErrorInfo("unavailable", "withdrawn", message, retryable=True)
 
 
 def unknown_service(service: str) -> ErrorInfo:

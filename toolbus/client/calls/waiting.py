@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,7 +33,8 @@ class WaitingCalls:
     """The calls that wait for a worker to register; to end one, wake the catalogue, too."""
 
     def __init__(self) -> None:
-        self._waiting: set[Call | Arrival] = set()
+        # Each with the monotonic time since when it waits.
+        self._waiting: dict[Call | Arrival, float] = {}
 
     def __iter__(self) -> Iterator[Call | Arrival]:
         return iter([*self._waiting])
@@ -42,6 +44,11 @@ class WaitingCalls:
 
     def __contains__(self, call: Call) -> bool:
         return call in self._waiting
+
+    def left(self, call: Call, timeout: float) -> float:
+        """Return the seconds that are left of a timeout that counts from the call's begin, at least a millisecond."""
+        since = self._waiting.get(call)
+        return timeout if since is None else max(0.001, timeout - (time.monotonic() - since))
 
     async def publish(self, call: Call, publish: Callable[[Call], ErrorInfo | None], catalogue: Catalogue, limit: float) -> None:
         """Try to publish a call after each change of the registry, until it is published or ended, at most ``limit`` seconds.
@@ -59,14 +66,14 @@ class WaitingCalls:
             problem = None if call.done else publish(call)
             return problem is None or not may_appear(call, problem)
 
-        self._waiting.add(call)
+        self._waiting[call] = time.monotonic()
         try:
             async with asyncio.timeout(limit):
                 await catalogue.wait(ready)
         except TimeoutError:
             pass
         finally:
-            self._waiting.discard(call)
+            del self._waiting[call]
         if problem is not None:
             call.complete_with(problem)
 
@@ -79,7 +86,7 @@ class WaitingCalls:
             An error when the bus or the session of ``options`` was closed first.
         """
         arrival = Arrival(options)
-        self._waiting.add(arrival)
+        self._waiting[arrival] = time.monotonic()
 
         def ready() -> bool:
             found = None if arrival.error is not None else find()
@@ -91,7 +98,7 @@ class WaitingCalls:
         except TimeoutError:
             pass
         finally:
-            self._waiting.discard(arrival)
+            del self._waiting[arrival]
         return arrival.error
 
 

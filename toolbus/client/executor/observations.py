@@ -18,7 +18,7 @@ NEXT: Mapping[ErrorType, str] = {
     "invalid_arguments": "fix the arguments and call the tool again",
     "unavailable": "try again later, or use another tool",
     "overloaded": "wait{wait} and try again, or use another tool",
-    "deadline_exceeded": "ask for less at a time, or use another tool",
+    "deadline_exceeded": "it may be busy or have stopped, or the task too large: ask for less, try again later, or use another tool",
     "cancelled": "do not repeat the call unless you are asked to",
     "rate_limited": "wait{wait} before you try again, or use another tool",
     "forbidden": "do not try again; go on without it, or ask the user",

@@ -14,6 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from toolbus import telemetry
+from toolbus.client.calls.refusals import withdrawn
 from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.arguments import said
@@ -213,6 +214,9 @@ class Turn:
             patience = max(0.0, patience - (time.monotonic() - started))
             tool = running.tool = executor.find(name)
         if tool is None:
+            former = executor.tools.former(name)
+            if former is not None:
+                raise ToolError(withdrawn(former, executor.tools.catalogue))
             raise ToolError(_unknown(name, executor), type="not_found")
         return tool, patience
 

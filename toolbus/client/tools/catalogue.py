@@ -4,54 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import RefusedTool, ServiceRecord
+from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
+from toolbus.client.tools.former import FormerTools
 from toolbus.client.tools.queues import Queues
+from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
 from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
 from toolbus.schema import mended_document
-
-
-class Subscription:
-    """Changes that wait for one reader, at most one per tool."""
-
-    def __init__(self, leave: Callable[[Subscription], None]) -> None:
-        self._leave = leave
-        self._waiting: dict[str, ToolChange] = {}
-        self._arrived = asyncio.Event()
-        self._closed = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._leave(self)
-
-    def put(self, change: ToolChange) -> None:
-        """Add a change, in place of an unread one of the same tool."""
-        self._waiting.pop(change.name, None)
-        self._waiting[change.name] = change
-        self._arrived.set()
-
-    def close(self) -> None:
-        """End the iteration once what waits has been read."""
-        self._closed = True
-        self._arrived.set()
-
-    async def __aiter__(self) -> AsyncIterator[ToolChange]:
-        while True:
-            await self._arrived.wait()
-            while self._waiting:
-                yield self._waiting.pop(next(iter(self._waiting)))
-            if self._closed:
-                return
-            self._arrived.clear()
 
 
 class Catalogue:
@@ -63,7 +29,9 @@ class Catalogue:
         self.static_services: dict[str, ServiceDescriptor] = {}
         self._static_tools: dict[str, Any] = {}
         self._refused_items: dict[str, RefusedTool] = {}
+        self._refused_services: dict[str, RefusedTool] = {}
         self._tools_of: dict[str, dict[str, Tool]] = {}
+        self.former = FormerTools()
         # Counts changes of tools, so that what was made of them can be kept until the next one.
         self.version = 0
         # Published toolkit presets by name, which are parsed when the graph is first used.
@@ -90,9 +58,9 @@ class Catalogue:
         return self._restricted[1]
 
     def refused(self) -> list[RefusedTool]:
-        """Tools whose descriptors can't be used, with the reason, sorted; their siblings can."""
+        """Return what the registry holds and this agent can't use, with the reason, sorted; everything else can be used."""
         published = (tool for record in self.services.values() for tool in record.refused)
-        return sorted([*published, *self._refused_items.values()])
+        return sorted([*published, *self._hidden(), *self._refused_services.values(), *self._refused_items.values()])
 
     def near(self, name: str) -> list[str]:
         """Names that look like a wrong one."""
@@ -135,24 +103,33 @@ class Catalogue:
 
     # -- changes, as an AgentListener -------------------------------------------------------------
 
-    def on_registry(self, services: dict[str, ServiceRecord], items: dict[str, bytes]) -> None:
+    def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
         """Replace everything known by a snapshot."""
         before = set(self.services) | set(self._tools_of)
-        self.services = dict(services)
-        self._queues = Queues(services)
+        self.services = {name: found for name, found in services.items() if isinstance(found, ServiceRecord)}
+        self._refused_services = {name: found for name, found in services.items() if isinstance(found, RefusedTool)}
+        self._queues = Queues(self.services)
         self.static_services = {}
         self._static_tools = {}
         self._refused_items = {}
         self.presets = {}
         self.presets_version += 1
         for key, document in items.items():
-            self._take_item(key, document)
-        for service in before | set(services) | set(self.static_services) | self._services_of_items():
+            if isinstance(document, RefusedTool):
+                self._refused_items[key] = document
+            else:
+                self._take_item(key, document)
+        for service in before | set(self.services) | set(self.static_services) | self._services_of_items():
             self._settle(service)
         self.wake()
 
-    def on_service(self, service: str, record: ServiceRecord | None) -> None:
-        """Take in a service's change."""
+    def on_service(self, service: str, change: ServiceRecord | RefusedTool | None) -> None:
+        """Take in a service's change, or why it can't be read now."""
+        record = change if isinstance(change, ServiceRecord) else None
+        if isinstance(change, RefusedTool):
+            self._refused_services[service] = change
+        else:
+            self._refused_services.pop(service, None)
         if record is None:
             self.services.pop(service, None)
         else:
@@ -172,6 +149,14 @@ class Catalogue:
         self.wake()
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _hidden(self) -> list[RefusedTool]:
+        """Return the tools whose names another service has."""
+        named = [(tool.name, service) for service, record in self.services.items() for tool in record.publication.tools]
+        named += [(name, document["service"]) for name, document in self._static_tools.items()]
+        found = [(name, service, self.tools.get(name)) for name, service in named]
+        why = "the service {!r} has a tool of this name; give one of them another"
+        return [RefusedTool(name, service, why.format(tool.service)) for name, service, tool in found if tool and tool.service != service]
 
     def _services_of_items(self) -> set[str]:
         return {document["service"] for document in self._static_tools.values()}
@@ -193,23 +178,23 @@ class Catalogue:
         decoded: Any = None
         try:
             decoded = msgspec.json.decode(document)
-            if kind == "tool-service":
-                self.static_services[name] = parse_service({**decoded, "id": decoded.get("id", name)})
-            elif kind == "tool" and is_tool_document(decoded):
-                proper, changes = mended_document(decoded)
-                parse_tool(proper, None)
-                self._static_tools[name] = proper
-                if changes:
-                    telemetry.log.warning("descriptor.mended", tool=name, service=proper.get("service"), changes=changes)
-        except (DescriptorError, msgspec.DecodeError, RecursionError, UnicodeDecodeError, AttributeError, TypeError) as error:
-            telemetry.log.warning("descriptor.invalid", key=key, error=str(error))
+            found = _descriptor(kind, name, decoded)
+        except (DescriptorError, msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError) as error:
             self._refuse_item(key, decoded, error)
+            return
+        if isinstance(found, ServiceDescriptor):
+            self.static_services[name] = found
+        elif found is not None:
+            self._static_tools[name] = found
 
     def _refuse_item(self, key: str, document: object, error: Exception) -> None:
         kind, _, name = key.partition("/")
         service = document.get("service") if isinstance(document, dict) else None
-        found = RefusedTool(name, str(service or "?")[:128], str(error)) if kind == "tool" else RefusedTool("all tools", name, str(error))
-        self._refused_items[key] = found
+        found = RefusedTool(name, str(service or "?")[:128], str(error)) if kind == "tool" else RefusedTool(ALL_TOOLS, name, str(error))
+        # The services of a namespace may change often, and each change looks at their tools again.
+        if self._refused_items.get(key) != found:
+            self._refused_items[key] = found
+            telemetry.log.warning("descriptor.invalid", key=key, error=str(error))
 
     def _settle(self, service: str) -> None:
         """Make one service's tools what the registry says now, and announce the differences."""
@@ -219,12 +204,14 @@ class Catalogue:
             if name not in after and self.tools.get(name) is tool:
                 del self.tools[name]
                 self._names = None
+                self.former.add(tool)
                 self._announce("removed", tool)
         kept: dict[str, Tool] = {}
         for name, tool in after.items():
             known = self.tools.get(name)
             if known is None:
                 self._names = None
+                self.former.remove(name)
             elif known.service != service and known.available:
                 # First wins: the registry settles it, and this view catches up with its next change.
                 telemetry.log.warning("tool.name_taken", tool=name, service=service, holder=known.service)
@@ -254,7 +241,6 @@ class Catalogue:
                 if declared is not None:
                     check_config(tool, declared)
             except DescriptorError as error:
-                telemetry.log.warning("descriptor.invalid", key=f"tool/{name}", error=str(error))
                 self._refuse_item(f"tool/{name}", document, error)
                 continue
             self._refused_items.pop(f"tool/{name}", None)
@@ -270,3 +256,31 @@ class Catalogue:
         change = ToolChange(kind, tool.name, tool)
         for subscription in self._subscriptions:
             subscription.put(change)
+
+
+def _descriptor(kind: str, name: str, decoded: object) -> ServiceDescriptor | dict[str, Any] | None:
+    """Return a static service, or the document of a static tool, or None for one that is no tool of toolbus.
+
+    Raises:
+        DescriptorError: it can't be used.
+    """
+    if not isinstance(decoded, dict):
+        raise DescriptorError(f"a descriptor is a JSON object, not {type(decoded).__name__}")
+    if kind not in {"tool", "tool-service"}:
+        raise DescriptorError("its key is neither tool/NAME nor tool-service/ID nor toolkit/NAME")
+    if kind == "tool" and not is_tool_document(decoded):
+        return None
+    if kind == "tool-service":
+        service = parse_service({**decoded, "id": decoded.get("id", name)})
+        _check_name(service.id, name)
+        return service
+    proper, changes = mended_document(decoded)
+    _check_name(parse_tool(proper, None).name, name)
+    if changes:
+        telemetry.log.warning("descriptor.mended", tool=name, service=decoded.get("service"), changes=changes)
+    return proper
+
+
+def _check_name(found: str, expected: str) -> None:
+    if found != expected:
+        raise DescriptorError(f"the descriptor names {found!r}, its key {expected!r}")

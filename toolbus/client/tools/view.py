@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from toolbus.client.tools.catalogue import Catalogue, Subscription
+from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.definitions import Definitions
 from toolbus.client.tools.formats import Format
 from toolbus.client.tools.names import is_replaced
+from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import Tool, ToolChange
 
 
@@ -127,6 +128,12 @@ class ToolView(Mapping[str, Tool]):
         """Return the tool that a model means: by the name in its definition, or by its own."""
         own = (self._definitions.named(name) or name) if is_replaced(name) else name
         tool = self._catalogue.tools.get(own)
+        return tool if tool is not None and self._accepts(tool) else None
+
+    def former(self, name: str) -> Tool | None:
+        """Return the tool that a model means and that is gone, as it was."""
+        own = (self._definitions.named(name) or name) if is_replaced(name) else name
+        tool = self._catalogue.former.get(own)
         return tool if tool is not None and self._accepts(tool) else None
 
     def subscribe(self) -> Subscription:

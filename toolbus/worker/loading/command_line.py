@@ -46,6 +46,7 @@ def load(target: str) -> object:
 def folders(targets: tuple[str, ...]) -> list[Path]:
     """Return the folders whose files a worker of these targets is made of, for reloading."""
     found: set[Path] = set()
+    _see_here()
     for target in targets:
         place = target.partition(":")[0]
         path = Path(place)
@@ -57,6 +58,8 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
             spec = importlib.util.find_spec(place) if service is None else find_installed(service.target.partition(":")[0])
             if spec is not None and spec.origin:
                 found.add(Path(spec.origin).parent)
+            elif spec is not None:
+                found |= {Path(folder) for folder in spec.submodule_search_locations or ()}
     return sorted(found)
 
 
@@ -96,5 +99,11 @@ def _from_path(path: Path) -> ModuleType:
 
 
 def _from_name(name: str) -> ModuleType:
-    sys.path[:] = sys.path if "" in sys.path or str(Path.cwd()) in sys.path else [str(Path.cwd()), *sys.path]
+    _see_here()
     return import_module(name)
+
+
+def _see_here() -> None:
+    """Let modules of the current folder be found."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))

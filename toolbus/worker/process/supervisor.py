@@ -4,48 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import random
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from toolbus import telemetry
-from toolbus.results import ConfigurationError
+from toolbus.results import ConfigurationError, ToolbusError
 
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.2, 10.0
 _STABLE_AFTER = 30.0
 _REFUSED = 1
 _MARGIN = 5.0
+# Seconds for telling the server of a dead child.
+_RETIRING = 5.0
+_MOST_TOLD = 256
 
 
 class Supervisor:
     """Runs ``processes`` copies of a command.
 
-    A child gets the number of an inherited pipe's end as ``--lifeline``: when this process dies in
-    whatever way, the pipe closes and the child stops.
+    Each child inherits one end of a pair of sockets, whose number it gets as ``--lifeline``. It tells its instance id there, and when
+    this process dies in whatever way, the pair closes and the child stops.
 
     Args:
         command: of one child, without the lifeline.
         environment: the children's.
         grace: seconds a child may take to drain before it is killed.
+        retire: gives what a dead child's instance held to others.
         watch: folders whose changes restart all children, or empty.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], *, processes: int, grace: float, watch: Sequence[Path] = ()
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        processes: int,
+        grace: float,
+        retire: Callable[[str], Awaitable[object]],
+        watch: Sequence[Path] = (),
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
         self._processes = processes
         self._grace = grace
+        self._retire = retire
         self._watch = list(watch)
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._restarting = False
-        # The end of the pipe that children inherit; -1 while none is open.
-        self._lifeline = -1
         self.restarts = 0
 
     async def run(self) -> int:
@@ -53,17 +65,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        self._lifeline, held = os.pipe()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                keepers = [tasks.create_task(self._keep(slot)) for slot in range(self._processes)]
-                watching = tasks.create_task(self._reload()) if self._watch else None
-                await asyncio.wait(keepers)
-                if watching is not None:
-                    watching.cancel()
-        finally:
-            os.close(self._lifeline)
-            os.close(held)
+        async with asyncio.TaskGroup() as tasks:
+            keepers = [tasks.create_task(self._keep(slot)) for slot in range(self._processes)]
+            watching = tasks.create_task(self._reload()) if self._watch else None
+            await asyncio.wait(keepers)
+            if watching is not None:
+                watching.cancel()
         return 0 if self._stopping.is_set() else _REFUSED
 
     async def _keep(self, slot: int) -> None:
@@ -71,19 +78,24 @@ class Supervisor:
         delay = _BACKOFF_FIRST
         while not self._stopping.is_set():
             started = time.monotonic()
-            child = await asyncio.create_subprocess_exec(
-                *self._command,
-                "--lifeline",
-                str(self._lifeline),
-                env=self._environment,
-                pass_fds=(self._lifeline,),
-                # Ctrl-C reaches this process alone, which then stops the children in order.
-                start_new_session=True,
-            )
-            self._children[slot] = child
-            code = await self._outlive(child)
-            del self._children[slot]
-            lived = time.monotonic() - started
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs:
+                    child = await asyncio.create_subprocess_exec(
+                        *self._command,
+                        "--lifeline",
+                        str(theirs.fileno()),
+                        env=self._environment,
+                        pass_fds=(theirs.fileno(),),
+                        # Ctrl-C reaches this process alone, which then stops the children in order.
+                        start_new_session=True,
+                    )
+                self._children[slot] = child
+                code = await self._outlive(child)
+                del self._children[slot]
+                lived = time.monotonic() - started
+                if code != 0:
+                    await self._bury(child.pid, _told(ours))
             if self._stopping.is_set():
                 return
             if self._restarting:
@@ -97,6 +109,18 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter
                     await self._stopping.wait()
+
+    async def _bury(self, pid: int, instance: str) -> None:
+        """Let others go on with what a dead child held, rather than wait for the end of its lease."""
+        if not instance:
+            return
+        try:
+            async with asyncio.timeout(_RETIRING):
+                await self._retire(instance)
+        except (ToolbusError, OSError) as error:
+            # TimeoutError is an OSError.
+            reason = str(error) or "the server did not answer"
+            telemetry.log.warning("supervisor.not_retired", pid=pid, instance=instance, error=reason, advice="its lease ends by itself")
 
     async def _outlive(self, child: asyncio.subprocess.Process) -> int:
         """Wait for a child's end; when everything stops, ask it to drain, and kill it when it does not."""
@@ -128,11 +152,21 @@ class Supervisor:
             self._restarting = False
 
 
+def check_reload(folders: Sequence[Path]) -> None:
+    """Check that changes in folders can be watched.
+
+    Raises:
+        ConfigurationError: they can't; the message says what to do.
+    """
+    if not folders:
+        raise ConfigurationError("--reload finds no files to watch: name a file or a folder (./tools.py)")
+    if importlib.util.find_spec("watchfiles") is None:
+        raise ConfigurationError("--reload needs watchfiles: pip install 'toolbus[reload]'")
+
+
 async def _changes(folders: Sequence[Path], stop: asyncio.Event) -> AsyncIterator[None]:
-    try:
-        import watchfiles  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ConfigurationError("--reload needs watchfiles: pip install 'toolbus[reload]'") from None
+    import watchfiles  # noqa: PLC0415 - an extra
+
     async for _ in watchfiles.awatch(*folders, watch_filter=watchfiles.PythonFilter(), stop_event=stop):
         yield
 
@@ -140,6 +174,21 @@ async def _changes(folders: Sequence[Path], stop: asyncio.Event) -> AsyncIterato
 def _signal(child: asyncio.subprocess.Process, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(number)
+
+
+def _told(ours: socket.socket) -> str:
+    """Return the instance id that a child has told, or an empty text."""
+    ours.setblocking(False)
+    try:
+        return ours.recv(_MOST_TOLD).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def tell_instance(descriptor: int, instance: str) -> None:
+    """In a child: tell the supervisor the instance id."""
+    with contextlib.suppress(OSError):
+        os.write(descriptor, instance.encode())
 
 
 def watch_lifeline(descriptor: int, stop: Callable[[], None]) -> None:

@@ -92,6 +92,7 @@ class MiddlewareCall:
             side="handler",
             attempt=self._attempt,
             tallies=self._tallies,
+            delivered=self._delivered,
         )
         result = await chained(middleware, innermost)(first)
         if self._raised is not None and result.error is self._raised[1]:
@@ -115,6 +116,9 @@ class MiddlewareCall:
             close: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
             if close is not None:
                 await close()
+
+    def _delivered(self) -> int:
+        return sum(len(text.encode("utf-8", "replace")) for text in self._texts) + sum(len(blob.data) for blob in self._blobs)
 
     def _joined(self) -> str | None:
         self._text = "".join(self._texts)

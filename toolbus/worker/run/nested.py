@@ -66,9 +66,10 @@ class NestedBus:
 
     async def aclose(self) -> None:
         """Close the bus, if a handler ever needed it."""
-        if self._bus is not None:
-            await self._bus.aclose()
-            self._bus = None
+        # While it closes, nothing more can be asked of it.
+        bus, self._bus = self._bus, None
+        if bus is not None:
+            await bus.aclose()
 
 
 def _new_bus(settings: Settings) -> Bus:

@@ -150,7 +150,7 @@ class Stream:
         if len(blob.media_type) > _MOST_MEDIA_TYPE:
             raise ToolError(f"a blob's media type has at most {_MOST_MEDIA_TYPE} characters", code="bad_result")
         # Base64 makes four bytes of three.
-        step = max(1, self._settings.max_frame * 3 // 4)
+        step = self._settings.max_frame * 3 // 4
         for start in range(0, max(1, len(blob.data)), step):
             self._count(min(step, len(blob.data) - start))
             frame = self._run.frame("blob")

@@ -31,7 +31,7 @@ from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.targets import target_of
 from toolbus.worker.loading.modules import defined_in
 from toolbus.worker.serving.handlers import Handler, Served, starting, starting_with_services
-from toolbus.worker.serving.owner import owner_of
+from toolbus.worker.serving.owner import origin_of, owner_of
 
 _MOST_DESCRIPTION = 16_384
 
@@ -161,7 +161,9 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             tools.add(*found)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
     owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
-    return Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
+    served = Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
+    served.origin = "" if settings.owner else origin_of(cls.__module__)
+    return served
 
 
 def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, service: ToolService) -> Handler:
@@ -211,7 +213,9 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
     if not tools.handlers:
         return None
     owner = settings.owner or owner_of(functions[0].module)
-    return Served(tools.published(descriptor, owner), tools.handlers, None, None)
+    served = Served(tools.published(descriptor, owner), tools.handlers, None, None)
+    served.origin = "" if settings.owner else origin_of(functions[0].module)
+    return served
 
 
 def _function_handler(

@@ -100,6 +100,7 @@ class Served:
     """One service as this process serves it.
 
     Attributes:
+        origin: the file of its code, when its owner is named after that alone.
         sessions: the open ones, while a worker serves a service that has any.
         session_idle, max_sessions: what the service says of them.
     """
@@ -108,6 +109,7 @@ class Served:
         self, publication: Publication, handlers: Mapping[str, Handler], untyped: Handler | None, service: ToolService | None
     ) -> None:
         self.publication = publication
+        self.origin = ""
         self._handlers = handlers
         self._untyped = untyped
         self._service = service

@@ -28,12 +28,21 @@ def owner_of(module: str, qualname: str = "") -> str:
         qualname: the class that is published, if any.
     """
     file = _file_of(module)
-    if file is None:
-        return _unowned(module, qualname)
+    return _unowned(module, qualname) if file is None else _named(module, file) or _unowned(_top_of(module, file), qualname)
+
+
+def origin_of(module: str) -> str:
+    """Return the file of a module that belongs to no project; nothing else tells programs apart whose files have the same name."""
+    file = _file_of(module)
+    return "" if file is None or _named(module, file) else str(file)
+
+
+def _named(module: str, file: Path) -> str:
+    """Return the distribution or project that a file belongs to, or an empty text."""
     if not _INSTALLED.isdisjoint(file.parts):
         # A virtual environment may lie inside another project's folder.
-        return _distribution_of(module, file) or _unowned(module, qualname)
-    return _project_of(file.parent) or _distribution_of(module, file) or _unowned(_top_of(file), qualname)
+        return _distribution_of(module, file)
+    return _project_of(file.parent) or _distribution_of(module, file)
 
 
 def _file_of(module: str) -> Path | None:
@@ -72,8 +81,10 @@ def _read(place: Path) -> dict[str, Any]:
         return {}
 
 
-def _top_of(file: Path) -> str:
-    """Return the topmost package around a file, or the file's own name."""
+def _top_of(module: str, file: Path) -> str:
+    """Return the topmost package around a file, or the file's own name; an installed module's name says it, too."""
+    if not _INSTALLED.isdisjoint(file.parts):
+        return module
     top = file.parent if file.name == "__init__.py" else file
     while (top.parent / "__init__.py").is_file():
         top = top.parent

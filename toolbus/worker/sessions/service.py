@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +20,8 @@ from toolbus.worker.sessions.session import Session, SessionRun
 CLEANUP_WITHIN = 10.0
 _STOPS_WITHIN = 5.0
 _MOST_CLEANUPS = 16
+# In the time until it is idle, the moments at which a session is looked at.
+_MOMENTS = 64
 # A session that more callers use at once ends when it is closed or idle, whichever of them leaves.
 _MOST_AGENTS = 64
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
@@ -38,7 +41,7 @@ class SessionContext(Protocol):
 class _Open:
     """One open session: its calls, the callers that use it, and once it ends, the calls that wait for its end."""
 
-    __slots__ = ("agents", "closed", "first", "runs", "used", "waiting")
+    __slots__ = ("agents", "closed", "first", "runs", "slot", "used", "waiting")
 
     def __init__(self, first: Request, now: float) -> None:
         self.first = first.id
@@ -46,6 +49,8 @@ class _Open:
         self.runs: set[SessionRun] = set()
         self.waiting: set[SessionRun] = set()
         self.used = now
+        # Of the deadline at which it may be idle.
+        self.slot = 0
         self.closed: asyncio.Event | None = None
 
     def enter(self, run: SessionRun) -> None:
@@ -136,6 +141,7 @@ class OpenSessions:
                 run.stop(_CLOSED)
             return
         found.closed = asyncio.Event()
+        self._context.deadlines.remove(found.slot, (self, id(found)))
         task = self._loop.create_task(self._end(session, found, found.closed, reason, stop=stop))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -201,7 +207,10 @@ class OpenSessions:
             self.end(idle, "room")
 
     def _look_later(self, session: Session, found: _Open, when: float) -> None:
-        self._context.deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
+        # Sessions share few moments, since each moment costs memory until it has passed.
+        step = self._served.session_idle / _MOMENTS
+        when = math.ceil(when / step) * step
+        found.slot = self._context.deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
 
     def _look(self, session: Session, found: _Open) -> None:
         if self._open.get(session) is not found or found.closed is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from toolbus import telemetry
+from toolbus.results import ToolbusError
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.service import OpenSessions, SessionContext
 from toolbus.worker.sessions.session import Session
@@ -38,9 +40,15 @@ class WorkerSessions:
         if service in self._services:
             self._services[service].end(Session(user, session), "closed", stop=True)
         # What handlers called in it ends too.
-        task = asyncio.get_running_loop().create_task(self._context.close_nested(user, session))
+        task = asyncio.get_running_loop().create_task(self._close_nested(user, session))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    async def _close_nested(self, user: str, session: str) -> None:
+        try:
+            await self._context.close_nested(user, session)
+        except ToolbusError as error:
+            telemetry.log.warning("session.untold", error=str(error))
 
     def left(self, service: str, agent: str) -> None:
         """End the sessions that only a leaving caller used."""

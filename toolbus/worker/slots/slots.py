@@ -198,11 +198,11 @@ class Slots:
         error: ErrorInfo | None = None
         if self._cancelled_early and request.id in self._cancelled_early:
             error = ErrorInfo("cancelled", NOT_BEGUN, "cancelled before it ran")
-        elif delivery.deadline <= self.clock():
-            error = ErrorInfo("deadline_exceeded", message=f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
         elif delivery.attempt > self.settings.max_deliveries:
             self._bury(delivery)
             return
+        elif delivery.deadline <= self.clock():
+            error = ErrorInfo("deadline_exceeded", message=f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
         elif served is None:
             error = ErrorInfo("not_found", message=f"this worker does not serve {request.service!r}")
         if error is not None or served is None:

@@ -108,8 +108,8 @@ class Taking:
         self._interrupt()
 
     def slot_taken(self) -> None:
-        """Take note that a delivery took a slot: waiting for requests without a free one would take some in vain."""
-        if self.state is _POLLING and self._slots.free < 1:
+        """Take note that a delivery took the last free slot: waiting for requests without one would take some in vain."""
+        if self.state is _POLLING:
             self._broker.interrupt()
 
     def suspect_arrived(self) -> None:

@@ -1,0 +1,75 @@
+"""An outbox and the endings of one worker on a fake connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from tests.broker.fakes import FENCE, KEYS, Bench
+from tests.broker.observing import waits
+from toolbus.broker.confirmations.notes import DeadlineNotes
+from toolbus.broker.finish.endings import Endings
+from toolbus.broker.finish.outbox import Outbox
+from toolbus.results import ErrorInfo
+
+
+class Finishing:
+    """An outbox, and sessions that are ours as the test says."""
+
+    def __init__(self) -> None:
+        self.bench = bench = Bench()
+        self.gone: list[tuple[str, ErrorInfo]] = []
+        self.lost: list[Any] = []
+        bench.link.answers |= {"send": [], "finish": self._finished, "finish_each": self._finished, "bury": 1}
+        self.lost_indexes: list[int] = []
+        self.gone_keys: list[bytes] = []
+        self.doubted = False
+        self.ours = True
+        self.outbox = Outbox(
+            bench.as_link,
+            KEYS,
+            reply_limit=100,
+            reply_bytes=1_000_000,
+            on_replies_gone=lambda *gone: self.gone.append(gone),
+            on_lost=self.lost.append,
+        )
+        self.endings = Endings(
+            bench.as_link,
+            KEYS,
+            "mine",
+            outbox=self.outbox,
+            ownership=cast("Any", self),
+            notes=DeadlineNotes(bench.as_link, KEYS, bench.clock, 60.0),
+            start=bench.start,
+        )
+
+    def _finished(self, keys: Any, args: Any) -> list[Any]:
+        return [*FENCE, self.lost_indexes, self.gone_keys, 3]
+
+    def doubts(self, delivery: Any) -> bool:
+        """Return whether a session may be another's."""
+        assert delivery.queue is self.bench.stream
+        return self.doubted
+
+    async def settle(self, deliveries: list[Any]) -> list[Any]:
+        """Ask whose the sessions are."""
+        return deliveries if self.ours else []
+
+    def drained(self) -> bool:
+        """Return whether everything is answered."""
+        return not waits(self.outbox.drained())
+
+    def has_room(self) -> bool:
+        """Return whether producers may go on."""
+        return not waits(self.outbox.room())
+
+    def sent(self) -> list[list[tuple[str, list[int]]]]:
+        """Return what each script sent: the callers' streams, each with the sizes of its frames."""
+        return [
+            [(replies, [len(frame) for frame in joined[1:-1].split(b",")]) for replies, joined in zip(args[::2], args[1::2], strict=True)]
+            for args in self.bench.link.args("send")
+        ]
+
+    async def turn(self) -> None:
+        """Let this tick end."""
+        await asyncio.sleep(0)

@@ -1,0 +1,98 @@
+"""The begin of ``once`` work: under the fence, on a server that is surely the master and remembers what began."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from tests.broker.fakes import FENCE, Bench
+from toolbus.broker import scripts
+from toolbus.broker.lease.clock import ServerClock
+from toolbus.broker.take.begin import begin_once
+
+pytestmark = pytest.mark.anyio
+
+
+class Master:
+    """A mastership that is sure as the test says, and replication that answers as it says."""
+
+    def __init__(self, *sure: bool, reply: bytes = b"started", confirmed: bool = True) -> None:
+        self._sure = [*sure, True]
+        self.answer = reply, confirmed
+        self.waits = 0
+        self.args: list[Any] = []
+
+    @property
+    def sure(self) -> bool:
+        """Return whether the server is surely the master."""
+        return self._sure.pop(0)
+
+    async def wait(self) -> None:
+        """Count."""
+        self.waits += 1
+
+    async def run(self, script: Any, keys: Any, args: Any) -> tuple[bytes, bool]:
+        """Answer as start.lua would."""
+        assert script is scripts.START
+        self.args.append((keys, args))
+        return self.answer
+
+
+async def begun(bench: Bench, master: Master, delivery: Any) -> str:
+    """Begin a delivery."""
+    link, both = bench.as_link, cast("Any", master)
+    clock: ServerClock = bench.clock
+    return await begin_once(link, both, both, delivery, "mark", clock=clock, retention=60.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "confirmed", "beginning"),
+    [(b"started", True, "started"), (b"started", False, "unconfirmed"), (b"began", True, "began"), (b"lost", True, "lost")],
+)
+async def test_once_work_begins_under_the_fence(reply: bytes, confirmed: bool, beginning: str) -> None:
+    """The mark outlives the deadline by the retention."""
+    bench = Bench()
+    one, master = bench.hold(b"1-0", attempt=2), Master(reply=reply, confirmed=confirmed)
+    assert await begun(bench, master, one) == beginning
+    left = int((one.deadline - bench.times.now + 60.0) * 1000)
+    keys = (bench.stream.key, bench.stream.fence, "mark")
+    assert master.args == [(keys, ("mine", *FENCE, b"1-0", 2, one.run, left))]
+
+
+async def test_the_mark_outlives_a_deadline_that_has_passed() -> None:
+    """By the retention, from now on."""
+    bench, master = Bench(), Master()
+    one = bench.hold()
+    one.deadline = bench.times.now - 5.0
+    await begun(bench, master, one)
+    [(_, args)] = master.args
+    assert args[-1] == 60_000
+
+
+async def test_once_work_begins_again_until_the_master_is_sure() -> None:
+    """A beginning that a master which was replaced has taken is no beginning."""
+    bench = Bench()
+    master = Master(False, False)
+    assert await begun(bench, master, bench.hold(b"1-0")) == "started"
+    assert (master.waits, len(master.args)) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("info", "unsure"),
+    [
+        ("aof_enabled:1\r\nmaster_replid2:000", False),
+        ("aof_enabled:0\r\nmaster_replid2:000", True),
+        ("aof_enabled:1\r\nmaster_replid2:0a0", True),
+        ("aof_enabled:1", True),
+    ],
+)
+async def test_a_server_that_may_have_forgotten_starts_no_once_work(info: str, unsure: bool) -> None:
+    """A restart over an append-only file keeps every mark; a snapshot or a promoted replica may not."""
+    bench = Bench()
+    one = bench.hold(b"1-0")
+    one.server = b"run-two"
+    bench.link.answers["INFO"] = lambda keys, args: info.encode()
+    assert await begun(bench, Master(), one) == ("unsure" if unsure else "started")
+    one.server = b"run-one"
+    assert await begun(bench, Master(), one) == "started"

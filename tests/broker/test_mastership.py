@@ -1,0 +1,148 @@
+"""Whether the server is surely the master, by what its Sentinels report: every branch, without a server or waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tests.broker.fakes import Times
+from toolbus.broker.transport.connection import Connector, ServerInfo
+from toolbus.broker.transport.discovery import Node
+from toolbus.broker.transport.mastership import BySentinelMastership, Mastership
+from toolbus.broker.transport.sentinels import BySentinel, SentinelReport
+
+pytestmark = pytest.mark.anyio
+
+OLD, NEW = Node("old", 6379), Node("new", 6379)
+SENTINELS = [Node(name, 26379) for name in ("one", "two", "three")]
+
+
+class FakeLink:
+    """A connection to a server of the test's choice."""
+
+    def __init__(self, node: Node = OLD) -> None:
+        self.connected = True
+        self.server: ServerInfo | None = ServerInfo("Valkey", "9.0", node.host, 1, node)
+        self.relocated = 0
+
+    def relocate(self) -> None:
+        """Count."""
+        self.relocated += 1
+
+
+class Watching:
+    """A mastership by three Sentinels, over two connections."""
+
+    def __init__(self) -> None:
+        connector = Connector("redis+sentinel://one,two,three/mymaster")
+        self.times = Times()
+        self.links = [FakeLink(), FakeLink()]
+        self.moved = self.admitted = 0
+        discovery = connector.discovery
+        assert isinstance(discovery, BySentinel)
+        self.discovery = discovery
+        discovery.epoch = 1
+        self.mastership = BySentinelMastership(connector, cast("Any", self.links), self._moved, discovery, self.times)
+        self.mastership.when_admitted(self._admitted)
+
+    def _moved(self) -> None:
+        self.moved += 1
+
+    def _admitted(self) -> None:
+        self.admitted += 1
+
+    def say(self, *sentinels: int, node: Node = OLD, epoch: int = 1, down: bool = False, replacing: bool = False) -> None:
+        """Let some Sentinels report now."""
+        for index in sentinels:
+            self.mastership.hear(SENTINELS[index], SentinelReport(node, epoch, down, replacing), self.times.now)
+
+    @property
+    def sure(self) -> bool:
+        """Whether ``once`` work may be published."""
+        assert self.mastership.admits(once=True) == self.mastership.sure
+        return self.mastership.sure
+
+    @property
+    def steady(self) -> bool:
+        """Whether other work may be published."""
+        assert self.mastership.admits(once=False) == self.mastership.steady
+        return self.mastership.steady
+
+
+@pytest.fixture
+async def watching() -> Watching:
+    """A mastership of which nothing was heard yet."""
+    return Watching()
+
+
+async def test_a_majority_makes_it_sure(watching: Watching) -> None:
+    """One of three Sentinels is not enough, and what a majority said holds for three seconds."""
+    assert (watching.sure, watching.steady) == (False, True)
+    watching.say(0)
+    assert not watching.sure
+    watching.say(1)
+    assert watching.sure
+    watching.times.now += 3.0
+    assert watching.sure
+    watching.times.now += 0.01
+    assert not watching.sure
+
+
+@pytest.mark.parametrize("said", [{"down": True}, {"node": NEW, "epoch": 0}])
+async def test_other_reports_do_not_count(watching: Watching, said: dict[str, Any]) -> None:
+    """A Sentinel that finds the server silent, or an older report of another one."""
+    watching.say(0)
+    watching.say(1, 2, **said)
+    assert not watching.sure
+    assert watching.moved == 0
+
+
+async def test_a_replacement_makes_it_doubtful_and_unsteady_for_a_while(watching: Watching) -> None:
+    """One Sentinel that says so is enough; after five seconds other work goes on, since a failover may come to nothing."""
+    watching.say(0, 1, 2)
+    watching.say(2, replacing=True)
+    assert (watching.sure, watching.steady) == (False, False)
+    watching.times.now += 5.01
+    watching.say(2, replacing=True)
+    assert (watching.sure, watching.steady) == (False, True)
+    watching.say(0, 1, 2)
+    assert (watching.sure, watching.steady) == (True, True)
+
+
+async def test_a_new_master_drops_the_connections_once(watching: Watching) -> None:
+    """The first report of a later epoch is enough; those to the new one stay, and the same epoch is no news."""
+    watching.links[1] = FakeLink(NEW)
+    watching.say(0, 1, 2)
+    watching.say(2, node=NEW, epoch=2)
+    assert ([link.relocated for link in watching.links], watching.moved) == ([1, 0], 1)
+    assert not watching.sure, "the connections are to two servers"
+    watching.say(0, 1, node=NEW, epoch=2)
+    assert watching.moved == 1
+
+
+async def test_work_that_waits_is_let_go_when_it_is_sure(watching: Watching) -> None:
+    """Whoever waits for certainty is woken, and publishers are called back."""
+    waiting = asyncio.create_task(watching.mastership.wait())
+    await asyncio.sleep(0)
+    before = watching.admitted
+    watching.say(0)
+    assert not waiting.done()
+    watching.say(1)
+    await asyncio.wait_for(waiting, 2.0)
+    assert watching.admitted > before
+
+
+async def test_connections_to_two_servers_are_dropped(watching: Watching) -> None:
+    """Also where no Sentinel is asked; one that is not connected does not count."""
+    links = [FakeLink(), FakeLink(NEW)]
+    mastership = Mastership(Connector("redis://server"), cast("Any", links), watching._moved)
+    links[1].connected = False
+    mastership.compare()
+    assert watching.moved == 0
+    links[1].connected = True
+    mastership.compare()
+    assert ([link.relocated for link in links], watching.moved) == ([1, 1], 1)
+    mastership.demoted("it is a replica now")
+    assert watching.moved == 2

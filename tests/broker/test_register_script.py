@@ -1,0 +1,237 @@
+"""The script that registers a worker: what it writes, whose names it refuses, and which generations and starts it gives."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.broker.conftest import FakeServer, ScriptPlace
+from toolbus.broker import scripts
+
+COOLDOWN = 50_000
+
+
+class Registry:
+    """An empty registry, and workers that are played by hand."""
+
+    def __init__(self, place: ScriptPlace) -> None:
+        self.redis, self.keys = place.redis, place.keys
+
+    def register(
+        self,
+        *tools: str,
+        service: str = "pool",
+        instance: str = "mine",
+        owner: str = "owner",
+        digest: str = "d1",
+        document: str = "{1}",
+        random: str = "r1",
+        sleeps: int = 0,
+        queue: str = "",
+        start: int = 0,
+    ) -> list[Any]:
+        """Register; the script's answer."""
+        keys, queue = self.keys, queue or service
+        own = (keys.instances(service), keys.queue(queue), keys.fence(queue), keys.cancelled(queue))
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
+        common = (keys.prefix, random, 60_000, COOLDOWN)
+        args = (service, instance, owner, digest, document, 9_000, random, sleeps, queue, start, *tools)
+        answer: list[Any] = self.redis.eval(scripts.REGISTER.source, len(tables), *tables, *common, *args)
+        return answer
+
+    def now(self) -> int:
+        """The server's time in milliseconds."""
+        seconds, micros = self.redis.time()
+        return int(seconds * 1000 + micros // 1000)
+
+    def name(self, field: str) -> tuple[str, str, int]:
+        """Who has a name: owner, service, and the end of its cooldown."""
+        found: Any = self.redis.hget(self.keys.names, field)
+        owner, service, free_at = found.decode().split("\n")
+        return owner, service, int(free_at)
+
+    def names(self) -> set[str]:
+        """Every name that is known."""
+        return {field.decode() for field in self.redis.hkeys(self.keys.names)}
+
+    def hold(self, field: str, owner: str, service: str, free_at: int = 0) -> None:
+        """Give a name to somebody."""
+        self.redis.hset(self.keys.names, field, f"{owner}\n{service}\n{free_at}")
+        self.redis.expire(self.keys.names, 60)
+
+    def generation(self, queue: str = "pool") -> str:
+        """The generation of a group."""
+        found: Any = self.redis.hget(self.keys.fence(queue), "generation")
+        return str(found.decode())
+
+
+@pytest.fixture
+def registry(script_place: ScriptPlace) -> Registry:
+    """A registry without services."""
+    return Registry(script_place)
+
+
+def test_a_registration_writes_everything_that_others_read(registry: Registry) -> None:
+    """The service's table, its names, its record, the lease, the group with its fence; and a TTL for each key."""
+    before = registry.now()
+    word, start, generation, counter = registry.register("echo", "sing", sleeps=1)
+    after = registry.now()
+    assert (word, start, generation) == (b"ok", 1, b"0.r1")
+    assert before <= int(counter) <= after
+    keys, redis = registry.keys, registry.redis
+    assert redis.hgetall(keys.instances("pool")) == {
+        b"owner": b"owner", b"queue": b"pool", b"scale_to_zero": b"1", b"i:mine": b"1:d1", b"d:d1": b"{1}", b"n:d1": b"echo\nsing",
+        b"current": b"d1",
+    }  # fmt: skip
+    assert registry.names() == {"t:echo", "t:sing", "s:pool", "q:pool"}
+    assert {registry.name(field) for field in registry.names()} == {("owner", "pool", 0)}
+    assert redis.hgetall(keys.services) == {b"pool": b"+{1}"}
+    assert before + 9_000 <= redis.zscore(keys.live, "pool/mine") <= after + 9_000
+    assert redis.hgetall(keys.fence("pool")) == {b"generation": b"0.r1", b"c:mine": counter, b"l:mine": b"9000"}
+    assert [group["name"] for group in redis.xinfo_groups(keys.queue("pool"))] == [b"g"]
+    used = (keys.services, keys.names, keys.meta, keys.live, keys.log, keys.instances("pool"), keys.queue("pool"), keys.fence("pool"))
+    assert all(50_000 < redis.pttl(key) <= 60_000 for key in used)
+    [(_, change)] = redis.xrange(keys.log)
+    assert (change[b"op"], change[b"key"], change[b"doc"]) == (b"up", b"pool", b"{1}")
+
+
+def test_a_repeated_registration_keeps_the_generation_and_the_lives_of_keys(registry: Registry) -> None:
+    """It fences nobody off, says nothing new to readers, and each key of the service lives on."""
+    registry.register()
+    keys, redis = registry.keys, registry.redis
+    used = (keys.queue("pool"), keys.fence("pool"), keys.instances("pool"), keys.services, keys.names, keys.meta, keys.live)
+    for key in used:
+        redis.pexpire(key, 20_000)
+    assert registry.register(random="r2", start=1)[:3] == [b"ok", 1, b"0.r1"]
+    assert all(redis.pttl(key) > 20_000 for key in used)
+    assert redis.xlen(keys.log) == 1
+
+
+def test_each_worker_has_its_place_in_the_order_of_starts(registry: Registry) -> None:
+    """The newest start's publication is the current one, whoever registers last; a start that is known is kept."""
+    assert registry.register()[1] == 1
+    assert registry.register(instance="second", digest="d2", document="{2}")[1] == 2
+    assert registry.redis.hget(registry.keys.services, "pool") == b"+{2}"
+    assert registry.register(start=1)[1] == 1
+    assert registry.redis.hget(registry.keys.services, "pool") == b"+{2}"
+    assert registry.redis.hget(registry.keys.meta, "start") == b"2"
+
+
+def test_a_counter_of_starts_that_is_no_number_begins_with_the_time(registry: Registry) -> None:
+    """That is more than any number of starts, and the next one is one more."""
+    registry.redis.hset(registry.keys.meta, "start", "text")
+    registry.redis.expire(registry.keys.meta, 60)
+    before = registry.now()
+    first = registry.register()[1]
+    assert before <= first <= registry.now()
+    assert registry.register(instance="second")[1] == first + 1
+
+
+@pytest.mark.parametrize(
+    ("found", "made"),
+    [
+        (None, "0.r2"),
+        ("0.r1", "1.r2"),
+        ("41.x", "42.r2"),
+        ("999999999.x", "1000000000.r2"),
+        ("1234567890.x", "1.r2"),
+        ("nonsense", "1.r2"),
+        ("-1.x", "0.r2"),
+    ],
+)
+def test_a_group_that_is_made_anew_has_another_generation(registry: Registry, found: str | None, made: str) -> None:
+    """Its number orders attempts, so it is one more than the last, unless nobody knows that."""
+    registry.register()
+    fence = registry.keys.fence("pool")
+    registry.redis.delete(registry.keys.queue("pool"))
+    registry.redis.hdel(fence, "generation")
+    if found is not None:
+        registry.redis.hset(fence, "generation", found)
+    registry.register(random="r2", start=1)
+    assert registry.generation() == made
+
+
+def test_a_group_without_a_generation_gets_one(registry: Registry) -> None:
+    """Its fence was lost, so nobody can tell what was delivered under it."""
+    registry.register()
+    registry.redis.hdel(registry.keys.fence("pool"), "generation")
+    assert registry.register(random="r2", start=1)[2] == b"0.r2"
+
+
+@pytest.mark.parametrize(
+    ("field", "label"), [("s:pool", b"tool-service/pool"), ("q:pool", b"queue/pool"), ("t:echo", b"tool/echo"), ("t:sing", b"tool/sing")]
+)
+def test_names_of_another_owner_are_refused(registry: Registry, field: str, label: bytes) -> None:
+    """While they are held, and within their cooldown; then they are free. A refusal writes nothing."""
+    registry.hold(field, "another", "pool")
+    assert registry.register("echo", "sing") == [b"refused", label, b"another"]
+    registry.hold(field, "another", "pool", registry.now() + 10_000)
+    assert registry.register("echo", "sing") == [b"refused", label, b"another"]
+    assert registry.names() == {field}
+    assert not registry.redis.exists(registry.keys.queue("pool"), registry.keys.services, registry.keys.live)
+    registry.hold(field, "another", "pool", registry.now() - 1)
+    assert registry.register("echo", "sing")[0] == b"ok"
+    assert registry.name(field) == ("owner", "pool", 0)
+
+
+def test_every_refused_name_is_told(registry: Registry) -> None:
+    """With its owner, so that a person can decide."""
+    registry.hold("s:pool", "one", "pool")
+    registry.hold("q:pool", "two", "pool")
+    registry.hold("t:sing", "three", "x")
+    told = registry.register("echo", "sing")
+    assert told == [b"refused", b"tool-service/pool", b"one", b"queue/pool", b"two", b"tool/sing", b"three"]
+
+
+@pytest.mark.parametrize(("field", "label"), [("q:pool", b"queue/pool"), ("t:echo", b"tool/echo")])
+def test_a_name_that_another_service_of_the_owner_holds_is_refused(registry: Registry, field: str, label: bytes) -> None:
+    """Two services would take each other's calls; once it is given up its owner need not wait."""
+    registry.hold(field, "owner", "other")
+    assert registry.register("echo") == [b"refused", label, b"owner (service other)"]
+    registry.hold(field, "owner", "other", registry.now() + 10_000)
+    assert registry.register("echo")[0] == b"ok"
+
+
+def test_a_tool_that_an_operator_published_is_refused(registry: Registry) -> None:
+    """Its name means what the operator says."""
+    registry.redis.hset(registry.keys.items, mapping={"tool/sing": "{}", "tool/unrelated": "{}"})
+    registry.redis.expire(registry.keys.items, 60)
+    assert registry.register("echo", "sing") == [b"refused", b"tool/sing", b"operator"]
+    assert registry.register("echo")[0] == b"ok"
+
+
+def test_a_queue_that_is_left_stays_its_owners_for_a_while(registry: Registry) -> None:
+    """Requests may still wait in it; the new one is held."""
+    registry.register()
+    before = registry.now()
+    registry.register(queue="elsewhere", start=1)
+    owner, service, free_at = registry.name("q:pool")
+    assert (owner, service) == ("owner", "pool")
+    assert before + COOLDOWN <= free_at <= registry.now() + COOLDOWN
+    assert registry.name("q:elsewhere") == ("owner", "pool", 0)
+    assert registry.redis.hget(registry.keys.instances("pool"), "queue") == b"elsewhere"
+    registry.register(queue="elsewhere", start=1)
+    assert registry.name("q:elsewhere") == ("owner", "pool", 0)
+
+
+def test_tools_that_no_worker_serves_any_more_are_given_up(registry: Registry) -> None:
+    """When the last worker that had published them comes with another publication; those that both have stay."""
+    registry.register("echo", "sing")
+    registry.register("echo", digest="d2", document="{2}", start=1)
+    assert registry.name("t:echo")[2] == 0
+    assert registry.name("t:sing")[2] > registry.now()
+    assert not registry.redis.hexists(registry.keys.instances("pool"), "d:d1")
+    assert not registry.redis.hexists(registry.keys.instances("pool"), "n:d1")
+    assert registry.redis.hget(registry.keys.instances("pool"), "current") == b"d2"
+
+
+def test_a_name_is_free_from_the_end_of_its_cooldown_on_fakeredis(monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
+    """To the millisecond, by a clock that stands still."""
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
+    registry = Registry(ScriptPlace(FakeServer(), namespace))
+    registry.hold("s:pool", "another", "pool", 1_800_000_000_001)
+    assert registry.register()[0] == b"refused"
+    registry.hold("s:pool", "another", "pool", 1_800_000_000_000)
+    assert registry.register()[0] == b"ok"

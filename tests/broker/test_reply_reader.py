@@ -1,0 +1,155 @@
+"""How an agent reads: replies, shared calls and the log of the registry in one read."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from tests.broker.fakes import KEYS, SETTINGS, FakeLink
+from toolbus.broker.replies.reader import ReplyReader
+from toolbus.broker.transport.command import ReplyError
+from toolbus.envelope import Frame, encode, join_frames
+from toolbus.results import BrokerUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+class Reading:
+    """The reader of one agent; it is its own listener, shared calls, confirmations and registry follower."""
+
+    def __init__(self) -> None:
+        self.link, self.blocking = FakeLink(), FakeLink()
+        self.cast: Any = self
+        self.position = b"7-0"
+        self.said: list[Any] = []
+        self.shared: list[tuple[bytes, bytes]] = []
+        self.applies = True
+        self.link.answers |= {"listen": 0, "DEL": 1}
+        self.reader = ReplyReader(
+            self.cast.link,
+            self.cast.blocking,
+            KEYS,
+            SETTINGS,
+            "agent",
+            listener=self.cast,
+            shared=self.cast,
+            confirmations=self.cast,
+            follower=self.cast,
+        )
+
+    def positions(self) -> list[tuple[bytes, bytes]]:
+        """Return the shared calls that are read."""
+        return self.shared
+
+    def passed(self, stream: bytes, entry: bytes) -> None:
+        """Take note."""
+        self.said.append(("passed", stream, entry))
+
+    def addressed(self, stream: bytes, frames: list[Frame]) -> list[Frame]:
+        """Pass frames on."""
+        return frames
+
+    def answered(self, id: str) -> None:
+        """Take note."""
+        self.said.append(("confirmed", id))
+
+    def apply(self, entries: list[Any]) -> bool:
+        """Take note."""
+        self.said.append(("log", len(entries)))
+        return self.applies
+
+    async def load(self) -> None:
+        """Take note."""
+        self.said.append("loaded")
+
+    def on_frames(self, frames: list[Frame]) -> None:
+        """Take note."""
+        self.said.append([frame.id for frame in frames])
+
+    def on_replies_lost(self) -> None:
+        """Take note."""
+        self.said.append("lost")
+
+    async def read(self, answer: Any) -> list[Any]:
+        """Read once; what came of it."""
+        self.said.clear()
+        self.blocking.answers["XREAD"] = lambda keys, args: answer
+        await self.reader.read()
+        return self.said
+
+
+def frames(*calls: str) -> list[bytes]:
+    """Return the fields of a reply entry."""
+    return [b"f", join_frames([encode(Frame(call, "run")) for call in calls])]
+
+
+async def test_one_read_brings_replies_shared_calls_and_changes() -> None:
+    """Entries that were read go at once; the next read goes on behind them."""
+    reading = Reading()
+    replies, log = KEYS.replies("agent").encode(), KEYS.log.encode()
+    reading.shared = [(b"call", b"3-0")]
+    answer = {replies: [[b"8-1", frames("one", "two")], [b"8-2", [b"o", b"1"]]], b"call": [[b"4-0", frames("three")]], log: [[b"1-0", []]]}
+    expected = [["one", "two"], [], ("passed", b"call", b"4-0"), ["three"], ("log", 1)]
+    assert await reading.read(answer) == expected
+    assert reading.blocking.args("XREAD") == [("COUNT", 512, "BLOCK", 2000, "STREAMS", replies, log, b"call", b"0", b"7-0", b"3-0")]
+    assert reading.blocking.args("XTRIM") == [(KEYS.replies("agent"), "MINID", b"8-3")]
+    assert reading.reader.frames == 3
+    await reading.read(None)
+    assert reading.blocking.args("XREAD")[1][8] == b"8-2"
+    assert not reading.reader.resync
+
+
+async def test_what_is_missing_or_unreadable_loads_again() -> None:
+    """A gap in the log, or an error of the read; malformed frames and ids are left out."""
+    reading = Reading()
+    reading.applies = False
+    await reading.read({KEYS.log.encode(): [[b"1-0", []]]})
+    assert reading.reader.resync
+    reading.reader.resync = False
+    await reading.read(ReplyError("WRONGTYPE"))
+    assert reading.reader.resync
+    reading.reader.resync = False
+    await reading.read(BrokerUnavailable("lost"))
+    assert not reading.reader.resync, "a new connection says so itself"
+    replies = KEYS.replies("agent").encode()
+    said = await reading.read({replies: [[b"1-0", [b"f", b"nonsense"]], [b"2-0", [b"c", b"id-1"]], [b"3-0", [b"c", b"!"]]]})
+    assert said == [[], ("confirmed", "id-1"), [], []]
+    assert reading.reader.malformed == 1
+
+
+async def test_a_stream_whose_ids_are_used_up_is_made_anew() -> None:
+    """Otherwise nothing could be added behind it."""
+    reading = Reading()
+    said = await reading.read({KEYS.replies("agent").encode(): [[b"9999999999999999-0", frames("one")]]})
+    assert said == [["one"], "lost"]
+    assert reading.link.names == ["DEL", "listen"]
+    assert reading.reader.resync
+
+
+async def test_a_bug_of_the_listener_does_not_stop_the_reader() -> None:
+    """The entry would be read, and fail, again and again."""
+    reading = Reading()
+
+    def failing(frames: list[Frame]) -> None:
+        raise RuntimeError("a bug")
+
+    cast("Any", reading).on_frames = failing
+    await reading.read({KEYS.replies("agent").encode(): [[b"1-0", frames("one")]]})
+    assert reading.blocking.names == ["XREAD", "XTRIM"]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+async def test_after_a_gap_replies_are_read_from_their_start(missing: int) -> None:
+    """With a stream that was missing, frames may be lost."""
+    reading = Reading()
+    await reading.read({KEYS.replies("agent").encode(): [[b"8-0", frames("one")]]})
+    reading.said.clear()
+    reading.link.answers["listen"] = missing
+    await reading.reader._resynchronise()
+    assert reading.said == (["lost"] if missing else []) + ["loaded"]
+    reading.reader.listened(missing)
+    assert reading.said.count("lost") == 2 * missing
+    await reading.read(None)
+    assert reading.blocking.args("XREAD")[-1][7] == b"0"
+    assert reading.link.args("listen") == [(15_000,)]

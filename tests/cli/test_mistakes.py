@@ -1,0 +1,169 @@
+"""Mistakes on the command line and in the environment: each is told once, with what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.cli.shell import Shell
+from tests.servers import eventually_sync
+from toolbus.cli import main
+from toolbus.settings import Settings, misspelt
+
+TOOL = """
+from toolbus import tool
+
+@tool(service="spoken", effect="read")
+def say() -> str:
+    "Say it."
+    return "{}"
+"""
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command with its words."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from commands(found, (*path, name))
+
+
+ALL = dict(commands(main))
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_every_command_takes_the_common_options_after_its_name(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one given counts, whatever the case of a level."""
+    monkeypatch.setenv("TOOLBUS_URL", "redis://unused")
+    seen: list[dict[str, str]] = []
+    command = ALL[words]
+    monkeypatch.setattr(command, "callback", lambda **_: seen.append(dict(click.get_current_context().find_root().obj)))
+    monkeypatch.setattr(command, "params", [param for param in command.params if not param.required])
+    monkeypatch.setattr("toolbus.cli._Commands.get_command", _finder(words, command))
+    given = ["--url", "redis://after", "--namespace", "mine", "-l", "DEBUG", "--log-format", "TEXT"]
+    done = CliRunner().invoke(main, ["--url", "redis://before", words[0], *given])
+    assert done.exit_code == 0, done.output
+    assert seen == [{"url": "redis://after", "namespace": "mine", "log_level": "debug", "log_format": "text"}]
+
+
+def _finder(words: tuple[str, ...], command: click.Command) -> object:
+    return lambda group, ctx, name: command if name == words[0] else None
+
+
+def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, valkey_server: str) -> None:
+    """Also a command of a group."""
+    shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
+    assert "can't reach redis://127.0.0.1:1" in shell.run("services").stderr
+    for words in (("services",), ("dead", "list")):
+        assert shell.run(*words, "--url", valkey_server).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("describe", "say"), ("get", "tool/other"), ("dead", "show", "spoken", "1-0"), ("toolkit", "schema")], ids=" ".join
+)
+def test_commands_that_print_json_say_so(shell: Shell, words: tuple[str, ...]) -> None:
+    """``--output json`` is no mistake where JSON is printed in any case; what fails says why."""
+    done = shell.run(*words, "--output", "json")
+    assert "No such option" not in done.stderr
+    assert done.returncode in {0, 1}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("purge", "nosuch"),
+        ("purge", "nosuch", "--yes"),
+        ("pause", "nosuch"),
+        ("resume", "nosuch"),
+        ("dead", "list", "nosuch"),
+        ("dead", "redrive", "nosuch", "--all"),
+        ("dead", "drop", "nosuch", "--all", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_a_service_that_nobody_knows_is_told_before_anything_is_asked(shell: Shell, words: tuple[str, ...]) -> None:
+    """The command fails with its name, and without a question."""
+    done = shell.run(*words)
+    assert done.returncode == 1
+    assert "no service" in done.stderr
+    assert "'nosuch'" in done.stderr
+    assert "[y/N]" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_a_misspelt_variable_is_told(name: str) -> None:
+    """Left out, doubled and swapped letters, and lower case, are near enough."""
+    variable = f"TOOLBUS_{name.upper()}"
+    assert misspelt({variable: "x"}) == {}
+    assert misspelt({variable.lower(): "x"}) == {variable.lower(): variable}
+    doubled = variable + variable[-1]
+    assert misspelt({doubled: "x"}) == {doubled: variable}
+
+
+def test_variables_of_services_are_no_mistakes() -> None:
+    """Names that installed services read look like no setting."""
+    from toolbus.worker.loading.installed import describe, installed_services
+
+    names = [name for service in installed_services() for name in describe(service).settings]
+    assert names
+    assert misspelt(dict.fromkeys(names, "x")) == {}
+
+
+def test_a_misspelt_variable_is_told_once(shell: Shell) -> None:
+    """A command says so once, and so does a worker with its child processes."""
+    shell.environment["TOOLBUS_NAMESPCE"] = "other"
+    expected = "TOOLBUS_NAMESPCE is no setting; did you mean TOOLBUS_NAMESPACE?"
+    for words in (("services",), ("settings",), ("dead", "list"), ("worker", "nosuch.py", "--processes", "2")):
+        assert shell.run(*words).stderr.count(expected) == 1, words
+
+
+def test_levels_and_formats_have_any_case() -> None:
+    """As variables, too."""
+    settings = Settings.load({"TOOLBUS_LOG_LEVEL": "DEBUG", "TOOLBUS_LOG_FORMAT": "Json"})
+    assert (settings.log_level, settings.log_format) == ("debug", "json")
+
+
+@pytest.mark.parametrize("target", ["spoken", "spoken.inner", "bare"])
+def test_packages_of_the_current_folder_are_reloaded(shell: Shell, target: str) -> None:
+    """``worker pkg --reload`` serves what its files say now, whether it is a package, its module, or a folder of modules."""
+    folder = shell.folder / target.partition(".")[0]
+    folder.mkdir()
+    file = folder / ("inner.py" if target != "bare" else "tools.py")
+    if target != "bare":
+        (folder / "__init__.py").touch()
+    file.write_text(TOOL.format("old"))
+    # Installed commands, unlike modules that are run, do not have the current folder on their path.
+    shell.environment["PYTHONSAFEPATH"] = "1"
+    shell.start("worker", target, "--reload", "--grace", "5")
+    assert shell.run("call", "say", "--wait", "20").stdout == "old\n"
+    file.write_text(TOOL.format("changed"))
+    eventually_sync(lambda: shell.run("call", "say", "--wait", "5").stdout == "changed\n", timeout=30)
+
+
+def test_reload_without_its_extra_is_one_line(shell: Shell) -> None:
+    """It names the extra, in one line."""
+    (shell.folder / "spoken.py").write_text(TOOL.format("x"))
+    program = (
+        "import importlib.util as u; find = u.find_spec; u.find_spec = lambda name, *a: None if name == 'watchfiles' else find(name, *a);"
+    )
+    program += "from toolbus.cli import main; main(['worker', 'spoken.py', '--reload'])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=shell.folder, env=shell.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "toolbus: --reload needs watchfiles: pip install 'toolbus[reload]'"
+
+
+def test_reload_with_nothing_to_watch_is_told(shell: Shell) -> None:
+    """By ``worker`` and ``dev``."""
+    assert "finds no files to watch" in shell.run("worker", "nosuch", "--reload").stderr
+    assert "name one" in shell.run("dev", "--reload").stderr

@@ -1,0 +1,102 @@
+"""A call whose host only records what is asked of it, so that a test says which frames come, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from toolbus.client.calls.call import Call, CallTarget
+from toolbus.envelope import Confirm, Frame, Request
+from toolbus.events import Event
+from toolbus.results import ErrorInfo
+
+
+class Host:
+    """What a call asks of its bus.
+
+    Attributes:
+        problems: raised by the next launches, in order.
+        trouble: awaited by the caller of a call that waits for a worker.
+        launched, withdrawn, forgotten: calls, once for each time.
+        inquired: calls that may have begun, and the error with which they end if they did not.
+        rearmed: calls whose timers were to be moved, and when.
+        gaps: calls that miss a frame, and which.
+    """
+
+    most_waiting = 100.0
+
+    def __init__(self) -> None:
+        self.problems: list[Exception] = []
+        self.trouble: Coroutine[Any, Any, None] | None = None
+        self.launched: list[Call] = []
+        self.withdrawn: list[Call] = []
+        self.forgotten: list[Call] = []
+        self.inquired: list[tuple[Call, ErrorInfo]] = []
+        self.rearmed: list[tuple[Call, float]] = []
+        self.gaps: list[tuple[Call, tuple[str, int]]] = []
+
+    def launch(self, call: Call) -> Coroutine[Any, Any, None] | None:
+        """Record that a call is to be published."""
+        self.launched.append(call)
+        if self.problems:
+            raise self.problems.pop(0)
+        return self.trouble
+
+    def withdraw(self, call: Call) -> None:
+        """Record that the caller of a call no longer waits."""
+        self.withdrawn.append(call)
+
+    def inquire(self, call: Call, error: ErrorInfo) -> None:
+        """Record that a call is to end when it is known whether it began."""
+        self.inquired.append((call, error))
+
+    def forget(self, call: Call) -> None:
+        """Record that a call has ended."""
+        self.forgotten.append(call)
+
+    def rearm(self, call: Call, now: float) -> None:
+        """Record that a call's timers are to be moved."""
+        self.rearmed.append((call, now))
+
+    def watch_gap(self, call: Call, missing: tuple[str, int]) -> None:
+        """Record that a frame of a call is missing."""
+        self.gaps.append((call, missing))
+        call.gap_slot = len(self.gaps)
+
+
+def made(
+    host: Host, *, streaming: bool = False, limit: int = 1_000_000, started: float = 0.0, launched: bool = True, **fields: Any
+) -> Call:
+    """Return a call ``c`` of the tool ``t``."""
+    call = Call(host, asyncio.get_running_loop().create_future(), "c", CallTarget("t"), {}, {}, streaming, limit, started)
+    call._launched = launched
+    for name, value in fields.items():
+        setattr(call, name, value)
+    return call
+
+
+def request(**fields: Any) -> Request:
+    """Return a request of the service ``s``."""
+    return Request("c", "agent", "s", "t", **fields)
+
+
+def answer(attempt: int = 1, response: str = "a") -> Frame:
+    """Return the only frame of a run."""
+    return Frame("c", f"run-{attempt}", attempt, 0, "end", response, end_of_stream=True, worker=f"worker-{attempt}")
+
+
+def asking(attempt: int, seq: int = 0, seconds: float = 30.0) -> Frame:
+    """Return a frame of a handler that begins to wait for a confirmation."""
+    return Frame("c", f"run-{attempt}", attempt, seq, "confirm", worker="w", confirm=Confirm("q", "sure?", seconds))
+
+
+def answered(attempt: int, seq: int = 1) -> Frame:
+    """Return a frame of a handler that waits no longer."""
+    return Frame("c", f"run-{attempt}", attempt, seq, "confirm", confirm=Confirm("q", allowed=True))
+
+
+async def told(call: Call) -> list[Event]:
+    """Return the events of a call that has ended."""
+    assert call.done
+    return [event async for event in call.events()]

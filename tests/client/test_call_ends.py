@@ -1,0 +1,219 @@
+"""The ends of a call from this side: given up, expired or not published, and what is measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.client.calling import Host, answer, made, request
+from tests.client.frames import ONE, run
+from toolbus import ErrorInfo, telemetry
+from toolbus.broker.protocols import Verdict
+from toolbus.client.calls import call as call_module
+from toolbus.client.calls.call import Call
+from toolbus.client.confirmations.grant import Grant
+
+pytestmark = pytest.mark.anyio
+
+ERROR = ErrorInfo("unavailable", "why", "because")
+
+
+@pytest.fixture
+def noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it be the 12th second, all the time."""
+    monkeypatch.setattr(call_module, "time", SimpleNamespace(monotonic=lambda: 12.0))
+
+
+@pytest.fixture
+def meters() -> Iterator[InMemoryMetricReader]:
+    """Collect metrics."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader])
+    with telemetry.providers(meter=provider):
+        yield reader
+    provider.shutdown()
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, Any]:
+    """Return the one point of each metric."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    found: dict[str, Any] = {}
+    for scope in data.resource_metrics[0].scope_metrics:
+        for metric in scope.metrics:
+            [found[metric.name]] = metric.data.data_points
+    return found
+
+
+# --- Ended from this side ---
+
+
+async def test_a_call_that_is_ended_tells_the_worker() -> None:
+    """The result has the given error and what came so far; it comes once."""
+    host = Host()
+    call = made(host)
+    for frame in run(2, "a", ONE, end=False):
+        call.feed(frame, 1.0)
+    call.complete_with(ERROR)
+    call.complete_with(ErrorInfo("cancelled"))
+    result = await call.result()
+    assert (result.success, result.error, result.output, result.content) == (False, ERROR, "a", (ONE,))
+    assert (result.meta.id, result.meta.attempts, result.meta.worker) == ("c", 2, "worker-2")
+    assert (host.withdrawn, host.forgotten) == ([call], [call])
+
+
+@pytest.mark.parametrize("effect", ["", "read", "idempotent"])
+async def test_a_call_that_may_run_twice_is_given_up_at_once(effect: str) -> None:
+    """Only for a ``once`` call it matters whether it began."""
+    host = Host()
+    call = made(host, request=request(effect=effect))
+    call.give_up(ERROR)
+    assert (await call.result()).error == ERROR
+    assert (host.withdrawn, host.inquired) == ([call], [])
+
+
+async def test_a_once_call_is_inquired_about() -> None:
+    """It ends when the bus knows whether it began, or with its answer."""
+    host = Host()
+    call = made(host, request=request(effect="once"))
+    call.give_up(ERROR)
+    assert (call.done, host.inquired, host.withdrawn) == (False, [(call, ERROR)], [])
+    call.feed(answer(1, "done"), 1.0)
+    call.give_up(ERROR)
+    assert (await call.result()).output == "done"
+    assert host.inquired[1:] == []
+
+
+async def test_an_unpublished_call_is_given_up_at_once() -> None:
+    """Without a request nothing can have begun."""
+    host = Host()
+    call = made(host)
+    call.give_up(ERROR)
+    assert (await call.result()).error == ERROR
+    assert host.inquired == []
+
+
+async def test_a_call_expires() -> None:
+    """Past its deadline a call ends with an error that names its timeout and may be tried again."""
+    call = made(Host(), request=request(timeout=2.5))
+    call.expire()
+    error = (await call.result()).error
+    assert error is not None
+    assert (error.type, error.code, error.retryable) == ("deadline_exceeded", "", True)
+    assert "2.5 s" in error.message
+
+
+# --- The broker's answer ---
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+async def test_a_queued_call_waits_for_its_answer(withdrawn: bool) -> None:
+    """The entry is kept; a call that was given up before it was known is now cancelled at the broker."""
+    host = Host()
+    call = made(host, withdrawn=withdrawn, grant=Grant(None, published=True))
+    call.settle(Verdict("queued", "1-0"))
+    assert (call.entry, call.done, call.grant.published) == ("1-0", False, True)
+    assert host.withdrawn == [call] * withdrawn
+
+
+@pytest.mark.parametrize(("status", "type_"), [("full", "overloaded"), ("absent", "unavailable"), ("failed", "unavailable")])
+async def test_a_refused_call_ends_and_its_permit_is_free(status: Any, type_: str) -> None:
+    """What was not published ends with the reason, tells no worker, and may be permitted again."""
+    host = Host()
+    call = made(host, request=request(), grant=Grant(None, published=True))
+    call.settle(Verdict(status, message="no"))
+    error = (await call.result()).error
+    assert error is not None
+    assert (error.type, call.grant.published, host.withdrawn, host.forgotten) == (type_, False, [], [call])
+
+
+async def test_a_refusal_names_the_service() -> None:
+    """The error of a full queue says which service's queue is meant."""
+    call = made(Host(), request=request())
+    call.settle(Verdict("full", depth=7))
+    error = (await call.result()).error
+    assert error is not None
+    assert "'s'" in error.message
+
+
+async def test_an_unknown_verdict_uses_the_permit_up() -> None:
+    """What may have been published must not be published again with the same permission."""
+    call = made(Host(), request=request(), grant=Grant(None, published=True))
+    call.settle(Verdict("unknown", message="gone"))
+    error = (await call.result()).error
+    assert error is not None
+    assert (error.type, call.grant.published) == ("outcome_unknown", True)
+
+
+async def test_a_refusal_after_the_end_changes_nothing() -> None:
+    """A call that was cancelled before the broker refused it stays cancelled; its permit is free, too."""
+    host = Host()
+    call = made(host, grant=Grant(None, published=True))
+    call.cancel()
+    result = await call.result()
+    call.settle(Verdict("full"))
+    assert await call.result() is result
+    assert (call.grant.published, host.forgotten) == (False, [call])
+
+
+# --- What is measured ---
+
+
+@pytest.mark.usefixtures("noon")
+@pytest.mark.parametrize("end", ["answer", "stream", "error"])
+async def test_a_result_has_the_calls_time(end: str) -> None:
+    """Every result says how many milliseconds the call took, from its start."""
+    call = made(Host(), streaming=end == "stream", started=10.5)
+    if end == "error":
+        call.complete_with(ERROR)
+    else:
+        call.feed(answer(), 12.0)
+    assert (await call.result()).meta.ms == 1500.0
+
+
+@pytest.mark.usefixtures("noon")
+@pytest.mark.parametrize("published", [False, True])
+async def test_a_call_is_counted_and_timed(meters: InMemoryMetricReader, published: bool) -> None:
+    """Metrics have the seconds, the tool, its service when it was published, and the error's type."""
+    call = made(Host(), started=10.5, request=request() if published else None)
+    call.complete_with(ERROR)
+    found = points(meters)
+    time, count = found["gen_ai.execute_tool.duration"], found["toolbus.calls"]
+    assert (time.sum, time.count, time.attributes["gen_ai.tool.name"]) == (1.5, 1, "t")
+    assert (count.value, count.attributes["messaging.destination.name"]) == (1, "s" if published else "")
+    assert time.attributes["error.type"] == count.attributes["error.type"] == "unavailable"
+
+
+async def test_resets_are_counted(meters: InMemoryMetricReader) -> None:
+    """Metrics have the number of attempts that diverged."""
+    call = made(Host())
+    for frame in (*run(1, "abc", end=False), *run(2, "x")):
+        call.feed(frame, 1.0)
+    assert points(meters)["toolbus.resets"].value == 1
+
+
+async def test_the_spans_of_a_call_end_with_it() -> None:
+    """The span of the publication ends with the broker's answer, that of the call with the result and its error."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    def ended() -> list[str]:
+        return [span.name for span in exporter.get_finished_spans()]
+
+    with telemetry.providers(tracer=provider):
+        call: Call = made(Host(), span=telemetry.start_call_span(tool="t", service="s", id="c", agent="a"))
+        call.settle(Verdict("queued", "1-0"))
+        assert ended() == ["send s"]
+        call.complete_with(ERROR)
+    assert ended() == ["send s", "execute_tool t"]
+    assert exporter.get_finished_spans()[1].attributes["error.type"] == "unavailable"
+    provider.shutdown()

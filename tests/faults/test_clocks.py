@@ -1,0 +1,106 @@
+"""A server whose clock is set forward: every key whose life ends by then is gone at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import redis
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import ToolResult, invocation, tool
+from toolbus.broker.keys import Keys
+from toolbus.broker.lease.clock import ServerClock
+
+pytestmark = pytest.mark.anyio
+
+HOUR = 3600.0
+runs: list[str] = []
+go = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def nothing_yet() -> None:
+    """Forget what earlier tests did."""
+    runs.clear()
+    go.clear()
+
+
+@tool(service="timed", effect="read")
+async def silent() -> str:
+    """Say nothing until the test says so."""
+    runs.append(invocation().id)
+    await eventually(go.is_set, timeout=60)
+    return "done"
+
+
+@tool(service="timed", effect="once")
+async def pay() -> str:
+    """Act, and say so when the test says."""
+    runs.append(invocation().id)
+    await eventually(go.is_set, timeout=60)
+    return "done"
+
+
+@tool(service="timed", effect="read")
+async def speak() -> Any:
+    """Speak before and after."""
+    runs.append(invocation().id)
+    yield "do"
+    await eventually(go.is_set, timeout=60)
+    yield "ne"
+
+
+class Clock:
+    """The server's clock, as far as this process learns of it."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def set_forward(self, place: Place, seconds: float) -> None:
+        """Set it forward, and with it end the lives of keys."""
+        self.ahead += seconds
+        with redis.Redis.from_url(place.settings.url) as client:
+            for key in list(client.scan_iter(f"{Keys(place.settings.namespace).prefix}*", count=1000)):
+                left = client.pttl(key)
+                if 0 < left <= seconds * 1000:
+                    client.delete(key)
+                elif left > 0:
+                    client.pexpire(key, left - int(seconds * 1000))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the test's server."""
+    made, observe = Clock(), ServerClock.observe
+
+    def observe_ahead(self: ServerClock, server_ms: float, asked: float, answered: float) -> None:
+        observe(self, server_ms + made.ahead * 1000, asked, answered)
+
+    monkeypatch.setattr(ServerClock, "observe", observe_ahead)
+    return made
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("key", ["", "k"])
+@pytest.mark.parametrize("name", ["silent", "pay", "speak"])
+async def test_running_calls_outlive_a_clock_that_is_set_forward(
+    redis_place: Place, clock: Clock, name: str, key: str, at_once: bool
+) -> None:
+    """They run once and are answered, whether they end before the agent has noticed or after."""
+    with redis.Redis.from_url(redis_place.settings.url) as client:
+        async with redis_place.serving(silent) as bus:
+            await bus.wait_for_tool(name)
+            call = asyncio.create_task(bus.call(name, idempotency_key=key, timeout=30.0))
+            await eventually(lambda: len(runs) == 1)
+            clock.set_forward(redis_place, HOUR + 60.0)
+            if not at_once:
+                replies = Keys(redis_place.settings.namespace).replies(bus._dispatcher.opened().agent)
+                await eventually(lambda: key or client.exists(replies))
+            go.set()
+            result: ToolResult = await call
+            assert (result.output, result.error) == ("done", None)
+    assert len(runs) == 1

@@ -1,0 +1,219 @@
+"""Leaving: how a worker ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from tests.worker.unit.fakes import Bench, flaky, hold, lines, pay, stubborn
+from toolbus import tool
+from toolbus.results import BrokerUnavailable, ToolbusError
+from toolbus.worker.run.states import RunState
+from toolbus.worker.slots.leaving import hand_back, sign_off
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_drain_lets_calls_end(gate: asyncio.Event) -> None:
+    """Nothing is handed back, and the worker leaves as soon as the last call has ended."""
+    bench = Bench(hold)
+    bench.serve()
+    bench.slots.start(bench.delivery("hold"))
+    await bench.settle()
+    bench.loop.call_later(2, gate.set)
+    before = bench.loop.time()
+    await bench.drained()
+    assert bench.loop.time() - before == pytest.approx(2.0, abs=0.1)
+    assert (bench.broker.errors(), bench.broker.handed_back) == ([("", "")], [])
+    assert bench.broker.closed == 0
+
+
+async def test_a_drain_uses_the_whole_grace_period(gate: asyncio.Event) -> None:
+    """A call that ends within its last second is waited for, also after another one has ended."""
+
+    @tool(service="unit", replace=True)
+    async def rest(seconds: float) -> str:
+        """Take a while."""
+        await asyncio.sleep(seconds)
+        return "done"
+
+    bench = Bench(rest, grace=5.0)
+    bench.serve()
+    bench.slots.start_all([bench.delivery("rest", {"seconds": seconds}) for seconds in (4.2, 4.7)])
+    await bench.drained()
+    assert (bench.broker.errors(), bench.broker.handed_back) == ([("", ""), ("", "")], [])
+
+
+async def test_a_drain_hands_back_what_does_not_end_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    """A call and a waiting retry go to other workers; entered ``once`` work is answered, since it must not run again."""
+    caplog.set_level(logging.INFO, logger="toolbus")
+    bench = Bench(hold, pay, flaky, concurrency=3)
+    bench.serve()
+    held, paying, failed = bench.delivery("hold"), bench.delivery("pay"), bench.delivery("flaky", deadline=3000.0)
+    bench.slots.start_all([failed])
+    await bench.settle()
+    bench.slots._waiting.pop_retry(failed.run)
+    bench.slots._waiting.add_retry(failed)
+    bench.broker.retry_answers = [None]
+    bench.slots.start_all([held, paying])
+    await bench.settle()
+    before = bench.loop.time()
+    bench.slots.stop()
+    bench.slots.deadlines.close()
+    await bench.drained()
+    assert bench.loop.time() - before == pytest.approx(5.0, abs=0.1)
+    assert bench.broker.handed_back == [held, failed]
+    assert bench.broker.errors() == [("outcome_unknown", "worker_stopped")]
+    assert bench.slots.running == 0
+    assert "worker.grace_ended running=2" in caplog.text
+    assert "worker.handed_back calls=2" in caplog.text
+
+
+async def test_what_waits_is_handed_back_when_the_worker_begins_to_leave() -> None:
+    """A second time there is nothing left to hand back."""
+    bench = Bench(flaky)
+    delivery = bench.delivery("flaky")
+    bench.slots.start(delivery)
+    await bench.settle()
+    for _ in range(2):
+        await bench.slots.hand_back_waiting()
+    assert bench.broker.handed_back == [delivery]
+    assert not bench.slots.busy()
+
+
+@pytest.mark.parametrize("failure", [BrokerUnavailable("gone"), TimeoutError()])
+async def test_a_failed_hand_back_is_logged(failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """The worker leaves all the same."""
+    bench = Bench(flaky)
+    bench.broker.hand_back_failure = failure
+    bench.slots.start(bench.delivery("flaky"))
+    await bench.settle()
+    await bench.slots.hand_back_waiting()
+    said = str(failure) or '"the server did not answer"'
+    assert lines(caplog)[-1] == f"worker.hand_back_failed error={said}"
+
+
+async def test_a_drain_waits_for_deliveries_that_go_back(gate: asyncio.Event) -> None:
+    """Those that found no slot are handed back before the worker ends."""
+    bench = Bench(hold, concurrency=1)
+    bench.serve()
+    await bench.settle()
+    extra = bench.delivery("hold")
+    bench.slots.start_all([bench.delivery("hold"), extra])
+    gate.set()
+    await bench.drained()
+    assert bench.broker.handed_back == [extra]
+
+
+async def test_a_drain_does_not_wait_for_what_can_not_be_stopped(gate: asyncio.Event) -> None:
+    """A second after the grace period it ends; the run is still counted."""
+    bench = Bench(stubborn)
+    bench.serve()
+    bench.slots.start(bench.delivery("stubborn"))
+    await bench.settle()
+    before = bench.loop.time()
+    await bench.drained()
+    assert bench.loop.time() - before == pytest.approx(6.0, abs=0.1)
+    assert bench.slots.running == 1
+    gate.set()
+    await bench.settle()
+    assert bench.slots.running == 0
+
+
+async def test_a_failed_broker_ends_the_worker(caplog: pytest.LogCaptureFixture, gate: asyncio.Event) -> None:
+    """It signs off, lets calls end, closes the broker and raises the first error."""
+    bench = Bench(hold)
+    bench.serve()
+    bench.slots.start(bench.delivery("hold"))
+    await bench.settle()
+    gate.set()
+    bench.slots.on_failed(ToolbusError("first"))
+    bench.slots.on_failed(ToolbusError("second"))
+    assert bench.slots.failed
+    with pytest.raises(ToolbusError, match=r"^first$"):
+        await bench.drained()
+    assert (bench.broker.unregistered, bench.broker.closed) == (1, 1)
+    assert bench.broker.errors() == [("", "")]
+    assert "worker.failed error=first running=0" in caplog.text
+
+
+async def test_taking_that_fails_again_and_again_ends_the_worker() -> None:
+    """The error says so; before that it begins anew."""
+    bench = Bench(hold)
+    bench.broker.failure = ValueError("broken")
+    with pytest.raises(ToolbusError, match="taking failed 12 times in a row"):
+        await bench.slots.serve()
+    assert bench.slots.failed
+    assert len(bench.broker.asked_for) == 12
+    assert bench.broker.closed == 1
+
+
+async def test_taking_goes_on_after_a_failure(gate: asyncio.Event, seen: list[Any]) -> None:
+    """Requests are taken again when the trouble has passed."""
+    bench = Bench(hold)
+    bench.broker.failure = ValueError("broken")
+    bench.serve()
+    await bench.settle()
+    bench.broker.failure = None
+    bench.broker.arrive(bench.delivery("hold"))
+    await asyncio.sleep(1)
+    assert len(seen) == 1
+    gate.set()
+    await bench.drained()
+
+
+async def test_a_run_that_goes_down_with_the_worker_is_not_answered() -> None:
+    """When the worker's own task is cancelled, its runs are, and another worker takes them over."""
+    bench = Bench(hold)
+    bench.serve()
+    delivery = bench.delivery("hold")
+    bench.slots.start(delivery)
+    await bench.settle()
+    run = bench.slots._runs[delivery.run]
+    serving = bench._serving
+    assert serving is not None
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert bench.broker.ends == []
+    assert run.state is RunState.ENDED
+    assert bench.broker.closed == 1
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_worker_leaves_even_if_it_can_not_sign_off(hangs: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal is logged; a server that does not answer is waited for three seconds."""
+    bench = Bench(hold)
+
+    async def unregister() -> None:
+        if not hangs:
+            raise BrokerUnavailable("refused")
+        await asyncio.Event().wait()
+
+    bench.broker.unregister = unregister  # type: ignore[method-assign]
+    before = bench.loop.time()
+    await sign_off(bench.broker)  # type: ignore[arg-type]
+    assert bench.loop.time() - before == pytest.approx(3.0 if hangs else 0.0, abs=0.01)
+    said = '"the server did not answer"' if hangs else "refused"
+    assert lines(caplog) == [f"worker.unregister_failed error={said}"]
+
+
+async def test_a_hand_back_waits_three_seconds_for_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Then the worker leaves, and the leases expire; of nothing, nothing is handed back."""
+    bench = Bench(hold)
+    asked: list[int] = []
+
+    async def hang(deliveries: Any) -> None:
+        asked.append(len(deliveries))
+        await asyncio.Event().wait()
+
+    bench.broker.hand_back = hang  # type: ignore[method-assign]
+    before = bench.loop.time()
+    await hand_back(bench.broker, [])  # type: ignore[arg-type]
+    await hand_back(bench.broker, [bench.delivery("hold")])  # type: ignore[arg-type]
+    assert bench.loop.time() - before == pytest.approx(3.0, abs=0.01)
+    assert asked == [1]
+    assert "the server did not answer" in caplog.text

@@ -1,0 +1,133 @@
+"""``once`` work: it begins at most once, and its outcome is told only when it is known."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.worker.unit.fakes import Bench, echo, hold, pay
+from toolbus import ErrorInfo, ToolResult, tool
+from toolbus.worker.run.states import RunState
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_once_work_is_marked_before_it_begins(gate: asyncio.Event, seen: list[Any]) -> None:
+    """The handler is called only when the server has marked it, and a success frees nothing."""
+    bench = Bench(pay)
+    bench.broker.begin_gate = asyncio.Event()
+    paying = await bench.begin("pay")
+    assert (paying.state, seen) == (RunState.MARKED, [])
+    assert bench.broker.begun == [paying.delivery]
+    bench.broker.begin_gate.set()
+    await bench.settle()
+    assert (paying.state, seen) == (RunState.ENTERED, ["began"])
+    gate.set()
+    await bench.settle()
+    [end] = bench.broker.ends
+    assert (end.frame.response, end.frees) == ("paid", False)
+
+
+async def test_a_request_may_make_work_once() -> None:
+    """The request's effect counts as much as the tool's."""
+    bench = Bench(echo, hold)
+    await bench.run("echo", {"text": "x"}, effect="once")
+    assert len(bench.broker.begun) == 1
+    held = await bench.begin("hold", effect="once")
+    bench.broker.ends.clear()
+    held.state = RunState.MARKED
+    held.cancel()
+    assert bench.broker.errors() == [("cancelled", "not_begun")]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "expected", "retryable"),
+    [
+        ("began", ("outcome_unknown", ""), False),
+        ("unsure", ("outcome_unknown", ""), False),
+        ("unconfirmed", ("unavailable", "not_replicated"), True),
+    ],
+)
+async def test_once_work_that_must_not_begin_is_refused(
+    beginning: Any, expected: tuple[str, str], retryable: bool, seen: list[Any]
+) -> None:
+    """An earlier attempt may have taken effect, or too few replicas know of this one: the handler is not called."""
+    bench = Bench(pay)
+    bench.broker.beginning = beginning
+    end = await bench.run("pay")
+    assert end.frame.error is not None
+    assert (end.frame.error.type, end.frame.error.code, end.frame.error.retryable) == (*expected, retryable)
+    assert end.frame.error.message
+    assert end.frees
+    assert seen == []
+
+
+async def test_once_work_that_another_worker_has_is_not_answered(seen: list[Any]) -> None:
+    """The delivery was lost before the handler began."""
+    bench = Bench(pay)
+    bench.broker.beginning = "lost"
+    bench.slots.start(bench.delivery("pay"))
+    await bench.settle()
+    assert (bench.broker.ends, seen, bench.slots.running) == ([], [], 0)
+
+
+async def test_once_work_that_was_entered_has_an_unknown_outcome() -> None:
+    """Cancelled, timed out or stopped with its worker, it may have taken effect, and its answer is kept for callers with its key."""
+    bench = Bench(pay)
+    for end in ("cancel", "expire", "interrupt"):
+        getattr(await bench.begin("pay"), end)()
+        await bench.settle()
+    assert bench.broker.errors() == [
+        ("outcome_unknown", "cancelled"),
+        ("outcome_unknown", "deadline_exceeded"),
+        ("outcome_unknown", "worker_stopped"),
+    ]
+    assert [end.frees for end in bench.broker.ends] == [False, False, False]
+
+
+async def test_once_work_that_raises_keeps_its_answer() -> None:
+    """A crash after the handler began may have taken effect: the key is not freed, and it is not tried again."""
+
+    @tool(service="unit", replace=True, effect="once")
+    async def lose() -> str:
+        """Fail with an effect."""
+        raise ValueError("lost")
+
+    @tool(service="unit", replace=True, effect="once")
+    async def refuse() -> ToolResult:
+        """Fail by its result."""
+        return ToolResult.fail(ErrorInfo("tool_error", "bad", "it failed", retryable=True))
+
+    bench = Bench(lose, refuse)
+    assert not (await bench.run("lose")).frees
+    bench.broker.ends.clear()
+    assert not (await bench.run("refuse")).frees
+    assert bench.broker.retried == []
+
+
+async def test_once_work_whose_arguments_do_not_fit_never_begins(seen: list[Any]) -> None:
+    """They are refused while the run is only marked, so the key is freed."""
+
+    @tool(service="unit", replace=True, effect="once")
+    async def pick(number: int) -> str:
+        """Take a number."""
+        seen.append(number)
+        return ""
+
+    end = await Bench(pick).run("pick", {"number": "seven"})
+    assert end.frame.error is not None
+    assert end.frame.error.type == "invalid_arguments"
+    assert end.frees
+    assert seen == []
+
+
+@pytest.mark.parametrize("effect", ["", "once"])
+async def test_once_work_that_is_cancelled_before_its_first_step_has_not_begun(effect: str) -> None:
+    """The caller is told that it may call again; the effect of the tool counts as much as the request's."""
+    bench = Bench(hold if effect else pay)
+    delivery = bench.delivery("hold" if effect else "pay", effect=effect)
+    bench.slots.start(delivery)
+    bench.slots.on_cancelled(delivery.request.id)
+    assert bench.broker.errors() == [("cancelled", "not_begun")]

@@ -1,0 +1,186 @@
+"""Outcomes: from what a handler returned or raised to a result or an error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.worker.unit.fakes import Bench, echo, frame_of
+from toolbus import Blob, ErrorInfo, ToolError, ToolResult
+from toolbus.envelope import Request
+from toolbus.results import CallCancelled, EnvelopeError
+from toolbus.worker.run.outcome import HandlerExit, encodable, error_of, mismatch, refusal, result_of, said, without_exits
+
+pytestmark = pytest.mark.anyio
+
+BLOB = Blob("image/png", b"12")
+RESULT = ToolResult(output="o", data=1)
+
+
+class Title(str):
+    """A text of a class of its own."""
+
+    __slots__ = ()
+
+
+class Unspeakable(Exception):
+    """An exception that can't be told."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+# -- results ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ("text", ToolResult(output="text")),
+        (Title("title"), ToolResult(output="title")),
+        (None, ToolResult(output="")),
+        (BLOB, ToolResult(output="", content=(BLOB,))),
+        ({"a": 1}, ToolResult(data={"a": 1})),
+        (0, ToolResult(data=0)),
+        (RESULT, RESULT),
+    ],
+)
+def test_a_returned_value_becomes_a_result(value: object, result: ToolResult) -> None:
+    """Text is output, nothing is empty output, a blob is content, a result is itself, and anything else is data."""
+    assert result_of(value) == result
+    assert type(result_of(value).output) in (str, type(None))
+
+
+# -- errors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (ToolError("no", code="refused"), ErrorInfo("tool_error", "refused", "no")),
+        (HandlerExit(ToolError("no", code="refused")), ErrorInfo("tool_error", "refused", "no")),
+        (CallCancelled("gone"), ErrorInfo("cancelled", message="gone")),
+        (ValueError("broken"), ErrorInfo("tool_error", "ValueError", "broken")),
+        (ValueError(), ErrorInfo("tool_error", "ValueError", "ValueError")),
+        (KeyboardInterrupt(), ErrorInfo("tool_error", "KeyboardInterrupt", "KeyboardInterrupt")),
+        (Unspeakable(), ErrorInfo("tool_error", "Unspeakable", "Unspeakable")),
+    ],
+)
+def test_an_exception_becomes_an_error(raised: BaseException, error: ErrorInfo) -> None:
+    """The error says what the exception says, or its name when it says nothing or can't be asked."""
+    assert error_of(raised) == error
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [
+        (SystemExit(3), "SystemExit", "exit"),
+        (HandlerExit(SystemExit(3)), "SystemExit", "exit"),
+        (asyncio.CancelledError(), "CancelledError", "cancelled"),
+        (EnvelopeError("too deep"), "unencodable_result", "too deep"),
+    ],
+)
+def test_an_exit_becomes_an_error_with_an_explanation(raised: BaseException, code: str, says: str) -> None:
+    """Its text alone would not tell the caller anything."""
+    error = error_of(raised)
+    assert (error.type, error.code) == ("tool_error", code)
+    assert says in error.message
+
+
+def test_an_exception_is_told_by_its_text_or_its_name() -> None:
+    """Also when its class raises what would end the program."""
+    assert [said(ValueError("broken")), said(ValueError()), said(Unspeakable())] == ["broken", "ValueError", "Unspeakable"]
+
+
+# -- arguments that another descriptor allowed --------------------------------------------------------
+
+
+async def test_refused_arguments_name_both_descriptors_when_they_differ() -> None:
+    """The caller checked against another revision: the call may succeed once it knows this one."""
+    publication = Bench(echo).slots._served["unit"].publication
+    error = ErrorInfo("invalid_arguments", "bad", "not a number", retry_after=2.0, details={"at": "$.n"})
+    told = mismatch(Request("c", "a", "unit", digest="other"), publication, error)
+    assert (told.type, told.code, told.retryable, told.retry_after, told.details) == (error.type, error.code, True, 2.0, {"at": "$.n"})
+    for part in (error.message, "other", publication.digest):
+        assert part in told.message
+
+
+async def test_other_errors_do_not_speak_of_descriptors() -> None:
+    """The same descriptor, a caller that checked nothing, and a failure of another kind leave the error as it is."""
+    publication = Bench(echo).slots._served["unit"].publication
+    error = ErrorInfo("invalid_arguments", "bad", "not a number")
+    assert mismatch(Request("c", "a", "unit", digest=publication.digest), publication, error) is error
+    assert mismatch(Request("c", "a", "unit"), publication, error) is error
+    failure = ErrorInfo("tool_error", "bad", "broken")
+    assert mismatch(Request("c", "a", "unit", digest="other"), publication, failure) is failure
+
+
+# -- what is sent -------------------------------------------------------------------------------------
+
+
+def test_an_error_that_json_can_not_express_is_replaced() -> None:
+    """Its type stays, and the text says why it says no more."""
+    plain = ErrorInfo("rate_limited", "slow", "later", details={"at": 1})
+    assert encodable(plain) is plain
+    replaced = encodable(ErrorInfo("rate_limited", "slow", "later", details=object()))
+    assert (replaced.type, replaced.code) == ("rate_limited", "unencodable_error")
+    assert "JSON" in replaced.message
+
+
+async def test_a_refusal_is_one_last_frame() -> None:
+    """It names the delivery, the worker and the time that the request waited."""
+    delivery = Bench(echo).delivery("echo", epoch=4, attempt=2, queued_ms=12.34)
+    frame = frame_of(refusal(delivery, "worker-1", ErrorInfo("not_found")))
+    assert (frame.id, frame.run, frame.attempt, frame.epoch) == ("call-1", "run-1", 2, 4)
+    assert (frame.kind, frame.end_of_stream, frame.error) == ("end", True, ErrorInfo("not_found"))
+    assert (frame.worker, frame.queued_ms) == ("worker-1", 12.3)
+
+
+# -- exits --------------------------------------------------------------------------------------------
+
+
+async def leave(error: BaseException) -> None:
+    """Raise an exception."""
+    raise error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_an_exit_of_a_users_code_is_contained(error: BaseException) -> None:
+    """It ends neither the program nor its task; the exception names it and keeps it."""
+    with pytest.raises(HandlerExit, match=type(error).__name__) as caught:
+        await without_exits(leave(error))
+    assert caught.value.raised is error
+    assert caught.value.__cause__ is error
+
+
+async def test_results_and_exceptions_of_a_users_code_pass() -> None:
+    """Only exits are contained."""
+
+    async def work() -> int:
+        return 7
+
+    assert await without_exits(work()) == 7
+    with pytest.raises(ValueError, match=r"^broken$"):
+        await without_exits(leave(ValueError("broken")))
+
+
+async def test_a_cancellation_from_outside_passes() -> None:
+    """What a user's code raises instead of it is contained all the same."""
+
+    async def wait(answer: BaseException | None) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if answer is not None:
+                raise answer from None
+            raise
+
+    ends: list[Any] = []
+    for answer in (None, SystemExit(3)):
+        task = asyncio.get_running_loop().create_task(without_exits(wait(answer)))
+        await asyncio.sleep(1)
+        task.cancel()
+        ends += await asyncio.gather(task, return_exceptions=True)
+    assert [type(end) for end in ends] == [asyncio.CancelledError, HandlerExit]

@@ -1,0 +1,141 @@
+"""A worker's sessions: what they leave behind, and their ends while the worker goes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.servers import eventually
+from toolbus import Settings
+from toolbus.deadlines import Deadlines
+from toolbus.results import ConfigurationError, ToolbusError
+from toolbus.worker.run import nested
+from toolbus.worker.sessions.service import OpenSessions
+from toolbus.worker.sessions.session import Session
+from toolbus.worker.sessions.worker import WorkerSessions
+
+pytestmark = pytest.mark.anyio
+
+
+class Worker:
+    """The part of a worker that sessions use."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(loop)
+        self.clock = loop.time
+        self.broker = SimpleNamespace(release_session=lambda *which: None)
+        self.cleaned: list[Session | None] = []
+        self.failure: Exception | None = None
+        self.asked = 0
+
+    async def cleanup(self, session: Session | None) -> None:
+        """Take note."""
+        self.cleaned.append(session)
+
+    async def close_nested(self, user: str, session: str) -> None:
+        """Fail as the test says."""
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+
+    def sessions(self, idle: float = 900.0, most: int = 1000) -> OpenSessions:
+        """The sessions of a service."""
+        served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup)
+        return OpenSessions(cast("Any", served), cast("Any", self))
+
+
+class Run:
+    """A run that ends at once."""
+
+    task = None
+
+    def __init__(self, session: str) -> None:
+        request = SimpleNamespace(id=session, agent="a", user="u", session=session)
+        self.delivery = SimpleNamespace(request=request, entry=b"1-0")
+
+    async def execute(self) -> None:
+        """Do nothing."""
+
+    def stop(self, error: Any) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("how", ["closed", "left", "room"])
+async def test_a_session_that_ended_leaves_nothing(how: str) -> None:
+    """However it ended before it was idle, nothing waits for its time any more."""
+    worker = Worker()
+    sessions = worker.sessions(most=10 if how == "room" else 1000)
+    for number in range(50):
+        await sessions.start(cast("Any", Run(f"s{number}")))
+        if how == "closed":
+            sessions.end(Session("u", f"s{number}"), "closed", stop=True)
+        await asyncio.sleep(0)
+    if how == "left":
+        sessions.left({"a"}, "left")
+    left = 10 if how == "room" else 0
+    await eventually(lambda: len(sessions) <= left)
+    assert len(worker.deadlines) == len(sessions)
+    worker.deadlines.close()
+
+
+async def test_an_idle_session_ends_in_its_time() -> None:
+    """One that begins anew after its end has a time of its own."""
+    worker = Worker()
+    sessions = worker.sessions(idle=0.05)
+    for _ in range(2):
+        await sessions.start(cast("Any", Run("s")))
+        await eventually(lambda: len(sessions) == 0)
+    assert worker.cleaned == [Session("u", "s")] * 2
+    assert len(worker.deadlines) == 0
+
+
+@pytest.mark.parametrize("failure", [ConfigurationError("the bus is not open"), ToolbusError("no")])
+async def test_a_session_whose_nested_calls_can_not_be_told_is_logged(failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """No task ends with an exception that nobody retrieves."""
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+    worker = Worker()
+    worker.failure = failure
+    sessions = WorkerSessions(cast("Any", worker))
+    sessions.closed("s", "u", "x")
+    await eventually(lambda: "session.untold" in caplog.text)
+    await sessions.aclose()
+    assert unhandled == []
+
+
+async def test_sessions_end_quietly_while_the_nested_bus_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that ends during a drain has no nested calls any more."""
+
+    class Bus:
+        """A bus that closes when the test says."""
+
+        def __init__(self) -> None:
+            self.open_ = False
+            self.go = asyncio.Event()
+
+        async def open(self) -> None:
+            self.open_ = True
+
+        async def aclose(self) -> None:
+            self.open_ = False
+            await self.go.wait()
+
+        async def end_session(self, user: str, session: str) -> None:
+            if not self.open_:
+                raise ConfigurationError("the bus is not open")
+
+    made = Bus()
+    monkeypatch.setattr(nested, "_new_bus", lambda settings: made)
+    bus = nested.NestedBus(Settings.load({}, url="memory://"))
+    await bus.get()
+    assert made.open_
+    await bus.close_session("u", "s")
+    closing = asyncio.create_task(bus.aclose())
+    await eventually(lambda: not made.open_)
+    await bus.close_session("u", "s")
+    made.go.set()
+    await closing
