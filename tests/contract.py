@@ -1,4 +1,4 @@
-"""What the contract's tests share: both transports, and workers and buses with a test's settings."""
+"""Shared parts of the contract's tests: both transports, and workers and buses with a test's settings."""
 
 from __future__ import annotations
 

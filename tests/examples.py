@@ -1,4 +1,4 @@
-"""How many examples Hypothesis makes up: few by default, many with ``TOOLBUS_TEST_PROFILE=long``, as every night."""
+"""Numbers of examples for Hypothesis: few by default, many with ``TOOLBUS_TEST_PROFILE=long``, as every night."""
 
 from __future__ import annotations
 

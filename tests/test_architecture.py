@@ -150,6 +150,23 @@ def test_help_loads_nothing_that_only_running_needs() -> None:
     assert not {"redis", "opentelemetry", "toolbus.client.bus", "toolbus.worker.worker"} & set(loaded.split())
 
 
+INDIRECT = re.compile(r"(What|Who|Whose|Whoever|Whatever|Whether|Those|How|Which|Where|That|These)\b")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@pytest.mark.parametrize("folder", ["toolbus", "workers", "tests", "benchmarks"])
+def test_docstrings_are_plain_sentences(folder: str) -> None:
+    """A docstring begins with a statement, an imperative or a noun phrase, never with a word like "What" or "Whether"."""
+    paths = [*(PACKAGE.parent / folder).rglob("*.py")]
+    assert paths
+    found = []
+    for path in paths:
+        nodes = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, DOCUMENTED))
+        texts = (ast.get_docstring(node) or "" for node in nodes)
+        found += [f"{path.relative_to(PACKAGE.parent)}: {text}" for text in texts if INDIRECT.match(text)]
+    assert found == []
+
+
 @tool(service="path", effect="read")
 async def echo_path(text: str) -> str:
     """Give a text back."""

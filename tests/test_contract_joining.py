@@ -83,7 +83,7 @@ async def test_a_joiner_with_less_time_ends_alone(place: Place) -> None:
 
 
 async def test_a_joiner_that_streams_reads_on(place: Place) -> None:
-    """What it has heard of the first run is not said again when the next one says the same."""
+    """Text that it has heard of the first run is not said again when the next one says the same."""
     async with place.serving(think) as bus:
         await bus.wait_for_tool("think")
         first = calls(bus, 1.0)

@@ -85,7 +85,7 @@ class Watched:
             yield client
 
     def master_port(self) -> int:
-        """Where the Sentinel says that the master is."""
+        """Return the port at which the Sentinel says that the master is."""
         with self.asked() as client:
             return int(client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.name)[1])
 

@@ -142,7 +142,7 @@ class Frame(msgspec.Struct, omit_defaults=True):
 
 
 class _Place(msgspec.Struct):
-    """Where a frame belongs, when the rest of it can't be read."""
+    """The address of a frame, when the rest of it can't be read."""
 
     id: str
     run: str

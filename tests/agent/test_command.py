@@ -220,7 +220,7 @@ async def test_ctrl_c_cancels_the_tools(valkey_server: str, namespace: str) -> N
 async def test_permission_without_a_person(
     valkey_server: str, namespace: str, words: tuple[str, ...], told: str, forks: ForkServer
 ) -> None:
-    """Where no person can be asked, a tool that wants permission runs only with --yes."""
+    """When no person can be asked, a tool that wants permission runs only with --yes."""
     async with tools(valkey_server, namespace), endpoint([calls(("launch", {})), says("ok")]) as model:
         code, _, err = await run(forks, model.url, valkey_server, namespace, "?", *words)
         assert code == 0, err

@@ -59,7 +59,7 @@ def script_place(request: pytest.FixtureRequest, servers: Servers, namespace: st
 
 @pytest.fixture
 def observed(caplog: pytest.LogCaptureFixture) -> Iterator[Observed]:
-    """What is logged, at every level, and counted."""
+    """Yield the log lines of every level and the counters."""
     caplog.set_level(logging.DEBUG, "toolbus")
     repeats.forget()
     reader = InMemoryMetricReader()

@@ -70,7 +70,7 @@ class FakeLink:
 
     @property
     def held(self) -> int:
-        """How many commands wait for their answers."""
+        """Return how many commands wait for their answers."""
         return len(self._held)
 
     def send(self, args: tuple[Any, ...], on_reply: Any = None, *, repeatable: bool = False, same_server: bool = False) -> None:

@@ -12,7 +12,7 @@ from toolbus.telemetry.lines import FIELDS
 
 
 class Observed:
-    """What was logged and counted since the test began."""
+    """Log events and counters since the test began."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, reader: InMemoryMetricReader) -> None:
         self._caplog = caplog

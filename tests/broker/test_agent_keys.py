@@ -1,4 +1,4 @@
-"""What an agent and an operator leave on the server, whenever they are cut off."""
+"""Keys that an agent and an operator leave on the server, whenever they are cut off."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_failed_node_hands_its_head_start_on(nodes: Nodes) -> None:
 
 
 def test_a_majority_is_heard_when_it_is_quick(nodes: Nodes) -> None:
-    """Where several answers are wanted, the first one does not end the asking."""
+    """When several answers are wanted, the asking goes on after the first one."""
     assert sorted(ask_each(["one", "two", "hung"], nodes.ask, AskPolicy(enough=2, grace=30.0))) == ["one", "two"]
 
 

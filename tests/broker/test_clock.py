@@ -51,7 +51,7 @@ def test_who_hears_of_the_server_all_the_time_may_judge(times: Times) -> None:
 
 @pytest.mark.parametrize(("there", "back"), [(0.0, 4.0), (4.0, 0.0), (2.0, 2.0)])
 def test_after_an_answer_that_was_long_on_its_way_nobody_is_judged_for_a_lease(times: Times, there: float, back: float) -> None:
-    """Whatever kept it away, on either way, may have kept the beats of the living away."""
+    """An answer that was slow on either way may mean that beats were slow too, so the clock is not trusted for one lease."""
     times.now += 0.5
     times.ask(there, back)
     assert not times.clock.trusted

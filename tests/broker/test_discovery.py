@@ -78,7 +78,7 @@ def test_a_wrong_url_is_named_with_what_is_wrong(url: str, words: str) -> None:
     ],
 )
 def test_certificates_that_would_not_be_used_are_refused(url: str, files: dict[str, str], words: str) -> None:
-    """Who names certificates believes that connections are encrypted, so a plain URL is a mistake."""
+    """Certificates without their key, or beside a URL without TLS, are refused, because they would not be used."""
     with pytest.raises(ConfigurationError) as error:
         Connector.of(Settings.load({}, url=url, **files))
     assert words in str(error.value)
@@ -110,7 +110,7 @@ def test_no_url_shows_its_password(url: str, shown: str) -> None:
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster", "reddis"])
 @pytest.mark.parametrize("password", ["sec/ret", "sec#ret", "sec?ret", "123/ret", "123#ret", "123?ret", "se:c/r@et", "/", "[/"])
 def test_a_password_that_must_be_written_in_another_way_is_not_shown(scheme: str, password: str) -> None:
-    """What ends a URL too early is told by its characters; no part of it is shown, or taken for a port."""
+    """A URL that a character ends too early is refused by that character; no part of it is shown, or taken for a port."""
     with pytest.raises(ConfigurationError) as error:
         Connector(f"{scheme}://u:{password}@host:6379/0", key="key")
     said = str(error.value)
@@ -126,7 +126,7 @@ def test_an_at_sign_in_a_parameter_is_none_of_a_user() -> None:
 
 
 def test_the_password_file_is_read_afresh_and_wins(tmp_path: Path) -> None:
-    """What it holds at the time of a connect is used, without the line's end."""
+    """Each connect uses the password that the file holds then, without the line's end, and not the URL's."""
     secret = tmp_path / "secret"
     secret.write_text("first\n")
     connector = Connector("redis://:old@host", password_file=str(secret))
@@ -159,7 +159,7 @@ def test_a_sentinel_has_one_password() -> None:
 
 
 def test_a_server_that_has_answered_needs_no_advice_for_beginners() -> None:
-    """Whoever runs it knows how it is started."""
+    """Once the server has answered, the error no longer explains how to start one."""
     connector = Connector("redis://127.0.0.1:1")
     for reached, advice in ((False, "toolbus dev"), (True, "it answered before, so it is tried again")):
         connector._reached = reached

@@ -40,34 +40,34 @@ Owns = Callable[[Stream, str, int], bool]
 
 
 def counts(stream: Stream, known: str, attempt: int) -> bool:
-    """Whether a further attempt may be counted."""
+    """Count a further attempt, and return whether that was allowed."""
     return bool(stream.run(scripts.COUNT, (), GENERATION, known, stream.entry, attempt + 1))
 
 
 def starts(stream: Stream, known: str, attempt: int) -> bool:
-    """Whether ``once`` work may begin."""
+    """Begin ``once`` work, and return whether that was allowed."""
     mark = (stream.keys.started("call"),)
     return bool(stream.run(scripts.START, mark, GENERATION, known, stream.entry, attempt, "run", 60_000) == b"started")
 
 
 def buries(stream: Stream, known: str, attempt: int) -> bool:
-    """Whether it may become a dead letter."""
+    """Make the entry a dead letter, and return whether that was allowed."""
     letter = ("reason", attempt, "error", "{}", 10, 60_000, "", "", "")
     return bool(stream.run(scripts.BURY, (stream.keys.dead_letters("pool"),), GENERATION, known, stream.entry, *letter))
 
 
 def finishes(stream: Stream, known: str, attempt: int) -> bool:
-    """Whether it may be answered and removed."""
+    """Answer and remove the entry, and return whether that was allowed."""
     return not stream.run(scripts.FINISH_EACH, (), GENERATION, known, 1, stream.entry, attempt)[2]
 
 
 def renews(stream: Stream, known: str, attempt: int) -> bool:
-    """Whether its lease may be renewed."""
+    """Renew the entry's lease, and return whether that was allowed."""
     return not stream.run(scripts.RENEW, (), GENERATION, known, stream.entry, attempt)[2]
 
 
 def hands_back(stream: Stream, known: str, attempt: int) -> bool:
-    """Whether it may be given to others."""
+    """Hand the entry back for others, and return whether that was allowed."""
     return bool(stream.run(scripts.HAND_BACK, (), GENERATION, known, "wake", "pool", stream.entry, attempt))
 
 

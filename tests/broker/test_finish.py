@@ -84,7 +84,7 @@ async def test_what_was_lost_meanwhile_is_not_finished(finishing: Finishing) -> 
 
 
 async def test_one_flush_is_in_flight_at_a_time(finishing: Finishing) -> None:
-    """What is produced meanwhile goes out together; then everything is drained."""
+    """Answers that are produced during a flush go out together in the next one, and drained() returns after the last."""
     link = finishing.bench.link
     link.holding = True
     deliveries = [finishing.bench.hold(f"{number}-0".encode()) for number in range(1, 4)]

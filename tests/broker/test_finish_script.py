@@ -77,7 +77,7 @@ def test_reply_streams_that_are_gone_are_named(finishing: Finishing) -> None:
 
 
 def test_a_reply_stream_of_another_type_is_gone(finishing: Finishing) -> None:
-    """Whoever wrote it has taken the caller's place; nothing else fails of it."""
+    """A caller whose reply key has another type counts as gone, and the other callers still get their answers."""
     one, two = finishing.replies
     finishing.redis.set(one, "text", ex=60)
     assert finishing.finish(finishing.entries[:1], one, "[1]", two, "[2]") == [b"1.a", b"7", [], [one.encode()], 4]

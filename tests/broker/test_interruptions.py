@@ -1,4 +1,4 @@
-"""How a read that waits is made to return, and how it is given up."""
+"""A read that waits: it is made to return, or given up."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ async def test_what_another_node_carries_out_holds_up_the_rest(server: Server, l
 
 
 async def test_a_lost_connection_keeps_the_order_of_refused_commands(server: Server, link: Link) -> None:
-    """What was refused, what is sent again and what waits keep their order over a cut in the middle of the repetition."""
+    """Refused, repeated and waiting commands keep their order over a cut in the middle of the repetition."""
     refusing, cut = True, False
     done: list[bytes] = []
 
@@ -363,7 +363,7 @@ async def test_a_refused_subscription_disturbs_no_answer(server: Server, link: L
 
 @pytest.mark.parametrize("nonsense", [b"?what\r\n", b"+an answer to nothing\r\n"])
 async def test_nonsense_from_the_server_is_a_lost_connection(server: Server, link: Link, nonsense: bytes) -> None:
-    """What is not the protocol, or answers nothing, ends the connection; the next one works."""
+    """Bytes outside of the protocol, or an answer to no command, end the connection; the next one works."""
     server.say(nonsense)
     await eventually(lambda: server.accepted == 2 and link.connected)
     assert await link.execute("PING") == b"OK"
@@ -382,7 +382,7 @@ async def test_a_closed_link_answers_everything(server: Server, link: Link) -> N
 
 
 async def test_a_link_that_nobody_maintains_ends_with_its_connection(server: Server) -> None:
-    """What waits is told when the connection is lost, also what might be repeated, and so is what comes afterwards."""
+    """A lost connection fails a short link's waiting commands, even repeatable ones, and all its later commands."""
     short = ShortLink(Connector(server.url))
     await short.connect()
     server.answer = silent

@@ -1,4 +1,4 @@
-"""Whether the server is surely the master, by what its Sentinels report: every branch, without a server or waiting."""
+"""Certainty that the server is the master, from its Sentinels' reports: every branch, without a server or waiting."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Watching:
 
     @property
     def sure(self) -> bool:
-        """Whether ``once`` work may be published."""
+        """Return whether ``once`` work may be published."""
         assert self.mastership.admits(once=True) == self.mastership.sure
         return self.mastership.sure
 
     @property
     def steady(self) -> bool:
-        """Whether other work may be published."""
+        """Return whether other work may be published."""
         assert self.mastership.admits(once=False) == self.mastership.steady
         return self.mastership.steady
 
@@ -123,7 +123,7 @@ async def test_a_new_master_drops_the_connections_once(watching: Watching) -> No
 
 
 async def test_work_that_waits_is_let_go_when_it_is_sure(watching: Watching) -> None:
-    """Whoever waits for certainty is woken, and publishers are called back."""
+    """When certainty comes, a waiting task goes on and publishers are called back."""
     waiting = asyncio.create_task(watching.mastership.wait())
     await asyncio.sleep(0)
     before = watching.admitted

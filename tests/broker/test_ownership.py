@@ -1,4 +1,4 @@
-"""Which worker has a session: what is certain, what is asked about, and what becomes of the answers."""
+"""Owners of sessions: what a worker is certain of, what it asks the server, and what it does with the answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Owning:
 
     @property
     def asked(self) -> int:
-        """How often the server was asked."""
+        """Return how often the server was asked."""
         return self.bench.link.names.count("own")
 
     def beat(self, *, missing: bool = False) -> None:
@@ -200,7 +200,7 @@ async def test_owners_are_renewed_before_their_keys_end(owning: Owning) -> None:
 
 
 async def test_sessions_that_end_are_given_up_together(owning: Owning) -> None:
-    """Those of one tick in one script, only by their owner; a session that is not here is left alone."""
+    """Sessions that end in one tick are given up in one script, only by their owner; a session that is not here is left alone."""
     await owning.settle(owning.take("one"), owning.take("two"))
     owning.ownership.release("pool", ("u", "one"))
     owning.ownership.release("pool", ("u", "two"))
@@ -221,7 +221,7 @@ async def test_a_leaving_worker_lets_others_take_what_waits_for_it(owning: Ownin
 
 
 async def test_a_run_is_doubted_only_after_the_lease_lapsed(owning: Owning) -> None:
-    """What was never asked about, or is of no session, is not doubted."""
+    """A run of a session is doubted once the lease has lapsed; one that was never asked about, or has no session, is not."""
     one = owning.take()
     assert not owning.ownership.doubts(one)
     await owning.settle(one)

@@ -61,7 +61,7 @@ def test_a_bad_tool_hides_none_of_its_siblings(bad: bytes, name: str, reason: st
 
 
 def test_a_long_name_and_a_long_reason_are_cut() -> None:
-    """Whoever reads the registry is not flooded by one that writes nonsense."""
+    """A long name or reason is cut, so that a worker that writes nonsense does not flood the readers of the registry."""
     name = b"n" * 200
     many = b",".join(b'"%d":{}' % number for number in range(400))
     record = read_record(b"+" + document(b'{"name":"%b","description":"x","service":"pool","parameters":{"type":[%b]}}' % (name, many)))

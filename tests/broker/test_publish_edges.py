@@ -1,4 +1,4 @@
-"""What a flush's memo remembers and for how long, and what stands in the way of publishing."""
+"""Edge cases of publishing: what a flush's memo remembers, for how long, and what stands in the way of publishing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_earlier_flush_is_looked_up_where_it_was_remembered(publishing: Publ
 
 
 def test_a_flush_that_waited_for_another_gets_its_verdicts_again(publishing: Publishing) -> None:
-    """Whatever the other's were, and however many requests are in it."""
+    """A repeated flush gets its first verdicts and publishes nothing twice, whatever it waited for and however many requests it has."""
     publishing.flush(0, "zero")
     first = publishing.flush(1, "one", "two", "three", earlier=0)
     assert publishing.flush(1, "one", "two", "three", earlier=0) == first

@@ -59,7 +59,7 @@ class Publishing:
 
     @property
     def statuses(self) -> list[str]:
-        """What became of each call."""
+        """Return the status of each call's verdict, or ``waits``."""
         return ["waits" if call.verdict is None else call.verdict.status for call in self.calls.values()]
 
 
@@ -145,7 +145,7 @@ async def test_each_flush_names_the_one_before_it_that_is_unanswered(publishing:
 
 
 async def test_without_a_connection_calls_wait(publishing: Publishing) -> None:
-    """What is cancelled meanwhile was certainly never published."""
+    """Calls wait for a connection, and one that is cancelled meanwhile was certainly never published."""
     publishing.link.connected = False
     publishing.publish("one")
     publishing.publish("two")
@@ -161,7 +161,7 @@ async def test_without_a_connection_calls_wait(publishing: Publishing) -> None:
 
 
 async def test_calls_that_wait_are_bounded(publishing: Publishing) -> None:
-    """Those beyond end as failed, certainly not queued; what is written does not count."""
+    """Calls beyond the bound end as failed, certainly not queued; those that were written do not count."""
     publishing.link.connected = False
     for number in range(10_001):
         publishing.publish(str(number))
@@ -176,7 +176,7 @@ async def test_calls_that_wait_are_bounded(publishing: Publishing) -> None:
 
 
 async def test_bytes_that_wait_are_bounded(publishing: Publishing) -> None:
-    """What was refused takes no room, and neither does what was written."""
+    """Calls that were refused take no room, and neither do those that were written."""
     for _ in range(2):
         publishing.calls.clear()
         publishing.link.connected = False

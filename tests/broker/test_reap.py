@@ -85,7 +85,7 @@ class Pool:
         self.redis.zrem(self.live, f"pool/{consumer}")
 
     def owner(self, entry: bytes) -> str:
-        """Who has a pending entry."""
+        """Return the consumer that has a pending entry."""
         (pending,) = self.redis.xpending_range(self.queue, "g", entry, entry, 1)
         return str(pending["consumer"].decode())
 
@@ -95,7 +95,7 @@ class Pool:
 
     @property
     def cursor(self) -> bytes | None:
-        """How far the pending list has been looked through."""
+        """Return the id up to which the pending list has been looked through."""
         return self.redis.hget(self.fence, "scan")
 
     def counter(self, consumer: str) -> bytes | None:
@@ -137,7 +137,7 @@ def test_a_reap_looks_at_no_more_than_one_stretch(pool: Pool) -> None:
 
 
 def test_the_scan_stops_where_there_is_no_room_and_goes_on_there(pool: Pool) -> None:
-    """What one reap had no room for is the next one's first."""
+    """A reap stops at the first entry that it has no room for, and the next one begins there."""
     ids = pool.take("other", 5)
     for entry in ids:
         pool.leave(entry, "other", 2.1)
@@ -153,7 +153,7 @@ def test_an_entry_idle_for_less_than_two_leases_stays_with_its_live_consumer(poo
 
 
 def test_a_worker_with_a_longer_lease_renews_less_often(pool: Pool) -> None:
-    """What a live consumer holds is looked at by its own lease, whatever the reaper's is."""
+    """An entry of a live consumer is judged by that consumer's own lease, whatever the reaper's is."""
     pool.redis.hset(pool.fence, "l:other", 5 * LEASE_MS)
     [entry] = pool.take("other", 1)
     pool.leave(entry, "other", 9.9)
@@ -186,7 +186,7 @@ def test_the_first_beat_after_a_silence_gives_the_living_a_lease_to_show_themsel
 
 
 def test_a_server_that_hears_beats_all_the_time_judges_leases(pool: Pool) -> None:
-    """Whoever beats, each within half a lease of the one before; and one that ends far ahead is of another time."""
+    """Leases are judged while each beat comes within half a lease of the last; a waiting time that ends far ahead begins anew."""
     pool.pulse_is(-0.4, -0.1)
     assert pool.beat() < 0
     pool.pulse_is(-0.1, 3000.0)
@@ -243,7 +243,7 @@ def test_what_was_handed_back_is_taken_without_counting(pool: Pool) -> None:
 
 
 def test_a_delivery_whose_reply_was_lost_is_taken_again_without_counting(pool: Pool) -> None:
-    """What lies idle under the worker's own name was never seen by it, so nobody ran it."""
+    """An entry that lies idle under the worker's own name was never seen by it, so it is taken again without counting."""
     ids = pool.take("mine", 2)
     for entry in ids:
         pool.leave(entry, "mine", 1.1)
@@ -268,7 +268,7 @@ def test_what_was_taken_over_counts_when_it_is_run(pool: Pool) -> None:
 
 
 def test_only_the_owner_counts(pool: Pool) -> None:
-    """What was moved on meanwhile is not counted."""
+    """An entry that another worker took over meanwhile is not counted."""
     ids = pool.take("other", 2)
     pool.redis.zadd(pool.live, {"pool/other": 1})
     assert pool.reap() == ids

@@ -28,7 +28,7 @@ class Still(Pool):
 
     @property
     def room(self) -> str | None:
-        """Who makes room, and until when."""
+        """Return the workers that make room, each with the time until which it does."""
         found = self.redis.hget(self.fence, "room")
         return None if found is None else str(found.decode())
 
@@ -251,7 +251,7 @@ def test_consumers_are_forgotten_when_they_hold_nothing_and_were_swept(pool: Sti
 
 
 def test_a_cursor_that_is_none_begins_anew(pool: Still) -> None:
-    """Whoever wrote it, and it is gone after a scan that came to the end."""
+    """A cursor that is no id makes the scan begin anew, and is gone once the scan has come to the end."""
     [entry] = pool.take("other", 1)
     pool.leave(entry, "other", 2.5)
     pool.redis.hset(pool.fence, "scan", "nonsense")

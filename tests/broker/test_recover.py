@@ -1,4 +1,4 @@
-"""How a worker takes over from dead workers: the order of a turn, suspects, attempts, and what it has no slot for."""
+"""Recovery from dead workers: the order of a turn, suspects, attempts, and entries that there is no slot for."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_a_reap_takes_no_more_than_there_are_slots(recovery: Recovery) -> 
 
 
 async def test_nothing_is_reaped_while_paused_or_draining(recovery: Recovery) -> None:
-    """What a leaving worker took it would have to give back."""
+    """A paused or leaving worker reaps nothing, because it would have to give back what it took."""
     recovery.bench.stream.pause(True, 1.0)
     await recovery.upkeep.recover()
     recovery.bench.stream.pause(False, 2.0)
@@ -296,7 +296,7 @@ async def test_a_later_deadline_comes_with_the_entry(recovery: Recovery) -> None
 
 
 async def test_calls_of_dead_callers_end(recovery: Recovery) -> None:
-    """Whose reply stream is gone waits no more; running calls are stopped, old taken ones never start."""
+    """A call whose reply stream is gone ends: a running one is stopped, and an old one that was taken never starts."""
     recovery.trust()
     old, young = recovery.bench.hold(b"1-0"), recovery.bench.hold(b"106000-0", agent="alive")
     alive, dead = KEYS.replies("alive"), KEYS.replies("agent")
@@ -343,7 +343,7 @@ async def test_the_sessions_of_dead_callers_end_some_at_a_time(recovery: Recover
 
 
 async def test_hand_back_gives_what_is_held_under_the_known_fence(recovery: Recovery) -> None:
-    """What was lost, or is of an earlier generation, is left out; entries of unequal fences are each looked at."""
+    """Lost entries and those of an earlier generation are left out; entries of unequal fences are each looked at."""
     bench = recovery.bench
     kept, lost, old, other = (bench.hold(f"{number}-0".encode()) for number in range(1, 5))
     del bench.stream.held[lost.entry]

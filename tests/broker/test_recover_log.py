@@ -1,4 +1,4 @@
-"""What an operator is told of recovery, burials, registrations and sessions: log events with their fields, and counters."""
+"""Recovery, burials, registrations and sessions as an operator sees them: log events with their fields, and counters."""
 
 from __future__ import annotations
 

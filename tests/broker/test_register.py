@@ -65,7 +65,7 @@ def registering(script_place: ScriptPlace) -> Registering:
 
 
 async def test_a_forgotten_worker_comes_back_under_another_counter(registering: Registering) -> None:
-    """What it took before it was forgotten counts as lost: its late answers must not pass for answers to what is its own."""
+    """A forgotten worker gets another counter, so that late answers to its earlier requests do not pass for answers to its own."""
     before = registering.register()
     assert registering.register() == before, "a repeated registration loses nothing"
     registering.forget()

@@ -47,7 +47,7 @@ class Registry:
         return int(seconds * 1000 + micros // 1000)
 
     def name(self, field: str) -> tuple[str, str, int]:
-        """Who has a name: owner, service, and the end of its cooldown."""
+        """Return the owner of a name, its service, and the end of its cooldown."""
         found: Any = self.redis.hget(self.keys.names, field)
         owner, service, free_at = found.decode().split("\n")
         return owner, service, int(free_at)
@@ -120,7 +120,7 @@ def test_each_worker_has_its_place_in_the_order_of_starts(registry: Registry) ->
 
 
 def test_a_counter_of_starts_that_is_no_number_begins_with_the_time(registry: Registry) -> None:
-    """That is more than any number of starts, and the next one is one more."""
+    """The server's time, which is more than any count, replaces a counter of starts that is no number; the next is one more."""
     registry.redis.hset(registry.keys.meta, "start", "text")
     registry.redis.expire(registry.keys.meta, 60)
     before = registry.now()

@@ -1,4 +1,4 @@
-"""How an agent reads: replies, shared calls and the log of the registry in one read."""
+"""An agent's reader: replies, shared calls and the log of the registry in one read."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_each_process_has_run_tokens_of_its_own(bench: Bench) -> None:
 
 
 def test_deliveries_have_a_fence_in_common_when_their_states_are_equal(bench: Bench) -> None:
-    """Whether it is one object or not; else the script looks at each."""
+    """Equal states count, in one object or in several; else the script looks at each delivery."""
     one, two = bench.hold(b"1-0"), bench.hold(b"2-0", fence=Fence(*FENCE))
     assert common_fence([one, two]) == FENCE
     three = bench.hold(b"3-0", fence=Fence(b"2.b", b"5"))

@@ -111,7 +111,7 @@ async def test_frames_wait_for_the_answer_of_those_before(finishing: Finishing) 
 
 
 async def test_a_flush_of_two_streams_is_answered_with_the_last_script(finishing: Finishing) -> None:
-    """What was to follow it follows both."""
+    """Work that was to follow the flush follows both."""
     bench = finishing.bench
     bench.streams["other"] = other = bench.new_stream("other")
     bench.link.holding = True

@@ -48,7 +48,7 @@ class Calling:
 
     @property
     def published(self) -> list[tuple[Any, ...]]:
-        """What was published, without the time that is left."""
+        """Return the published words, without the time that is left."""
         sent = zip(self.link.keys("share"), self.link.args("share"), strict=True)
         return [(keys, args[:4], args[5:]) for keys, args in sent]
 
@@ -79,7 +79,7 @@ def test_a_shared_call_is_published_under_its_key(effect: str, server: str) -> N
     ],
 )
 def test_each_answer_has_its_verdict(answer: Any, verdict: Verdict) -> None:
-    """What is queued is read from then on, in the stream of the call that runs."""
+    """A call that is queued or joined is read from then on, in the stream of the call that runs."""
     calling = Calling()
     assert calling.publish(answer) == verdict
     runs = {b"queued": "call-1-0", b"joined": "first"}.get(answer[0])

@@ -1,4 +1,4 @@
-"""Who reads shared calls, and from where: the reads and the joins in the order that matters, without a server."""
+"""Reading of shared calls: the reads and the joins in the order that matters, without a server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Answering:
 
 
 class Sure:
-    """Who knows that the server is the master."""
+    """A mastership that is always certain."""
 
     def admits(self, *, once: bool) -> bool:
         """Everything."""
@@ -66,13 +66,13 @@ class Reader:
         self.calls.publish(request, "s", 10, 1e9, b"", cast("Any", Caller()))
 
     def read(self, entry: bytes, seq: int) -> list[tuple[str, int]]:
-        """What a read that brings one frame gives to whom."""
+        """Read one frame, and return the calls that get it, each with the frame's number."""
         self.calls.passed(STREAM, entry)
         return [(frame.id, frame.seq) for frame in self.calls.addressed(STREAM, [Frame("first", "run", seq=seq)])]
 
 
 def test_who_joins_during_a_read_gets_nothing_of_it() -> None:
-    """That read began in the middle, so the newcomer would miss what came before. The next one begins at the start, for both."""
+    """A caller that joins during a read gets nothing of it; the next read begins at the start of the stream, for both callers."""
     reader = Reader()
     reader.publish("first")
     assert reader.calls.positions() == [(STREAM, b"0")]

@@ -1,4 +1,4 @@
-"""What a connection, a beat and a push set going in a worker and an agent, without a server."""
+"""Steps that a connection, a beat and a push set going in a worker and an agent, without a server."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_broker_that_is_not_open_says_so(made: Any) -> None:
 
 
 class Beating:
-    """What beats bring about in one worker; ``said`` has the callbacks in order."""
+    """One worker and the effects of beats on it; ``said`` has the callbacks in order."""
 
     def __init__(self) -> None:
         self.bench = Bench()

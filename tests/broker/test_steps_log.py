@@ -1,4 +1,4 @@
-"""What an operator is told of taking, finishing, publishing and cancelling: log events with their fields."""
+"""Log events of taking, finishing, publishing and cancelling, with their fields."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_ends_that_the_server_refused_are_counted_by_service(observed: Obs
 
 
 async def test_frames_that_the_server_refused_are_told_with_the_number_of_callers(observed: Observed) -> None:
-    """Those callers lack them."""
+    """Each of these callers lacks a frame."""
     finishing = Finishing()
     finishing.bench.link.answers["send"] = REFUSED
     for entry, agent in ((b"1-0", "first"), (b"2-0", "second")):
@@ -115,7 +115,7 @@ def test_what_became_of_a_cancelled_call_is_told(observed: Observed, reply: Any,
 
 
 async def test_a_cancellation_names_its_call(observed: Observed) -> None:
-    """Whether it is shared or not."""
+    """Shared calls and others are named alike."""
     publishing, calling = Publishing(), Calling()
     publishing.link.answers["cancel"] = calling.link.answers["leave"] = b"gone"
     publishing.publisher.cancel("call", "pool", "1-1", 1_000, None)

@@ -1,4 +1,4 @@
-"""How a worker takes requests: what it reads, what it leaves, and what it makes of stream entries."""
+"""Taking of requests by a worker: what it reads, what it leaves, and what it makes of stream entries."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_group_that_is_missing_is_made_again(taking: Taking) -> None:
 
 
 async def test_an_error_of_one_stream_concerns_it_alone(taking: Taking) -> None:
-    """What the others gave is taken."""
+    """When one stream has an error, the entries of the others are taken, and its group is made again."""
     taking.two()
     taking.blocking.answers["take"] = lambda keys, args: [1, taking.entries(1), b"NOGROUP no such key"]
     assert [delivery.entry for delivery in await taking.intake.take(1)] == [b"1-0"]
@@ -248,7 +248,7 @@ async def test_what_comes_beyond_the_slots_goes_back(taking: Taking) -> None:
 
 
 async def test_sessions_are_settled_last(taking: Taking) -> None:
-    """What it finds out holds for this moment; services without sticky sessions need none."""
+    """Sessions are settled after the other checks, because what the server says of their owners holds only for that moment."""
     taking.serves = True
     taking.found = [[[KEYS.queue("pool").encode(), taking.entries(1)]]]
     assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"1-0"]
@@ -256,7 +256,7 @@ async def test_sessions_are_settled_last(taking: Taking) -> None:
 
 
 async def test_postponed_requests_come_before_new_ones(taking: Taking) -> None:
-    """What it starts takes slots, so nothing is read with the old number."""
+    """Postponed requests start before anything is read, because they take slots."""
     taking.postponed = taking.has_postponed = True
     assert await taking.intake.take(10) == []
     assert (taking.did, taking.blocking.names) == (["postponed"], [])

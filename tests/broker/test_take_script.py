@@ -31,7 +31,7 @@ class Taking:
         return last, [each.decode() if isinstance(each, bytes) else [fields[1].decode() for _, fields in each] for each in found]
 
     def waiting(self, number: int) -> int:
-        """How many requests nobody has taken of a stream."""
+        """Return how many requests of a stream nobody has taken."""
         [group] = self.redis.xinfo_groups(self.streams[number])
         return int(self.redis.xlen(self.streams[number]) - group["pending"])
 

@@ -68,7 +68,7 @@ async def test_there_are_no_turns_without_a_connection(recovery: Recovery, monke
 
 
 async def test_a_wide_reap_that_was_full_is_postponed_as_wide(recovery: Recovery) -> None:
-    """What there was no slot for may be a dead worker's."""
+    """After a wide reap that was full the next one is as wide, because an entry that was left over may be a dead worker's."""
     recovery.entries = [recovery.entry(number) for number in range(1, 4)]
     recovery.bench.listener.slots = 2
     await recovery.upkeep.recover()
@@ -103,7 +103,7 @@ async def test_an_entry_without_a_note_keeps_its_deadline(recovery: Recovery, ob
 
 
 async def test_running_calls_of_dead_callers_are_cancelled(recovery: Recovery) -> None:
-    """Those that nobody waits for anyway are left alone."""
+    """A running call of a dead caller is cancelled, and one that nobody waits for anyway is left alone."""
     recovery.bench.hold(b"1-0")
     recovery.bench.hold(b"2-0", agent="")
     recovery.missing = {KEYS.replies("agent"), ""}

@@ -63,7 +63,7 @@ async def waking() -> AsyncIterator[Waking]:
 
 
 async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
-    """Those of other services and workers are ignored, and so is what can't be read."""
+    """Messages for other services and workers are ignored, and so are those that can't be read."""
     await waking.hear("cancel call-1")
     assert waking.bench.listener.cancelled == ["call-1"]
     assert await waking.hear("confirm id-1") == [("confirmed", "id-1")]

@@ -66,7 +66,7 @@ def _document(number: int) -> bytes:
 
 
 def count(history: Path, most: int) -> array[int]:
-    """How often each of the requests 0 to ``most`` - 1 was run; a number that was never queued is counted at the end."""
+    """Return how often each of the requests 0 to ``most`` - 1 was run, and last the runs of numbers that were never queued."""
     runs = array("I", bytes(_NUMBER * (most + 1)))
     for number in _numbers(history):
         runs[min(number, most)] += 1

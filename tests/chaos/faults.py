@@ -39,7 +39,7 @@ _FRAMES: tuple[bytes, ...] = (b"garbage", b"\xff", b"[" * 50_000, b'[{"id": 1}, 
 
 
 class Stage(Protocol):
-    """What faults are applied to."""
+    """The processes and the server that faults are applied to."""
 
     options: Options
     server: EmbeddedServer

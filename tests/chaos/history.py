@@ -1,4 +1,4 @@
-"""What everybody wrote down: append-only files of JSON lines, one per process, outside of what is tested.
+"""Records of everybody in a run: append-only files of JSON lines, one per process, outside of what is tested.
 
 A line is one ``write`` to a file opened with O_APPEND, so that a process that is killed leaves whole lines
 behind. Times are ``time.monotonic()``, which all processes of a machine share.
@@ -15,7 +15,7 @@ import msgspec
 
 
 class Record(msgspec.Struct, tag_field="t", frozen=True, omit_defaults=True):
-    """What every record has: when it was written."""
+    """A record of a run, with the time at which it was written."""
 
     at: float
 
@@ -39,7 +39,7 @@ class Issued(Record, frozen=True):
 
 
 class Ended(Record, frozen=True):
-    """What an agent saw of a call, to its end.
+    """A call as its agent saw it, to its end.
 
     Attributes:
         segments: the text events, joined; a new segment begins at each reset.

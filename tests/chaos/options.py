@@ -1,4 +1,4 @@
-"""What a run is made of: the options of the command line, as every process of the run gets them."""
+"""Options of a run, from the command line, as every process of the run gets them."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lossy(self) -> bool:
-        """Whether the faults may take work away, so that a call may end without having been done."""
+        """Return whether the faults may take work away, so that a call may end without having been done."""
         return bool(LOSSY & set(self.faults)) or (not self.durable and "server-kill" in self.faults)
 
     @property
     def poisoned(self) -> bool:
-        """Whether some of the calls are poison."""
+        """Return whether some of the calls are poison."""
         return POISON in self.faults
 
     def settings(self, url: str) -> Settings:

@@ -62,12 +62,12 @@ class Planned(msgspec.Struct, frozen=True):
 
     @property
     def streaming(self) -> bool:
-        """Whether the agent reads it as a stream."""
+        """Return whether the agent reads the call as a stream."""
         return self.tool in STREAMS
 
     @property
     def work(self) -> str:
-        """What its handler knows it by: the key of the first call with its idempotency key, else its own."""
+        """Return the key by which the handler knows the call: that of the first call with its idempotency key, else the call's own."""
         return str(self.arguments["key"])
 
 

@@ -30,7 +30,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs (or is stopped)."""
+        """Return whether the process still runs (or is stopped)."""
         return not self.gone.is_set()
 
     def signal(self, number: signal.Signals) -> None:

@@ -91,7 +91,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected now."""
+        """Return how many clients are connected now."""
         return len(self._pipes)
 
     # -- faults -----------------------------------------------------------------------------------

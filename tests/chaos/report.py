@@ -1,4 +1,4 @@
-"""What a run came to: counts, times and violations, for people and as JSON."""
+"""The result of a run: counts, times and violations, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BEFORE = 0.5
 
 
 class Times(msgspec.Struct, frozen=True):
-    """How a set of durations (seconds) is spread."""
+    """The spread of a set of durations (seconds)."""
 
     count: int = 0
     p50: float = 0.0
@@ -62,7 +62,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether every promise was kept."""
+        """Return whether every promise was kept."""
         return not self.violations
 
 
@@ -98,7 +98,7 @@ def report(options: Options, planned: list[Planned], history: History, violation
 
 
 def recoveries(history: History) -> Times:
-    """How long callers of streams waited for the next event after their worker had been killed."""
+    """Return how long callers of streams waited for the next event after their worker had been killed."""
     deaths = {gone.pid: gone.at for gone in history.of(Exited) if gone.role == "worker" and gone.status != 0}
     waits = []
     for record in history.of(Ended):

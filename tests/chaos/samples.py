@@ -113,7 +113,7 @@ def clean() -> list[AnyRecord]:
 
 
 def violations(records: list[AnyRecord], options: Options = OPTIONS) -> list[Violation]:
-    """What the oracle says to a history."""
+    """Return the violations that the oracle finds in a history."""
     return judge(options, PLANNED, History(records))
 
 

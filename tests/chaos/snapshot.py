@@ -1,4 +1,4 @@
-"""What the server holds at one moment."""
+"""Snapshots of what the server holds at one moment."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _queue(client: aredis.Redis, key: str) -> Queue:
 
 
 def at_rest(state: State) -> bool:
-    """Whether nothing waits or runs, and nobody who is dead is still listed."""
+    """Return whether nothing waits or runs, and nobody who is dead is still listed."""
     empty = all(queue.length == 0 and queue.pending == 0 for queue in state.queues)
     return empty and not state.dead and not strangers(state)
 

@@ -189,7 +189,7 @@ def test_a_reset_before_another_run_is_right() -> None:
 
 
 def test_calls_of_a_killed_agent_need_no_result() -> None:
-    """Whoever was killed can't have written down how its calls ended."""
+    """The calls of a killed agent need no recorded end, because it can't have written one."""
     killed = Exited(1.2, "agent", AGENT, -9, True)
     assert violations(with_(killed)(without(Ended, ECHO.key)(clean()))) == []
 

@@ -34,7 +34,7 @@ def test_faults_fall_within_the_run_in_order() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_outages_never_add_up(seed: int) -> None:
-    """Whatever silences an agent or the server ends before the next such fault begins."""
+    """A fault that silences an agent or the server ends before the next such fault begins."""
     outages = [fault for fault in schedule(seed, 300.0, KINDS, lease=2.0, intensity=5.0) if KINDS[fault.kind].outage]
     assert len(outages) > 20
     for one, following in itertools.pairwise(outages):

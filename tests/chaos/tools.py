@@ -27,7 +27,7 @@ Tools = list[Callable[..., object]]
 
 
 def define(journal: Journal, revision: int) -> list[object]:
-    """What this process serves, in one of the two revisions of their descriptors."""
+    """Return the tools that this process serves, in one of the two revisions of their descriptors."""
 
     @contextmanager
     def record(key: str) -> Iterator[None]:

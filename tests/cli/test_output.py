@@ -111,7 +111,7 @@ def paths(command: click.Command, above: str = "") -> set[str]:
 
 
 def on_terminal(shell: Shell, *words: str) -> str:
-    """What a command writes to a terminal."""
+    """Return the text that a command writes to a terminal."""
     ours, theirs = pty.openpty()
     words = (sys.executable, "-m", "toolbus", *words)
     process = subprocess.Popen(words, cwd=shell.folder, env=shell.environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)

@@ -13,7 +13,7 @@ from toolbus.results import ErrorInfo
 
 
 class Host:
-    """What a call asks of its bus.
+    """A bus as a call sees it, which records what the call asks of it.
 
     Attributes:
         problems: raised by the next launches, in order.

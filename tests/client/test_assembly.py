@@ -109,7 +109,7 @@ def test_a_gap_is_waited_for_within_a_bound(pieces: int, size: int) -> None:
 
 
 def test_gaps_close_one_after_another() -> None:
-    """What came too early is told as far as there is no gap before it, and the rest waits on."""
+    """Frames that came too early are told as far as there is no gap before them, and the rest waits on."""
     frames = run(1, "a", "b", "c", "d")
     taken = Assembly()
     steps = [(place, "".join(event.text for event in taken.feed(frames[place]) if isinstance(event, Text))) for place in (3, 1, 0, 2)]
@@ -208,7 +208,7 @@ def test_a_question_is_told_and_so_is_its_answer() -> None:
 
 
 def test_a_workers_own_reset_voids_text_and_blobs() -> None:
-    """What follows a reset is the whole answer: a plain value after it is text, and only later blobs are its content."""
+    """The answer begins anew after a reset: a plain value is its text, and only later blobs are its content."""
     frames = run(1, "draft", ONE, "?", TWO, response="new")
     frames[2].kind = "reset"
     events = fed(*frames)

@@ -74,7 +74,7 @@ def test_identical_runs_read_as_one(case: tuple[str, list[Frame]]) -> None:
 
 @given(any_runs(), st.sampled_from([0, 2, 1000]))
 def test_any_runs_read_as_the_one_that_finished(case: tuple[list[tuple[str, list[Blob]]], list[Frame]], hold_back: int) -> None:
-    """Whatever runs yield, a caller who obeys every Reset holds exactly what the finishing run yielded."""
+    """A caller who obeys every Reset holds exactly what the finishing run yielded, whatever the runs yield."""
     told, frames = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "HOLD_BACK", hold_back)

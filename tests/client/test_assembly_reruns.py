@@ -145,7 +145,7 @@ def test_a_shorter_rerun_in_pieces_is_told_whole() -> None:
 
 
 def test_a_run_after_a_reset_is_compared_with_what_followed_it() -> None:
-    """What a Reset voided is forgotten: the next run is held against the new text alone."""
+    """A Reset makes the text before it forgotten: the next run is compared with the new text alone."""
     events = fed(*run(1, "abc", end=False), *run(2, "Xbc", end=False), *run(3, "X", "b", "c", "d"))
     assert kinds(events).count(Reset) == 1
     assert (seen(events)[0], result(events).output) == ("Xbcd", "Xbcd")

@@ -177,7 +177,8 @@ async def test_the_wait_for_a_worker_is_part_of_the_timeout(place: Place, wait: 
         async with place.worker(tell_late):
             result = await call
     assert result.error is not None
-    assert (result.error.type, result.error.message) == ("deadline_exceeded", "no result within 2 s")
+    # Caller and worker have the same deadline, and either may be the first to say so.
+    assert result.error.type == "deadline_exceeded"
     assert 1.9 < time.monotonic() - began < 3.0
     assert 0 < left[0] <= 1.0
 

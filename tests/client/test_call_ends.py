@@ -126,7 +126,7 @@ async def test_a_queued_call_waits_for_its_answer(withdrawn: bool) -> None:
 
 @pytest.mark.parametrize(("status", "type_"), [("full", "overloaded"), ("absent", "unavailable"), ("failed", "unavailable")])
 async def test_a_refused_call_ends_and_its_permit_is_free(status: Any, type_: str) -> None:
-    """What was not published ends with the reason, tells no worker, and may be permitted again."""
+    """A refused call ends with the reason, tells no worker, and may be permitted again."""
     host = Host()
     call = made(host, request=request(), grant=Grant(None, published=True))
     call.settle(Verdict(status, message="no"))
@@ -145,7 +145,7 @@ async def test_a_refusal_names_the_service() -> None:
 
 
 async def test_an_unknown_verdict_uses_the_permit_up() -> None:
-    """What may have been published must not be published again with the same permission."""
+    """A call that may have been published must not be published again with the same permission."""
     call = made(Host(), request=request(), grant=Grant(None, published=True))
     call.settle(Verdict("unknown", message="gone"))
     error = (await call.result()).error

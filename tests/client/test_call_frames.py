@@ -235,7 +235,7 @@ async def test_text_that_was_received_before_is_left_out() -> None:
 
 
 async def test_after_a_reset_everything_is_new() -> None:
-    """What the caller received before is void after a Reset, so nothing of the new text is left out."""
+    """The text that the caller received before is void after a Reset, so nothing of the new text is left out."""
     call = made(Host(), streaming=True)
     call.resume_from(100)
     for frame in (*run(1, "abc", end=False), *run(2, "xyz")):

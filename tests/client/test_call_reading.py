@@ -63,7 +63,7 @@ async def test_every_use_launches_a_call_once(use: Callable[[Call], Awaitable[ob
 
 @USES
 async def test_a_call_that_waits_for_a_worker_is_awaited(use: Callable[[Call], Awaitable[object]]) -> None:
-    """What the launch leaves to be awaited is awaited by whoever uses the call."""
+    """Every use of a call awaits the coroutine that its launch left."""
     host = Host()
     call = made(host, launched=False)
     awaited = []

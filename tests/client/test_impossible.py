@@ -1,4 +1,4 @@
-"""What can't be called, or can't be sent, is a failed call: nothing raises into an agent."""
+"""A tool that can't be called, or arguments that can't be sent, make a failed call: nothing raises into an agent."""
 
 from __future__ import annotations
 

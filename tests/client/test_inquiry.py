@@ -88,7 +88,7 @@ async def test_the_broker_is_asked_about_the_entry(stage: Stage) -> None:
 
 
 async def test_a_call_that_never_began_has_the_error(stage: Stage) -> None:
-    """What was removed from its queue certainly took no effect."""
+    """A call that was removed from its queue certainly took no effect, so it ends with the error."""
     stage.broker.answers[0]("removed")
     assert await stage.error() == ERROR
 
@@ -102,7 +102,7 @@ async def test_a_call_that_may_have_begun_is_unknown(stage: Stage, fate: Fate) -
 
 
 async def test_an_answer_on_its_way_is_waited_for(stage: Stage) -> None:
-    """What is gone was answered: the call does not end as unknown, and its answer is its result."""
+    """A call that is gone from its queue was answered: it does not end as unknown, and its answer is its result."""
     stage.broker.answers[0]("gone")
     assert not stage.call.done
     frame = run(1, response="done")[0]

@@ -22,7 +22,7 @@ def a_tool(**more: object) -> Tool:
 
 @given(st.text(max_size=300), st.integers(1, 200))
 def test_a_cut_text_fits(text: str, limit: int) -> None:
-    """Whatever the limit, what is left fits into it, and what fits is left alone."""
+    """A cut text fits into any limit, and a text that fits is left alone."""
     made = cut(text, limit)
     assert len(made) <= limit
     if len(text) <= limit:

@@ -195,7 +195,7 @@ def says(answer: bool) -> Callable[[Confirmation], bool]:
 async def test_a_person_is_asked_before_anything_is_published(
     local: Place, state: Any, door: Door, options: dict[str, Any], answer: bool
 ) -> None:
-    """Whatever the catalogue knew at first, a call is cast, validated and confirmed before it runs, and observed as its tool says."""
+    """A call is cast, validated and confirmed before it runs, and observed as its tool says, whatever the catalogue knew at first."""
     async with local.bus() as bus:
         stage = Stage(local, bus)
         await state(stage)

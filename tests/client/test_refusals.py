@@ -54,7 +54,7 @@ def test_a_refused_tool_is_told_with_the_reason() -> None:
 def test_similar_names_are_suggested() -> None:
     """The names of similar tools are in the message, for a model, and in the details, for a program."""
     near = {"ader": ["adder", "reader"]}
-    error = unknown_tool("ader", SimpleNamespace(refused=list, near=near.get))
+    error = unknown_tool("ader", SimpleNamespace(refused=list, near=near.get, tools={}, former={}))
     assert (error.type, error.code, error.details) == ("not_found", "", {"near": ["adder", "reader"]})
     assert "'adder', 'reader'" in error.message
 

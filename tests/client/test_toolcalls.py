@@ -89,7 +89,7 @@ def test_what_is_almost_a_call_is_one_with_a_problem(item: Any) -> None:
     )
 )
 def test_no_message_raises_anything_else(message: Any) -> None:
-    """Whatever is said is calls, none, or refused, and every call can be answered."""
+    """Any message gives calls, gives none, or is refused, and every call can be answered."""
     try:
         calls = tool_calls(message)
     except ConfigurationError:

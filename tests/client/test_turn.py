@@ -96,7 +96,7 @@ async def test_a_turn_streams_what_happens(place: Place) -> None:
 
 
 async def test_leaving_a_turn_early_cancels_its_calls(place: Place) -> None:
-    """Whoever leaves the context does not wait for the calls, and neither does one whose task is cancelled."""
+    """A turn that is left early, or whose task is cancelled, does not wait for its calls, and none stays in flight."""
     async with place.serving(repeat) as bus:
         started = time.monotonic()
         async with bus.stream_tool_calls([chat("c1", "wait_a_bit", {"seconds": 30})]) as turn:

@@ -69,7 +69,7 @@ class Canary:
         )
 
     def place(self, name: str) -> hostile.Place:
-        """Where a key of ``Keys`` stands."""
+        """Return the place of a key of ``Keys``."""
         found = hostile.places(self.keys, self.names)[name]
         if name == "session":
             digest = hashlib.blake2b(msgspec.json.encode(("ann", "s1")), digest_size=16).hexdigest()
@@ -129,7 +129,7 @@ class Canary:
             self.client.delete(place.key)
 
     def said(self) -> Counter[str]:
-        """How many lines were logged of each event."""
+        """Count the lines that were logged of each event."""
         return Counter(getattr(line, FIELDS)["event"] for line in self._caplog.records if hasattr(line, FIELDS))
 
     def is_quiet(self) -> None:
@@ -153,7 +153,7 @@ async def canary(server: str, namespace: str, caplog: pytest.LogCaptureFixture) 
 
 
 async def _answers(asking: Awaitable[object]) -> bool:
-    """Whether the server answers a question; not before keys of a wrong type were deleted."""
+    """Return whether the server answers a question, which it may not before keys of a wrong type are deleted."""
     try:
         await asking
     except BrokerError:

@@ -28,7 +28,7 @@ JSON = (
 
 
 class Place(NamedTuple):
-    """Where a key of the protocol stands in the canary's namespace, its type, and the fields or words that are read of it."""
+    """A key of the protocol in the canary's namespace, its type, and the fields or words that are read of it."""
 
     key: str
     kind: str
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What the canary's keys are named after."""
+    """The names from which the canary's keys are made."""
 
     service: str
     agent: str

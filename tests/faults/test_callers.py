@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Stage:
-    """What the tools of this file have seen."""
+    """The runs and cancellations that the tools of this file have seen."""
 
     def __init__(self) -> None:
         self.runs: list[str] = []

@@ -213,7 +213,7 @@ async def test_once_work_that_no_replica_confirms_does_not_run(url: str, namespa
 
 
 async def test_many_once_calls_share_a_wait() -> None:
-    """What begins together is confirmed together: there are fewer WAITs than calls."""
+    """Calls of ``once`` work that begin together are confirmed together: there are fewer WAITs than calls."""
     runs.clear()
     primary, replica = (EmbeddedServer(config={"repl-diskless-sync-delay": "0"}) for _ in range(2))
     with primary, replica, redis.Redis.from_url(replica.url) as client, redis.Redis.from_url(primary.url) as asked:

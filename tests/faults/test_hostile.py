@@ -45,7 +45,7 @@ def test_every_key_of_the_protocol_is_tried() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
-    """Whatever stands in a key or its fields, calls are answered, before and after everybody reads it anew."""
+    """Calls are answered, whatever stands in a key or its fields, before and after everybody reads it anew."""
     place = canary.place(name)
     await asyncio.to_thread(hostile.fill, canary.client, place)
     await canary.sings()
@@ -308,5 +308,5 @@ def test_readers_raise_nothing_else(value: object) -> None:
 
 
 def test_broker_errors_are_no_reading_errors() -> None:
-    """What can't be read is never taken for a refusal of the server, which would be tried again."""
+    """An unreadable value is never taken for a refusal of the server, which would be tried again."""
     assert not issubclass(reading.EnvelopeError, BrokerError)

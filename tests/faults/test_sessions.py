@@ -124,7 +124,7 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(place: Place, spawn: 
 
 
 async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(place: Place, spawn: Spawn) -> None:
-    """What moved on while it was stopped stays there: the old worker hands calls over and drops what it had."""
+    """A session that moved on while its worker was stopped stays there: the old worker hands calls over and drops its state."""
     workers = [spawn(), spawn()]
     async with place.bus() as bus:
         await workers_up(bus, 2)
@@ -142,7 +142,7 @@ async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(
 
 
 async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(place: Place, spawn: Spawn) -> None:
-    """What it was computing when its lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet."""
+    """A call in progress when the lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet."""
     worker, keys = spawn(), Keys(place.settings.namespace)
     with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
 
@@ -272,7 +272,7 @@ class Pool:
         return list(answer[3])
 
     def pending(self) -> list[tuple[str, int]]:
-        """Who has what is pending, and its delivery count."""
+        """Return the consumer and the delivery count of each pending entry."""
         return [(each["consumer"], each["times_delivered"]) for each in self.client.xpending_range(self.queue, "g", "-", "+", 100)]
 
     def reap(self, name: str, room: int = 10, *, handed_back_only: bool = False, busy: bool = False) -> list[int]:

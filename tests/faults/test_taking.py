@@ -96,7 +96,7 @@ async def test_a_service_whose_group_is_missing_does_not_stop_its_siblings(redis
 
 
 async def test_a_paused_service_with_returned_calls_does_not_stop_its_siblings(redis_place: Place, in_vain: list[Slots]) -> None:
-    """What waits for the slots of a paused service waits for the end of the pause, and the worker goes on with its other services."""
+    """Calls for a paused service's slots wait for the end of the pause, and the worker goes on with its other services."""
     running, release = asyncio.Event(), asyncio.Event()
 
     class Keeping(ToolService):
@@ -174,7 +174,7 @@ async def test_streams_give_by_turns_what_there_is_room_for(
 
 
 async def test_a_stream_that_cannot_be_read_keeps_nothing_from_the_others(redis_place: Place) -> None:
-    """What was delivered of the others arrives, beside the error."""
+    """Requests delivered from the other streams arrive, beside the error."""
     streams = Streams(redis_place, 2, 2, 2)
     streams.redis.xgroup_destroy(streams.keys[1], "g")
     _, [first, error, third] = streams.take(10)

@@ -201,7 +201,7 @@ async def test_sentinels_are_asked_over_tls_too(proxy: Proxy, authority: Authori
 
 @asynccontextmanager
 async def sentinel(master: int, context: ssl.SSLContext | None) -> AsyncIterator[int]:
-    """What a Sentinel answers when it is asked for its master; gives its port. A real one could not watch a server behind TLS here."""
+    """Answer as a Sentinel that is asked for its master, and yield its port. A real one could not watch a server behind TLS here."""
     fields = {"name": "mymaster", "ip": "127.0.0.1", "port": str(master), "flags": "master", "config-epoch": "0"}
     answers = {b"MASTER": [word for pair in fields.items() for word in pair], b"GET-MASTER-ADDR-BY-NAME": ["127.0.0.1", str(master)]}
 

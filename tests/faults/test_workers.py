@@ -54,7 +54,7 @@ def pid_of(instance: str) -> int:
 
 
 def pending(place: Place) -> int:
-    """How many requests workers hold."""
+    """Return how many requests workers hold."""
     with redis.Redis.from_url(place.settings.url) as client:
         return int(client.xpending(f"tb:{{{place.settings.namespace}}}:q:faults", "g")["pending"])
 

@@ -14,7 +14,7 @@ PARAMETERS = Parameters()
 
 
 def verdict(learned: Learned, kind: str) -> str:
-    """What was taken of the edges of one kind."""
+    """Return what was taken of the edges of one kind."""
     return next(each.taken for each in learned.verdicts if each.kind == kind)
 
 
@@ -63,7 +63,7 @@ def lone(seed: int) -> tuple[Scores, list[Execution]]:
 
 
 def test_a_lone_tool_that_fails_loses_its_score() -> None:
-    """Where there is no order to improve, levels move, if the log tells tools apart."""
+    """The score of a lone tool that fails sinks: levels move where there is no order to improve, if the log tells tools apart."""
     static, log = lone(1)
     learned = learn(static, episodes(log), PARAMETERS)
     assert verdict(learned, "call") == "levels"

@@ -39,7 +39,7 @@ def test_a_record_is_what_was_written() -> None:
     ],
 )
 def test_a_field_out_of_bounds_is_named(fields: dict[str, Any], said: str) -> None:
-    """What can't be recorded is refused when it is written, by its path."""
+    """A value that can't be recorded is refused when it is written, and the error names its path."""
     with pytest.raises(RecordError, match="execution 'x0'") as refused:
         encode(execution(**fields))
     assert said in str(refused.value)

@@ -124,7 +124,7 @@ class Counting:
 
 
 def test_embeddings_find_what_words_do_not() -> None:
-    """What both orders have comes before what one has, and each reason says which."""
+    """An action that is in both orders comes before one that is in one of them, and each reason says which."""
     starter = Starter(ACTIONS, embed=embedded)
     found = starter.rank("rain in Oslo, city of weather")
     assert [each.action for each in found[:2]] == ["forecast", "customers"]
@@ -178,6 +178,6 @@ def test_async_embeddings_are_awaited() -> None:
     ],
 )
 def test_wrong_vectors_are_an_error(vectors: list[list[float]], said: str) -> None:
-    """What is not a vector per text is refused, and says what is wrong."""
+    """Anything but one vector of numbers per text is refused, and the error says what is wrong."""
     with pytest.raises(ConfigurationError, match=said):
         Starter(ACTIONS, embed=lambda _: vectors).rank("weather")

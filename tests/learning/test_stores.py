@@ -101,7 +101,7 @@ def test_logs_are_copied_between_formats(tmp_path: Path, name: str, other: str) 
 
 
 def test_a_torn_line_is_left_out_and_then_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What a crash cut off is skipped with a warning, and the next writer goes on after the last whole line."""
+    """A line that a crash cut off is skipped with a warning, and the next writer goes on after the last whole line."""
     path = tmp_path / "log.jsonl"
     store = JsonlStore(path)
     store.append([execution(1), execution(2)])
@@ -225,7 +225,7 @@ def test_names_decide_the_format(tmp_path: Path) -> None:
 
 
 def test_a_log_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no lock can be made readers go on without it, and writers are told."""
+    """When no lock can be made, readers go on without it, and writers get an error."""
     store: ExecutionStore = JsonlStore(tmp_path / "log.jsonl")
     store.append([execution(1)])
 

@@ -1,4 +1,4 @@
-"""What the cache tells apart, what it never answers, and what makes it forget."""
+"""The cache: requests that it tells apart, requests that it never answers, and changes that make it forget."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def rows() -> str:
 
 @tool(service="cached", effect="read")
 async def light() -> bool:
-    """Whether the light is on."""
+    """Return whether the light is on."""
     return power.get("on", False)
 
 
@@ -99,7 +99,7 @@ def switch_late() -> str:
 
 @tool(service="cached", effect="read")
 async def echo(n: float | None = None, k: str = "") -> str:
-    """What was given."""
+    """Return the arguments."""
     seen.append(k)
     return f"{n} {k}"
 
@@ -133,7 +133,7 @@ REQUEST = Request("1", "a", "cached", "rows", "al", "s", effect="read")
 
 
 async def answered(cache: Cache, request: Request, *, digest: str = "d") -> int:
-    """How often the handler of a call ran."""
+    """Run a request through the cache, and return how often the handler ran."""
     ran = 0
 
     async def handle(call: MiddlewareCall) -> ToolResult:
@@ -154,7 +154,7 @@ def test_every_field_of_a_request_is_classified() -> None:
 
 
 def test_everything_that_an_invocation_tells_is_classified() -> None:
-    """What handlers can ask their invocation for comes from fields that count, or differs from call to call by its nature."""
+    """Everything that handlers can ask their invocation for comes from fields that count, or differs from call to call by its nature."""
     told = {name for name, value in vars(Invocation).items() if isinstance(value, property)}
     by_nature = {"id", "session_is_new", "remaining", "cancelled"}
     assert told == (SEEN.keys() - {"config", "arguments"}) | by_nature
@@ -175,7 +175,7 @@ async def test_what_handlers_do_not_see_does_not_count(field: str) -> None:
 
 
 async def test_publications_are_told_apart() -> None:
-    """What another revision of the service would answer is not known."""
+    """An answer of one revision of the service is not given for another revision."""
     cache = Cache()
     assert [await answered(cache, REQUEST, digest=each) for each in ("d", "e", "d")] == [1, 1, 0]
 
@@ -366,7 +366,7 @@ async def test_arguments_that_are_refused_are_refused_beside_a_cache(place: Plac
 
 
 async def test_many_services_that_change_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of changes is bounded; beyond it nothing stale comes back."""
+    """The knowledge of changes is bounded; beyond it nothing stale comes back."""
     monkeypatch.setattr("toolbus.middleware.invalidation._MOST_CHANGED", 3)
     cache, runs = Cache(), 0
 
@@ -440,7 +440,7 @@ async def test_a_call_that_waits_for_an_equal_one_keeps_its_own_timeout(place: P
 
 
 async def test_when_the_call_that_runs_is_given_up_one_that_waited_runs() -> None:
-    """Whoever cancels it cancels nobody else, and those who wait still run once."""
+    """Cancelling one call cancels no other, and those that wait still run once."""
     cache, reading, begun, go = Cache(), _call("light", effect="read"), 0, asyncio.Event()
 
     async def slow(call: ToolCall) -> ToolResult:
@@ -506,7 +506,7 @@ async def test_an_answer_too_large_to_keep_is_shared_with_those_who_wait() -> No
 
 
 async def test_a_call_after_a_change_does_not_join_one_from_before() -> None:
-    """What runs since before the change may tell of the time before it."""
+    """A call that runs since before the change may tell of the time before it."""
     cache, reading, answers, go = Cache(), _call("light", effect="read"), iter(("before", "after")), asyncio.Event()
     begun = asyncio.Event()
 

@@ -119,7 +119,7 @@ async def test_calls_and_streams_pass_through_middleware(place: Place) -> None:
 
 
 async def test_failures_and_unknown_tools_are_results(place: Place) -> None:
-    """Whatever a call ends with reaches the middleware as a value; plain iteration still raises."""
+    """Every end of a call reaches the middleware as a value; plain iteration still raises."""
     watch = Watch()
     async with place.worker(fail), guarded(place, watch) as bus:
         assert (await bus.call("fail")).error is not None

@@ -200,7 +200,7 @@ async def test_a_quota_counts_whole_periods(place: Place) -> None:
 
 
 async def test_an_idle_limit_leaves_no_key(redis_place: Place) -> None:
-    """What limits count lives no longer than it matters."""
+    """A limit's keys live no longer than they matter."""
     limits = [RateLimit(5, per=0.3), Quota(5, per=0.3)]
     settings = redis_place.settings
     async with serving(redis_place, *limits), redis_place.bus() as bus:
@@ -252,7 +252,7 @@ async def test_a_rate_survives_a_clock_that_is_set_back(redis_place: Place, limi
 
 
 async def test_a_quota_survives_a_clock_that_is_set_back(redis_place: Place) -> None:
-    """What was counted in a later period counts in none before it."""
+    """Calls that were counted in a later period count in none before it."""
     settings = redis_place.settings
     async with serving(redis_place, Quota(1, per=3600)), redis_place.bus() as bus:
         assert (await bus.call("read")).success
@@ -463,7 +463,7 @@ async def test_usage_is_counted_by_user_and_tool_for_all_workers(place: Place) -
 
 
 async def test_a_cancelled_call_counts_as_an_error(place: Place) -> None:
-    """What a call cost until it was cancelled is counted, with its milliseconds."""
+    """A call that is cancelled counts as an error, with the milliseconds that it took until then."""
     async with serving(place, Metering()), place.bus() as bus:
         await error_of(bus, "slow", timeout=0.2, user="al")
 

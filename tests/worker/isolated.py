@@ -56,7 +56,7 @@ def write_everywhere(payload: bytes) -> None:
 
 
 def answer_of_this_call() -> Answer:
-    """What says the answers here: a handler that is out to forge messages finds it in memory."""
+    """Return the object that sends this call's answers: a handler that is out to forge messages finds it in memory."""
     return next(each for each in reversed(gc.get_objects()) if isinstance(each, Answer) and not each._ended)
 
 
@@ -148,7 +148,7 @@ def iso_echo(text: str) -> str:
 
 @tool(effect="read", isolation="process")
 async def iso_trace(how: str) -> dict[str, Any]:
-    """What earlier calls left where every call looks, and then leave something there."""
+    """Return what earlier calls left where every call looks, and leave something there."""
     found = {"user": invocation().user, "variable": variable.get(), "environment": os.environ.get("LEFT", ""), "folder": str(Path.cwd())}
     variable.set("left")
     if how == "environment":
@@ -230,7 +230,7 @@ def iso_point(point: Point) -> int:
 
 @tool(effect="read", isolation="process")
 def iso_here() -> dict[str, Any]:
-    """What the invocation says."""
+    """Report progress, and return what the invocation says."""
     here = invocation()
     here.progress(1, 2, "half")
     return {
@@ -349,7 +349,7 @@ async def iso_leave_task() -> int:
 
 @tool(effect="read", isolation="process")
 def iso_count() -> int:
-    """How many calls this process has had."""
+    """Return how many calls this process has had."""
     state.append(1)
     return len(state)
 

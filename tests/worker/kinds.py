@@ -113,7 +113,7 @@ class Pair(NamedTuple):
 
 
 class Opaque:
-    """What JSON knows nothing of."""
+    """An object that JSON knows nothing of."""
 
 
 class Refused(NamedTuple):

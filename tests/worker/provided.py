@@ -28,5 +28,5 @@ provide(Engine, engine)
 
 @tool(effect="read", isolation="process")
 def iso_engine(n: int, engine: Engine) -> list[int]:
-    """Where the engine was made, and where this runs."""
+    """Return the number, the process that made the engine, and the process that runs this."""
     return [n, engine.pid, os.getpid()]

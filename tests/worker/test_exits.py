@@ -1,4 +1,4 @@
-"""What ends programs and tasks, raised by tools: it is contained, and the worker serves on."""
+"""Exceptions that end programs and tasks, raised by tools: they are contained, and the worker serves on."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Cleaning(ToolService):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_clean_up_ends_neither_the_worker_nor_other_clean_ups(kind: str) -> None:
-    """What cleanup() raises after a session or at the worker's end is logged; the others clean up, and the drain returns."""
+    """An exception of cleanup() after a session or at the worker's end is logged; the others clean up, and the drain returns."""
     services = [Cleaning(kind, "one"), Cleaning(kind, "two"), Cleaning("", "three")]
     async with ToolBus("memory://") as bus, Worker(services, url="memory://") as worker:
         for service in services:

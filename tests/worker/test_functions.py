@@ -1,4 +1,4 @@
-"""What ``@tool`` takes, through the door that agents use: kinds of callables, annotations, defaults and descriptions."""
+"""Functions for ``@tool``, through the door that agents use: kinds of callables, annotations, defaults and descriptions."""
 
 from __future__ import annotations
 

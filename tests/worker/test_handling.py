@@ -1,4 +1,4 @@
-"""How handlers run and end, over every transport: the rarer kinds, threads, and handlers that misbehave."""
+"""Handlers over every transport, as they run and end: the rarer kinds, threads, and handlers that misbehave."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_megabyte_in_every_form(place: Place) -> None:
 
 
 async def test_an_encodable_item_that_is_not_text(place: Place) -> None:
-    """What a generator yields besides text arrives as JSON; what JSON can't say is the handler's failure."""
+    """An object that a generator yields arrives as JSON; one that JSON can't say is the handler's failure."""
 
     @tool(service="items", effect="read", replace=True)
     async def items(bad: bool = False):

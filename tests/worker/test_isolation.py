@@ -27,7 +27,7 @@ def here(namespace: str) -> Place:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs, a zombie not among them."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -69,7 +69,7 @@ async def test_handlers_run_in_another_process_and_are_reused(place: Place) -> N
     ],
 )
 async def test_values_cross_as_they_are(here: Place, kind: str, output: Any, data: Any, content: Any) -> None:
-    """What a handler returns in a child arrives as from a plain one."""
+    """A value that a handler returns in a child arrives as from a plain one."""
     async with here.serving(isolated) as bus:
         result = await bus.call("iso_value", {"kind": kind})
     assert (result.success, result.output, result.data, result.content) == (True, output, data, content)
@@ -164,7 +164,7 @@ async def test_a_child_that_forges_answers_harms_no_other_call(here: Place, how:
 
 
 async def test_a_child_that_forges_an_answer_of_once_work_leaves_it_unknown(here: Place) -> None:
-    """Whether it had its effect can't be told."""
+    """A call of ``once`` work whose child forges an answer ends as unknown, because nobody can tell whether it had its effect."""
     async with here.serving(isolated) as bus:
         error = (await bus.call("iso_forge_once")).error
     assert error is not None
@@ -193,7 +193,7 @@ async def test_children_know_no_other_childs_channel(here: Place) -> None:
 
 
 async def test_an_unencodable_value_is_the_handlers_failure(here: Place) -> None:
-    """What JSON can't say fails as it does in process."""
+    """A value that JSON can't say fails as it does in process."""
     async with here.serving(isolated) as bus:
         result = await bus.call("iso_value", {"kind": "object"})
     assert result.error is not None

@@ -135,7 +135,7 @@ async def test_what_can_not_be_imported_again_is_refused(
 
 
 async def test_a_module_with_threads_gets_fresh_interpreters(namespace: str) -> None:
-    """Where an import started threads, children are not forks, so that what the tools need is there."""
+    """When an import started threads, children are not forks, so that what the tools need is there."""
     async with Place("memory://", namespace).serving(isolated_threaded, isolated) as bus:
         first = await bus.call("iso_uses_thread")
         assert (first.error, isinstance(first.data, int)) == (None, True)
@@ -163,7 +163,7 @@ def test_wrong_definitions_are_refused() -> None:
 
 
 def test_a_local_function_is_refused_at_the_start() -> None:
-    """What another process can't find is refused before anything is served, and the message says what to do."""
+    """A function that another process can't find is refused before anything is served, and the message says what to do."""
 
     @tool(service="local", isolation="process", replace=True)
     def local() -> None: ...

@@ -1,4 +1,4 @@
-"""Whatever a handler returns, yields or raises arrives in a form that is written down, or is its tool's clear error."""
+"""Every value that a handler returns, yields or raises arrives in a documented form, or is its tool's clear error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def here(namespace: str) -> Place:
 
 
 def told(result: ToolResult) -> Any:
-    """What a caller is told."""
+    """Return the answer as the caller sees it."""
     if result.error is None:
         return result.output if result.data is None else result.data
     if (result.error.type, result.error.code) == ("tool_error", "unencodable_result"):
@@ -43,7 +43,7 @@ def told(result: ToolResult) -> Any:
 
 
 def is_as(found: Any, expected: Any) -> bool:
-    """Whether that is what a table says; of a refusal, the words must be in the message."""
+    """Return whether an answer is as a table says; of a refusal, the words must be in the message."""
     if isinstance(found, Refused) and isinstance(expected, Refused):
         return expected.words in found.words
     if isinstance(found, ErrorInfo) and isinstance(expected, tuple):
@@ -58,13 +58,13 @@ async def results(bus: ToolBus, tool: str, table: str, names: Iterable[str]) -> 
 
 
 async def differing(bus: ToolBus, tool: str, table: str, expected: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """What a caller is told otherwise than expected."""
+    """Return the answers that differ from the expected ones."""
     found = {name: told(result) for name, result in (await results(bus, tool, table, expected)).items()}
     return {name: (ascii(found[name])[:300], ascii(each)[:300]) for name, each in expected.items() if not is_as(found[name], each)}
 
 
 def expected_values(tool: str) -> dict[str, Any]:
-    """What the table of values says; what is yielded arrives as the text of its JSON."""
+    """Return the expected answers of the table of values; yielded ones arrive as the text of their JSON."""
     values = {name: expected for name, (_, expected) in KINDS.items()}
     if tool in YIELDING:
         return {name: each if isinstance(each, Refused) else msgspec.json.encode(each).decode() for name, each in values.items()}
@@ -72,7 +72,7 @@ def expected_values(tool: str) -> dict[str, Any]:
 
 
 def expected_texts(tool: str) -> dict[str, str]:
-    """What the table of texts says; None is no text when it is yielded."""
+    """Return the expected answers of the table of texts; None is no text when it is yielded."""
     return {name: "null" if tool in YIELDING and name == "none" else expected for name, (_, expected) in TEXTS.items()}
 
 

@@ -118,7 +118,7 @@ async def test_a_model_can_not_give_the_service(here: Place) -> None:
 
 
 async def test_a_tool_without_its_service_is_left_out(here: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """What needs a type that nobody provides is not listed, and the log says which; what can do without is served."""
+    """A tool that needs a type that nobody provides is not listed, and the log says which; one that can do without is served."""
     async with here.serving(plain) as bus:
         assert list(bus.tools) == ["spared"]
         assert (await bus.call("spared", {"n": 1})).data == [None, 1, None, "default"]

@@ -47,7 +47,7 @@ async def test_items_arrive_in_order_and_the_thread_is_held_back(threads: Thread
 
 
 async def test_an_exception_comes_after_the_items_before_it(threads: Threads) -> None:
-    """What a generator raises reaches the reader once its items have."""
+    """An exception of a generator reaches the reader once its items have."""
 
     def failing() -> Iterator[int]:
         yield 1

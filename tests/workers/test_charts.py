@@ -243,7 +243,7 @@ def kinds(tokens):
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=14).map("".join))
 @settings(max_examples=500, deadline=None)
 def test_no_text_becomes_markup_or_swallows_what_follows(text):
-    """Whatever stands in a title, heading, paragraph or cell: no tag, link or fence comes of it, and the next section is there."""
+    """No text of a title, heading, paragraph or cell becomes a tag, link or fence, and the next section is there."""
     report = markdown_report(text, [Section(text, text, {"columns": [text], "rows": [[text]]}), Section("Last", "end")])
     tokens = MarkdownIt("commonmark").enable("table").parse(report)
     assert not {"html_inline", "html_block", "link_open", "image", "fence"} & set(kinds(tokens))

@@ -142,7 +142,7 @@ async def _supervise(
     command = [sys.executable, "-m", "toolbus", "worker", *targets, *extra]
     watch = folders(targets) if reload else []
     if reload:
-        check_reload(watch)
+        check_reload(targets, watch)
 
     async def retire(instance: str) -> None:
         async with Admin(settings) as admin:

@@ -52,20 +52,20 @@ class Case:
         self.states = {state.name: state for state in history.of(State)}
 
     def failures(self, key: str) -> int:
-        """How many of the calls with this idempotency key ended without success."""
+        """Return how many of the calls with this idempotency key ended without success."""
         return sum(not ended.success for call in self.shared.get(key, ()) for ended in self.ended.get(call.key, ()))
 
     def was_cut_off(self, ended: Ended) -> bool:
-        """Whether the agent could not be heard of for so long, while it waited for the call, that it counted as gone."""
+        """Return whether the agent could not be heard of for so long, while it waited for the call, that it counted as gone."""
         # It is back a moment after the outage, and not all of its connections at once.
         return any(hit.at < ended.at and hit.until + MARGIN > ended.began for hit in self.blackouts)
 
     def executions(self, key: str) -> int:
-        """How often a call's handler began."""
+        """Return how often a call's handler began."""
         return len(self.begun.get(key, ()))
 
     def abandoned(self, issued: Issued) -> bool:
-        """Whether the agent that made the call was killed."""
+        """Return whether the agent that made the call was killed."""
         gone = self.exits.get(issued.pid)
         return gone is not None and gone.wanted and gone.status < 0
 

@@ -84,7 +84,7 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
 
 
 def letters(case: Case) -> Iterator[Violation]:
-    """What was given up or could not be read is a dead letter, never silently gone."""
+    """Yield a violation for each request that was given up or could not be read, and is not a dead letter."""
     state = case.states.get("quiet")
     if state is None or case.options.lossy:
         return

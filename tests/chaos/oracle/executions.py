@@ -62,7 +62,7 @@ def overlaps(case: Case) -> Iterator[Violation]:
 
 
 def _blocked(case: Case, pid: int, since: float) -> bool:
-    """Whether a handler may have held the process's event loop."""
+    """Return whether a handler may have held the process's event loop at some time after ``since``."""
     return any(
         begun.pid == pid and begun.at + planned.arguments["seconds"] > since
         for key, planned in case.planned.items()

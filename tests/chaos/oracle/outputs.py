@@ -1,4 +1,4 @@
-"""What tools must say for a call."""
+"""Outputs that tools must give for a call."""
 
 from __future__ import annotations
 

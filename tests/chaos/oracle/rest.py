@@ -18,7 +18,7 @@ _KEPT = "reg:items"
 
 
 def rest(case: Case) -> Iterator[Violation]:
-    """What the server holds at the end is what it may hold."""
+    """Yield a violation for everything that the server holds at the end and may not hold."""
     for name in ("quiet", "closed", "later"):
         state = case.states.get(name)
         if state is None:

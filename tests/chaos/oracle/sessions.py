@@ -48,7 +48,7 @@ def answers(planned: Iterable[Planned], ended: Iterable[Ended]) -> dict[str, lis
 
 
 def bad_seat(planned: Planned, text: str) -> str:
-    """What is wrong with an output of a session's tool."""
+    """Return what is wrong with an output of a session's tool, or an empty text."""
     match = _SEAT.fullmatch(text)
     return "" if match is not None and match[1] == planned.work else f"output {text[:80]!r} is no answer of a session's"
 
@@ -64,5 +64,5 @@ def _process(token: str) -> int:
 
 
 def _drains(case: Case, token: str, at: float) -> bool:
-    """Whether the process of that life had been told to leave by then."""
+    """Return whether the process of the life ``token`` had been told to leave by the time ``at``."""
     return case.told_to_leave.get(_process(token), float("inf")) <= at

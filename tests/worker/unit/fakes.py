@@ -274,7 +274,7 @@ class Bench:
 
 
 class Handlers:
-    """What the handlers of the running test share; the test has both as fixtures.
+    """The state that the handlers share with the running test, which has both as fixtures.
 
     Attributes:
         gate: what they wait for.

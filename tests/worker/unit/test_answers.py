@@ -71,7 +71,7 @@ async def test_a_caller_that_wants_events_is_sent_a_start() -> None:
 
 
 async def test_failures_become_errors() -> None:
-    """What a handler raises is answered by its type; a run that failed frees its idempotency key."""
+    """An exception of a handler is answered by its type; a run that failed frees its idempotency key."""
     bench = Bench(fail)
     for kind, expected in [
         ("crash", ("tool_error", "ValueError")),

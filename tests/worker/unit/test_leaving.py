@@ -97,7 +97,7 @@ async def test_a_failed_hand_back_is_logged(failure: Exception, caplog: pytest.L
 
 
 async def test_a_drain_waits_for_deliveries_that_go_back(gate: asyncio.Event) -> None:
-    """Those that found no slot are handed back before the worker ends."""
+    """Deliveries that found no slot are handed back before the worker ends."""
     bench = Bench(hold, concurrency=1)
     bench.serve()
     await bench.settle()

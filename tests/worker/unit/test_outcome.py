@@ -167,7 +167,7 @@ async def test_results_and_exceptions_of_a_users_code_pass() -> None:
 
 
 async def test_a_cancellation_from_outside_passes() -> None:
-    """What a user's code raises instead of it is contained all the same."""
+    """A cancellation from outside reaches the caller, and an exit that a user's code raises instead of it is contained."""
 
     async def wait(answer: BaseException | None) -> None:
         try:

@@ -43,7 +43,7 @@ def test_a_table_has_every_state_at_its_own_place(
 
 
 def test_every_run_can_end_and_none_comes_back() -> None:
-    """Whatever a run does, it may end next; its states only ever advance."""
+    """Every run may end next, whatever it does, and its states only ever advance."""
     for state, following in RUN.items():
         assert all(after > state for after in following)
         assert state is RunState.ENDED or RunState.ENDED in following

@@ -134,7 +134,7 @@ async def test_the_output_of_a_call_is_bounded(items: list[Any], fits: bool) -> 
 
 
 async def test_a_result_must_be_the_last_item() -> None:
-    """What follows it fails the call."""
+    """Another item after a ToolResult fails the call."""
     error = (await stream_of(ToolResult(output="x"), "more")).broker.ends[0].frame.error
     assert error is not None
     assert (error.code, error.message) == ("bad_stream", "the handler yielded more after its ToolResult")
@@ -183,7 +183,7 @@ async def test_a_generator_that_swallows_its_cancellation_is_closed() -> None:
 
 
 async def test_frames_fill_evenly() -> None:
-    """What gathers after a full frame is measured anew."""
+    """Items that gather after a full frame are measured anew."""
     filling = ["a" * 100, "b" * 28, "c"]
     bench = await stream_of(*filling, *filling, settings={"max_frame": 256})
     assert made(bench) == [("text", filling), ("text", filling)]

@@ -25,7 +25,7 @@ async def nap(name: str) -> str:
 
 
 def state(bench: Bench) -> TakingState:
-    """What taking does now."""
+    """Return the state that taking is in."""
     return bench.slots._taking.state
 
 

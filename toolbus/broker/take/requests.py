@@ -174,7 +174,8 @@ class RequestStream:
             try:
                 # The order in which publish.lua writes them.
                 if fields is not None and len(fields) == 4 and fields[0] == b"r" and fields[2] == b"d":
-                    document, deadline_ms = fields[1], integer(fields[3])
+                    document = fields[1]
+                    deadline_ms = integer(fields[3])
                 else:
                     found = fields_of(fields or ())
                     document, server = found.get(b"r", b""), found.get(b"s", b"")

@@ -13,7 +13,7 @@ _SCAN_COUNT = 256
 
 
 class Executor(Protocol):
-    """Whatever carries commands to the server; a ``Link`` is one."""
+    """A carrier of commands to the server; a ``Link`` is one."""
 
     async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
         """Send a command and wait for its answer."""

@@ -152,14 +152,15 @@ class Supervisor:
             self._restarting = False
 
 
-def check_reload(folders: Sequence[Path]) -> None:
-    """Check that changes in folders can be watched.
+def check_reload(targets: Sequence[str], folders: Sequence[Path]) -> None:
+    """Check that changes in the folders of some targets can be watched.
 
     Raises:
         ConfigurationError: they can't; the message says what to do.
     """
     if not folders:
-        raise ConfigurationError("--reload finds no files to watch: name a file or a folder (./tools.py)")
+        modules = ", ".join(repr(target.partition(":")[0]) for target in targets)
+        raise ConfigurationError(f"there is no module {modules}, so --reload finds no files to watch: name a file or a folder (./tools.py)")
     if importlib.util.find_spec("watchfiles") is None:
         raise ConfigurationError("--reload needs watchfiles: pip install 'toolbus[reload]'")
 
