@@ -1,4 +1,4 @@
-"""What belongs to others is refused in the same words on every transport."""
+"""Names that belong to others are refused in the same words on every transport."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def item(name: str, service: str) -> bytes:
 
 
 async def refusal(work: Awaitable[object]) -> str:
-    """What a refusal says before it says what to do: names become free at once in process, where a worker does not die alone."""
+    """Return the start of a refusal, before it says what to do: names become free at once in process, where a worker does not die alone."""
     with pytest.raises(RegistrationRefused) as refused:
         await work
     return str(refused.value).partition(". ")[0].partition(";")[0]
