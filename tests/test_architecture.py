@@ -32,6 +32,7 @@ FORBIDDEN = {
 }
 LOWEST = (
     "encoding",
+    "naming",
     "results",
     "envelope",
     "descriptors",

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from toolbus.naming import check_names
 from toolbus.results import DescriptorError
 
 T = TypeVar("T")
@@ -269,6 +270,7 @@ def check_tool(tool: ToolDescriptor) -> ToolDescriptor:
     Raises:
         DescriptorError: a field is wrong; ``path`` names it.
     """
+    check_names(tool.name, [argument.name for argument in tool.arguments or ()], tool.parameters)
     if not _TOOL_NAME.match(tool.name):
         raise DescriptorError(f"{tool.name!r} is not 1 to 128 characters without spaces, slashes or braces", path="$.name")
     if not _SERVICE_ID.match(tool.service):

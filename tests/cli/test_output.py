@@ -47,7 +47,7 @@ async def crash():
     raise ValueError(EVIL)
 
 
-@tool("evil_question", EVIL, effect="read", service="evil", confirm=True, parameters={{"type": "object", "properties": {{EVIL: {{}}}}}})
+@tool("evil_question", EVIL, effect="read", service="evil", confirm=True, parameters={{"properties": {{"a": {{"description": EVIL}}}}}})
 async def question(params):
     return ""
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 import sys
 from pathlib import Path
@@ -66,6 +67,8 @@ def new_command(name: str) -> None:
     for path in files:
         if path.exists():
             fail(f"{path} is there already, and is left as it is")
+    if importlib.util.find_spec(name) is not None:
+        fail(f"{name} is an installed package, which {name}.py would hide; choose another name")
     for path, template in files.items():
         path.write_text(template.format(name=name), "utf-8")
         say(f"wrote {path}")

@@ -23,9 +23,10 @@ from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.client.views import BusView, ServiceView
 from toolbus.confirmations import PATIENCE
+from toolbus.encoding import whole_text
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, merged
-from toolbus.results import ToolResult
+from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
 
 _NOTHING: Mapping[str, Any] = {}
@@ -244,7 +245,9 @@ class ToolBus:
 
         Raises:
             RegistrationRefused: a service publishes that name, or it belongs to another owner.
+            ConfigurationError: the key has half of a surrogate pair, which UTF-8 can't express.
         """
+        _check_key(key)
         await self._dispatcher.check().broker.put_item(key, document, owner)
 
     async def delete(self, key: str, owner: str = "") -> bool:
@@ -252,7 +255,9 @@ class ToolBus:
 
         Raises:
             RegistrationRefused: it belongs to another owner than ``owner``, if one is given.
+            ConfigurationError: see ``put``.
         """
+        _check_key(key)
         return await self._dispatcher.check().broker.delete_item(key, owner)
 
     # -- counts -----------------------------------------------------------------------------------
@@ -284,3 +289,8 @@ class ToolBus:
         """Return counts: calls in flight, tools known, and the broker's own."""
         connection = self._dispatcher.opened()
         return {"in_flight": self._dispatcher.in_flight, "tools": len(connection.catalogue.tools), **connection.broker.statistics()}
+
+
+def _check_key(key: str) -> None:
+    if whole_text(key) != key:
+        raise ConfigurationError(f"{key!a} can't be a key: it has half of a surrogate pair")

@@ -12,8 +12,9 @@ from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
 from toolbus.broker.publish.sharing import ended_for_another, readdressed
+from toolbus.broker.registry.refusals import item_refused
 from toolbus.envelope import Request, decode_frames, encode_request, entry_limit, new_id, share_digest, work_digest
-from toolbus.results import BrokerUnavailable, RegistrationRefused
+from toolbus.results import BrokerUnavailable
 from toolbus.settings import Settings
 
 
@@ -182,13 +183,13 @@ class MemoryAgentBroker:
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document."""
         hub = self._joined()
+        hub.claim(key, owner)
         if owner:
-            hub.claim(key, owner)
             hub.owners[key] = owner
         kind, _, name = key.partition("/")
         holder = hub.holder(name) if kind == "tool" else getattr(hub.record(name) if kind == "tool-service" else None, "publication", None)
         if holder is not None:
-            raise RegistrationRefused(f"{key} is published by {holder.owner!r}", {key: holder.owner})
+            raise item_refused(key, holder.owner, owned=False, cooldown=0.0)
         hub.items[key] = document
         for agent in list(hub.agents.values()):
             agent.listener.on_item(key, document)

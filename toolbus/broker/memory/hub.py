@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, ServiceRecord, WorkerListener
+from toolbus.broker.registry.refusals import item_refused
 from toolbus.descriptors import Publication
 from toolbus.envelope import Request, work_digest
-from toolbus.results import RegistrationRefused
 from toolbus.settings import Settings
 
 _DEAD_LETTERS = 1_000
@@ -103,14 +103,14 @@ class Hub:
         self.entries = itertools.count(1)
 
     def claim(self, key: str, owner: str) -> None:
-        """Refuse a document that belongs to another owner.
+        """Refuse a document that belongs to another owner; one that has an owner is nobody's without one.
 
         Raises:
             RegistrationRefused: it is.
         """
         holder = self.owners.get(key, owner)
         if holder != owner:
-            raise RegistrationRefused(f"{key} belongs to {holder!r}", {key: holder})
+            raise item_refused(key, holder, owned=bool(owner), cooldown=0.0)
 
     def is_registered(self, worker: HubWorker) -> bool:
         """Return whether a worker takes requests: neither draining nor closed."""

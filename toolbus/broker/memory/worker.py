@@ -89,8 +89,10 @@ class MemoryWorkerBroker:
                 refused[f"queue/{queue}"] = f"{instances[-1].publication.owner} (service {other})"
         for tool in publication.tools:
             holder = self._hub.holder(tool.name)
-            if holder is not None and (holder.owner != publication.owner or holder.service.id != service):
+            if holder is not None and holder.owner != publication.owner:
                 refused[f"tool/{tool.name}"] = holder.owner
+            elif holder is not None and holder.service.id != service:
+                refused[f"tool/{tool.name}"] = f"{holder.owner} (service {holder.service.id})"
             elif f"tool/{tool.name}" in self._hub.items:
                 refused[f"tool/{tool.name}"] = "operator"
         if refused:

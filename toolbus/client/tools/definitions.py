@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.client.tools.names import replaced_names, wire_name
 from toolbus.client.tools.tool import Tool
 from toolbus.collecting import without_collection
+from toolbus.display import harmless
+from toolbus.encoding import encode_json
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object
 from toolbus.schema.strict import ANTHROPIC, OPENAI, Dialect, flat, strict
@@ -24,6 +27,9 @@ EXTERNAL_MARK = "(external)"
 # OpenAI's interfaces refuse a whole request for one longer description.
 _OPENAI_DESCRIPTION = 1024
 _MOST_LISTS = 64
+_PROSE = frozenset({"description", "title"})
+# Controls in a JSON document.
+_ODD = re.compile(rb"\\u00|\\r|\x7f")
 _MANY = 500
 
 
@@ -171,10 +177,27 @@ class Definitions:
 
 def _made(tool: Tool, format: Format, enforce: bool) -> Definition | None:
     try:
-        return _MAKERS[format](tool, enforce)
+        return _marked(_MAKERS[format](tool, enforce))
     except DescriptorError as error:
         telemetry.log.warning("definition.set_aside", tool=tool.name, service=tool.service, format=format, error=str(error))
         return None
+
+
+def _marked(definition: Definition) -> Definition:
+    """Return a definition with what would be invisible to a person written out in its descriptions."""
+    document = encode_json(definition)
+    if document.isascii() and _ODD.search(document) is None:
+        return definition
+    marked: Definition = _with_marks(definition, "")
+    return marked
+
+
+def _with_marks(value: Any, key: str) -> Any:
+    if isinstance(value, str):
+        return harmless(value) if key in _PROSE else value
+    if isinstance(value, dict):
+        return {name: _with_marks(each, name) for name, each in value.items()}
+    return [_with_marks(each, "") for each in value] if isinstance(value, list) else value
 
 
 def _schema(tool: Tool, dialect: Dialect | None) -> tuple[dict[str, Any], bool]:

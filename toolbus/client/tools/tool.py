@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from toolbus.descriptors import ServiceDescriptor, ToolDescriptor
+from toolbus.display import harmless
 from toolbus.results import DescriptorError, ToolError
 from toolbus.schema import Checker, check_for
 
@@ -70,8 +71,8 @@ class Tool:
 
     @property
     def description(self) -> str:
-        """The description for the model."""
-        return self.descriptor.description
+        """The description for the model, with what would be invisible to a person written out."""
+        return harmless(self.descriptor.description)
 
     @property
     def service(self) -> str:

@@ -23,7 +23,7 @@ from toolbus.worker.isolation.limits import address_space, adopt_orphans, die_wi
 from toolbus.worker.isolation.messages import JOB_HEADER, Job, Message, decode_job, framed_message
 from toolbus.worker.isolation.targets import ChildTool
 from toolbus.worker.run.invocation import Caller, Invocation, enter
-from toolbus.worker.run.outcome import checked, error_of, readable, result_of
+from toolbus.worker.run.outcome import checked, encodable, error_of, result_of
 
 _CUT = 4_000
 _MOVES = frozenset({"os.chdir", "os.putenv", "os.unsetenv"})
@@ -288,7 +288,7 @@ def _result(result: ToolResult) -> Message:
 
 
 def _encoded(error: ErrorInfo) -> bytes:
-    return encode(readable(error))
+    return encode(encodable(error))
 
 
 def _no_calls(tool: str) -> ToolError:

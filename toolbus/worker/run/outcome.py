@@ -95,7 +95,7 @@ def checked(result: ToolResult) -> ToolResult:
     if error is not None:
         if not isinstance(error, ErrorInfo):
             raise _bad_result("error is an ErrorInfo or None (ToolResult.fail(…) takes a text)", error)
-        error = readable(error)
+        error = encodable(error)
     if content or type(content) is not tuple:
         if not isinstance(content, (tuple, list)):
             raise _bad_result(_CONTENT, content)
@@ -114,7 +114,7 @@ def _bad_result(rule: str, value: object) -> ToolError:
 
 def error_of(error: BaseException) -> ErrorInfo:
     """Return what a handler raised, as a value that every caller can read."""
-    return readable(_error_of(error))
+    return encodable(_error_of(error))
 
 
 def _error_of(error: BaseException) -> ErrorInfo:
@@ -141,7 +141,7 @@ def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> Er
     return ErrorInfo(error.type, error.code, message, True, error.retry_after, error.details)
 
 
-def readable(error: ErrorInfo) -> ErrorInfo:
+def encodable(error: ErrorInfo) -> ErrorInfo:
     """Return the error, or what is left of it without what no caller could read."""
     try:
         document = encode_data(error)
