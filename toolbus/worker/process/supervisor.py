@@ -152,14 +152,12 @@ class Supervisor:
             self._restarting = False
 
 
-def check_reload(folders: Sequence[Path]) -> None:
-    """Check that changes in folders can be watched.
+def check_reload() -> None:
+    """Check that changes of files can be watched.
 
     Raises:
-        ConfigurationError: they can't; the message says what to do.
+        ConfigurationError: they can't; the message says what to install.
     """
-    if not folders:
-        raise ConfigurationError("--reload finds no files to watch: name a file or a folder (./tools.py)")
     if importlib.util.find_spec("watchfiles") is None:
         raise ConfigurationError("--reload needs watchfiles: pip install 'toolbus[reload]'")
 
