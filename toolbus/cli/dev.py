@@ -37,19 +37,27 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool) -> N
     if reload and not targets:
         raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
     settings = settings_with_server(ctx)
-    with contextlib.ExitStack() as stack:
+    with _signals(), contextlib.ExitStack() as stack:
         _find_server(settings, stack)
         environment = environment_of(ctx.find_root().obj or {})
         command = [sys.executable, "-m", "toolbus", "worker", "--examples", *(["--reload"] if reload else []), *targets]
-        child = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our own command
+        # When this process dies in whatever way, the pair closes and the worker stops.
+        ours, theirs = socket.socketpair()
+        stack.enter_context(ours)
+        with theirs:
+            lifeline = theirs.fileno()
+            child = subprocess.Popen(  # noqa: S603 - our own command
+                [*command, "--lifeline", str(lifeline)], env=environment, start_new_session=True, pass_fds=(lifeline,)
+            )
         stack.callback(_stop, child)
-        with _signals():
-            try:
-                _introduce(settings, child)
-                code = child.wait()
-            except KeyboardInterrupt:
+        try:
+            _introduce(settings, child)
+            code = child.wait()
+        except KeyboardInterrupt:
+            # Nobody reads this after a hang-up.
+            with contextlib.suppress(OSError):
                 say("\nstopping")
-                return
+            return
         fail(f"the worker ended with exit code {code}")
 
 
@@ -70,11 +78,14 @@ def _signals() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # Under nohup a hang-up is to be ignored.
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _introduce(settings: Settings, worker: subprocess.Popen[bytes]) -> None:

@@ -72,7 +72,7 @@ def worker_command(
     settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
     telemetry.configure_logging(settings.log_level, settings.log_format)
     if processes > 1 or reload:
-        code = run_loop(lambda: _supervise(settings, targets, processes, reload=reload, extra=extra, ctx=ctx))
+        code = run_loop(lambda: _supervise(settings, targets, processes, lifeline, reload=reload, extra=extra, ctx=ctx))
     else:
         code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline, examples=examples))
     sys.exit(code)
@@ -128,11 +128,18 @@ async def _probe(option: str, kept: Coroutine[Any, Any, None]) -> None:
 
 
 async def _supervise(
-    settings: Settings, targets: tuple[str, ...], processes: int, *, reload: bool, extra: list[str], ctx: click.Context
+    settings: Settings,
+    targets: tuple[str, ...],
+    processes: int,
+    lifeline: int | None,
+    *,
+    reload: bool,
+    extra: list[str],
+    ctx: click.Context,
 ) -> int:
     from toolbus.broker.admin import Admin
     from toolbus.worker.loading.command_line import folders
-    from toolbus.worker.process.supervisor import Supervisor, check_reload
+    from toolbus.worker.process.supervisor import Supervisor, check_reload, watch_lifeline
 
     given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
     environment = environment_of(given)
@@ -140,15 +147,19 @@ async def _supervise(
         # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-m", "toolbus", "worker", *targets, *extra]
-    watch = folders(targets) if reload else []
+    watch: list[Path] = []
     if reload:
-        check_reload(targets, watch)
+        check_reload()
+        # A target that is not there yet may come to the current folder.
+        watch = folders(targets) or [Path.cwd()]
 
     async def retire(instance: str) -> None:
         async with Admin(settings) as admin:
             await admin.retire(instance)
 
     supervisor = Supervisor(command, environment, processes=processes, grace=settings.grace, retire=retire, watch=watch)
+    if lifeline is not None:
+        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     return await supervisor.run()
 
 

@@ -41,6 +41,7 @@ EVENTS: Mapping[str, str] = {
     "frames.refused": "the server refused frames for one agent",
     "isolation.child_deviated": "the process of an isolated tool broke its protocol; it was killed, and the next call gets another",
     "isolation.fork_server_lost": "the fork server of isolated tools ended together with their processes; the next call starts another",
+    "health.file_failed": "the health file can't be written now; it is tried again",
     "key.group_moved": "a queue's group pointed past its newest entry, where nothing is delivered; it was set back, so waiting calls run",
     "key.wrong_type": "a key on the server had another type than the protocol's and was deleted; its content is created again",
     "lease.beat_failed": "leases could not be renewed; the worker tries again at once",

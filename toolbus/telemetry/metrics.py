@@ -28,6 +28,11 @@ METRICS: Mapping[str, tuple[Literal["counter", "histogram"], str, str]] = {
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
+OTHER = "_OTHER"
+"""Stands for the tools that are not known, and for those beyond the first thousand."""
+
+_MOST_NAMES = 1_000
+_names: set[str] = set()
 _instruments: tuple[MeterProvider, dict[str, Counter | Histogram]] | None = None
 
 
@@ -38,11 +43,11 @@ def count(name: str, amount: int = 1, **attributes: str) -> None:
 
 
 def record_call(tool: str, service: str, seconds: float, error: ErrorInfo | None) -> None:
-    """Record the end of a call, at the caller's side."""
+    """Record the end of a call, at the caller's side; ``service`` is empty when no service was found for it."""
     if not metering():
         return
     outcome = _outcome(error)
-    about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool or service}
+    about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": _label(tool or service, known=bool(service))}
     _histogram("gen_ai.execute_tool.duration").record(seconds, about | outcome)
     _counter("toolbus.calls").add(1, {"messaging.destination.name": service} | outcome)
 
@@ -58,6 +63,15 @@ def record_run(service: str, seconds: float, queued: float, frames: int, error: 
     _histogram("toolbus.queue.duration").record(queued, about)
     _counter("toolbus.attempts").add(1, about)
     _counter("toolbus.frames").add(frames, about)
+
+
+def _label(name: str, *, known: bool) -> str:
+    """Return the name of a tool that was found once, else one name for all others, since any caller may make up names without end."""
+    if name not in _names:
+        if not known or len(_names) >= _MOST_NAMES:
+            return OTHER
+        _names.add(name)
+    return name
 
 
 def _outcome(error: ErrorInfo | None) -> dict[str, str]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from toolbus import telemetry
+
 _EVERY = 2.0
 _REQUEST_LIMIT = 8192
+_MOST_CLIENTS = 64
 
 
 class ProbedWorker(Protocol):
@@ -37,33 +41,66 @@ def report(worker: ProbedWorker) -> dict[str, Any]:
 
 
 async def keep_file(worker: ProbedWorker, path: Path) -> None:
-    """Write the report to a file every two seconds while the worker is healthy; remove it when it is not, and at the end."""
+    """Write the report to a file every two seconds while the worker is healthy; remove it when it is not, and at the end.
+
+    Raises:
+        OSError: it can't be written at the start; later failures are logged, and it is tried again.
+    """
+    _write(path, msgspec.json.encode(report(worker)) if worker.healthy else None)
+    failed = False
     try:
         while True:
-            _write(path, msgspec.json.encode(report(worker)) if worker.healthy else None)
             await asyncio.sleep(_EVERY)
+            try:
+                _write(path, msgspec.json.encode(report(worker)) if worker.healthy else None)
+            except OSError as error:
+                if not failed:
+                    telemetry.log.warning("health.file_failed", file=str(path), error=error.strerror or str(error))
+                failed = True
+            else:
+                failed = False
     finally:
-        _write(path, None)
+        with contextlib.suppress(OSError):
+            _write(path, None)
 
 
 def _write(path: Path, content: bytes | None) -> None:
     if content is None:
         path.unlink(missing_ok=True)
         return
-    # Renamed into place, so that a probe never reads half of it.
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_bytes(content)
-    fresh.replace(path)
+    # Renamed into place, so that a probe never reads half of it; under a name that nobody can have put a link at.
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        with fresh.open("xb") as file:
+            file.write(content)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 async def serve_port(worker: ProbedWorker, port: int) -> None:
     """Answer any HTTP request on this port of the loopback interface: 200 while healthy, else 503.
 
+    Of too many clients that send nothing, the first ones are dropped.
+
     Raises:
         OSError: the port is taken.
     """
+    clients: dict[asyncio.StreamWriter, None] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(clients) >= _MOST_CLIENTS:
+            oldest = next(iter(clients))
+            del clients[oldest]
+            oldest.transport.abort()
+        clients[writer] = None
+        try:
+            await reply(reader, writer)
+        finally:
+            clients.pop(writer, None)
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(5):
                 await reader.readuntil(b"\r\n\r\n")
@@ -72,7 +109,10 @@ async def serve_port(worker: ProbedWorker, port: int) -> None:
                 head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
                 writer.write(head % (status, len(body)) + body)
                 await writer.drain()
-        writer.close()
+                writer.close()
+                await writer.wait_closed()
+        # One that does not read its answer would keep the descriptor.
+        writer.transport.abort()
 
     server = await asyncio.start_server(answer, "127.0.0.1", port, limit=_REQUEST_LIMIT)
     async with server:

@@ -152,15 +152,12 @@ class Supervisor:
             self._restarting = False
 
 
-def check_reload(targets: Sequence[str], folders: Sequence[Path]) -> None:
-    """Check that changes in the folders of some targets can be watched.
+def check_reload() -> None:
+    """Check that changes of files can be watched.
 
     Raises:
-        ConfigurationError: they can't; the message says what to do.
+        ConfigurationError: they can't; the message says what to install.
     """
-    if not folders:
-        modules = ", ".join(repr(target.partition(":")[0]) for target in targets)
-        raise ConfigurationError(f"there is no module {modules}, so --reload finds no files to watch: name a file or a folder (./tools.py)")
     if importlib.util.find_spec("watchfiles") is None:
         raise ConfigurationError("--reload needs watchfiles: pip install 'toolbus[reload]'")
 

@@ -1,0 +1,98 @@
+"""Health for probes: what links, full disks and silent clients do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import eventually
+from toolbus.broker.embedded import free_port
+from toolbus.worker.process import health
+
+pytestmark = pytest.mark.anyio
+
+
+class Healthy:
+    """A worker that can serve."""
+
+    healthy = True
+    instance = "one"
+
+    def statistics(self) -> dict[str, int]:
+        """Return no counts."""
+        return {}
+
+
+@contextlib.asynccontextmanager
+async def kept(kept: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Keep a probe in the background."""
+    task = asyncio.create_task(kept)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_the_health_file_follows_no_link(tmp_path: Path) -> None:
+    """Links beside it, or in its place, are not followed: the files of others stay as they are."""
+    victim, file = tmp_path / "victim", tmp_path / "health.json"
+    victim.write_text("mine")
+    for name in ("health.json.new", "health.json"):
+        (tmp_path / name).symlink_to(victim)
+    async with kept(health.keep_file(Healthy(), file)):
+        await eventually(lambda: not file.is_symlink() and '"healthy":true' in file.read_text())
+    assert (victim.read_text(), file.exists()) == ("mine", False)
+
+
+async def test_a_file_that_cannot_be_written_for_a_while_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once, and written again as soon as that is possible; at the start it is an error."""
+    monkeypatch.setattr(health, "_EVERY", 0.01)
+    folder = tmp_path / "run"
+    with pytest.raises(OSError, match="No such file"):
+        await health.keep_file(Healthy(), folder / "health.json")
+    folder.mkdir()
+    async with kept(health.keep_file(Healthy(), folder / "health.json")) as task:
+        await eventually((folder / "health.json").exists)
+        folder.rename(tmp_path / "away")
+        await eventually(lambda: "health.file_failed" in caplog.text)
+        turns = asyncio.get_running_loop().time() + 0.1
+        await eventually(lambda: asyncio.get_running_loop().time() > turns)
+        assert not task.done()
+        assert caplog.text.count("health.file_failed") == 1
+        folder.mkdir()
+        await eventually((folder / "health.json").exists)
+
+
+async def test_silent_clients_do_not_use_up_descriptors() -> None:
+    """However many connect and say nothing, a probe is answered; the first of them are dropped."""
+    port = free_port()
+    async with kept(health.serve_port(Healthy(), port)):
+        clients: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+            try:
+                return await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                return None
+
+        for _ in range(300):
+            client = await eventually(connect)
+            assert client is not None
+            clients.append(client)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(3):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        dropped = clients[:200]
+        await eventually(lambda: all(each.at_eof() or each.exception() is not None for each, _ in dropped), timeout=3)
+        for _, each in [*clients, (reader, writer)]:
+            each.transport.abort()
