@@ -42,7 +42,7 @@ async def die() -> str:
 async def test_calls_of_a_dead_child_go_on_at_once(shell: Shell, valkey_server: str, namespace: str) -> None:
     """The supervisor tells the others, so a call of a killed child does not wait for the end of its lease of 60 seconds."""
     (shell.folder / "mortal.py").write_text(TOOLS)
-    shell.start("worker", "mortal.py", "--processes", "2", "--lease", "60")
+    shell.start_anew("worker", "mortal.py", "--processes", "2", "--lease", "60")
     mark = shell.folder / "mark"
     async with ToolBus(valkey_server, namespace=namespace) as bus:
         await bus.wait_for_tool("linger", 30)
@@ -61,7 +61,7 @@ async def test_a_call_that_kills_every_process_ends_as_that(shell: Shell, valkey
     """It ends with the number of deaths long before its own timeout, and the processes serve again."""
     (shell.folder / "mortal.py").write_text(TOOLS)
     shell.environment["TOOLBUS_MAX_DELIVERIES"] = "3"
-    shell.start("worker", "mortal.py", "--processes", "2", "--lease", "60")
+    shell.start_anew("worker", "mortal.py", "--processes", "2", "--lease", "60")
     async with ToolBus(valkey_server, namespace=namespace) as bus:
         await bus.wait_for_tool("die", 30)
         result = await bus.call("die", timeout=55)

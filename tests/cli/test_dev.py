@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.forking import CommandServer
 from tests.cli.shell import Shell
+from tests.forking import ForkServer
 from tests.servers import eventually_sync
 from toolbus.broker.embedded import free_port
 
@@ -47,16 +47,16 @@ def running(words: str) -> list[int]:
 
 @pytest.mark.parametrize("reload", [False, True], ids=["plain", "reload"])
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_dev_leaves_nothing_behind(commands: CommandServer, tmp_path: Path, number: signal.Signals, reload: bool) -> None:
+def test_dev_leaves_nothing_behind(forks: ForkServer, tmp_path: Path, number: signal.Signals, reload: bool) -> None:
     """Its worker, its server and the server's folder go, after a hang-up and a kill, too."""
     mark = f"TOOLBUS_TEST_DEV={tmp_path}"
-    shell = Shell(commands, tmp_path, f"redis://127.0.0.1:{free_port()}", "default")
+    shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{free_port()}", "default")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     (tmp_path / "spoken.py").write_text(TOOL)
     shell.environment |= {"TMPDIR": str(temporary), "TOOLBUS_TEST_DEV": str(tmp_path)}
     try:
-        dev = shell.start("dev", "spoken.py", *(["--reload"] if reload else []))
+        dev = shell.start_anew("dev", "spoken.py", *(["--reload"] if reload else []))
         introduced(dev)
         assert list(temporary.glob("toolbus-server-*"))
         assert len(running(mark)) > 2
@@ -70,7 +70,7 @@ def test_dev_leaves_nothing_behind(commands: CommandServer, tmp_path: Path, numb
 
 def test_a_worker_of_a_killed_dev_leaves_the_server_that_was_there(shell: Shell) -> None:
     """Its tools go with it rather than join the next one's."""
-    dev = shell.start("dev")
+    dev = shell.start_anew("dev")
     introduced(dev)
     assert shell.json("services")
     dev.kill()
