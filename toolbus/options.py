@@ -71,3 +71,14 @@ def seconds(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {value!r}")
     return float(value)
+
+
+def characters(value: Any, name: str) -> int:
+    """Return the option ``name`` as a number of characters.
+
+    Raises:
+        ConfigurationError: it is no whole number, or below 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigurationError(f"{name} must be a number of characters, not {value!r}")
+    return value

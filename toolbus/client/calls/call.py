@@ -18,7 +18,8 @@ from toolbus.client.calls.refusals import refusal_of
 from toolbus.client.confirmations.grant import Grant
 from toolbus.envelope import Frame, Request
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
-from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
+from toolbus.options import characters
+from toolbus.results import ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
 
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
@@ -196,7 +197,7 @@ class Call(msgspec.Struct, eq=False):
         Raises:
             ConfigurationError: ``position`` is no number of characters.
         """
-        self._skip = _characters(position)
+        self._skip = characters(position, "resume_from")
 
     def feed(self, frame: Frame, now: float) -> None:
         """Process a frame of this call, which arrived at ``now`` (monotonic seconds)."""
@@ -395,9 +396,3 @@ def result_of_frame(frame: Frame, call: str, ms: float) -> ToolResult:
     if not output:
         output = "" if error is None and frame.data is None else None
     return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms))
-
-
-def _characters(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigurationError(f"resume_from must be a number of characters, not {value!r}")
-    return value

@@ -197,7 +197,6 @@ class Run(msgspec.Struct, eq=False):
     def _leave(self) -> None:
         """Free the slot, once. As a callback of the task's it took a further turn of the loop, and 4 % of a worker's time."""
         if self.state is not _ENDED:
-            # Every state may be followed by this one.
             self.state = _ENDED
             self.context.ended(self)
             # These refer to this run: rings that only the garbage collector finds, for 12 % of a worker's time.
