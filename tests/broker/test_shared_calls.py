@@ -63,7 +63,7 @@ def test_a_shared_call_is_published_under_its_key(effect: str, server: str) -> N
     [(call, digest, agent, limit, left, *rest)] = calling.link.args("share")
     assert (call, digest, agent, limit) == ("call-1-0", work_digest(sent), "agent", 10)
     assert 25_000 < left <= 30_000
-    assert rest == [b"document", 60_000, server, KEYS.prefix]
+    assert rest == [b"document", 60_000, server, KEYS.prefix, KEYS.wake("pool")]
     assert calling.link.options == [(True, effect == "once")]
     assert calling.asked == [effect == "once"]
 
@@ -199,7 +199,6 @@ def test_who_joined_a_call_that_never_began_publishes_it_as_before(sure: bool) -
         ending(None),
         ending(ErrorInfo("tool_error", "not_begun")),
         ending(ErrorInfo("cancelled")),
-        ending(attempt=2),
         ending(end_of_stream=False),
         Frame("first", "run"),
     ],

@@ -163,9 +163,9 @@ async def test_hostile_changes_of_the_registry_are_left_out(canary: Canary) -> N
 
 
 async def test_a_bad_entry_costs_one_line(canary: Canary) -> None:
-    """An entry of tens of thousands of bad frames is one line, with their number."""
+    """An entry of tens of thousands of bad frames is one line, and only a thousand of them are looked at."""
     canary.client.xadd(canary.keys.replies(canary.bus.agent), {"f": b"[" + b",".join([b"0"] * 50_000) + b"]"})
-    await eventually(lambda: canary.bus.statistics()["malformed"] == 50_000)
+    await eventually(lambda: canary.bus.statistics()["malformed"] == 1_000)
     await canary.sings()
     assert canary.said()["frame.malformed"] == 1
 
