@@ -92,7 +92,7 @@ async def test_one_read_brings_replies_shared_calls_and_changes() -> None:
     answer = {replies: [[b"8-1", frames("one", "two")], [b"8-2", [b"o", b"1"]]], b"call": [[b"4-0", frames("three")]], log: [[b"1-0", []]]}
     expected = [["one", "two"], [], ("passed", b"call", b"4-0"), ["three"], ("log", 1)]
     assert await reading.read(answer) == expected
-    assert reading.blocking.args("XREAD") == [("COUNT", 512, "BLOCK", 2000, "STREAMS", replies, log, b"call", b"0", b"7-0", b"3-0")]
+    assert reading.blocking.args("XREAD") == [("COUNT", 512, "BLOCK", 2000, "STREAMS", replies, log, b"call", b"0-0", b"7-0", b"3-0")]
     assert reading.blocking.args("XTRIM") == [(KEYS.replies("agent"), "MINID", b"8-3")]
     assert reading.reader.frames == 3
     await reading.read(None)
@@ -151,5 +151,5 @@ async def test_after_a_gap_replies_are_read_from_their_start(missing: int) -> No
     reading.reader.listened(missing)
     assert reading.said.count("lost") == 2 * missing
     await reading.read(None)
-    assert reading.blocking.args("XREAD")[-1][7] == b"0"
-    assert reading.link.args("listen") == [(15_000,)]
+    assert reading.blocking.args("XREAD")[-1][7] == b"0-0"
+    assert reading.link.args("listen") == [(15_000, b"0-0")]
