@@ -151,6 +151,16 @@ class ReplyReader:
         if reply in (_MISSING, _USED_UP):
             self._listener.on_replies_lost()
 
+    async def compare(self) -> None:
+        """Have the registry loaded before the next read if its log does not tell of what its tables hold.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        if not self.resync and await self._follower.lags():
+            telemetry.log.warning("registry.out_of_step", key=self._log.decode())
+            self.resync = True
+
     async def load(self) -> None:
         """Load the registry's snapshot.
 
