@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from toolbus.encoding import whole_text
 from toolbus.results import ConfigurationError
 
 # Event loops and servers refuse infinity as a time.
@@ -20,6 +21,8 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 PREFIX = "TOOLBUS_"
 # Settings whose values are words, in upper or lower case.
 _WORDS = frozenset({"log_level", "log_format"})
+# Files may have names of any bytes; other texts are sent.
+_FILES = frozenset({"password_file", "tls_ca", "tls_cert", "tls_key"})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
         variables = {} if base is not None else os.environ if environ is None else environ
         for name, (value, source) in _given(variables, arguments).items():
+            if isinstance(value, str) and name not in _FILES and whole_text(value) != value:
+                raise ConfigurationError(f"{source} is wrong: its text is not UTF-8")
             try:
                 read = value.lower() if name in _WORDS and isinstance(value, str) else value
                 values[name] = msgspec.convert(read, cls._types()[name], strict=False)

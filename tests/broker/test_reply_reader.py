@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
+from toolbus.broker.registry.registry import RegistryFollower
 from toolbus.broker.replies.reader import ReplyReader
 from toolbus.broker.transport.command import ReplyError
 from toolbus.envelope import Frame, encode, join_frames
@@ -92,7 +93,7 @@ async def test_one_read_brings_replies_shared_calls_and_changes() -> None:
     answer = {replies: [[b"8-1", frames("one", "two")], [b"8-2", [b"o", b"1"]]], b"call": [[b"4-0", frames("three")]], log: [[b"1-0", []]]}
     expected = [["one", "two"], [], ("passed", b"call", b"4-0"), ["three"], ("log", 1)]
     assert await reading.read(answer) == expected
-    assert reading.blocking.args("XREAD") == [("COUNT", 512, "BLOCK", 2000, "STREAMS", replies, log, b"call", b"0", b"7-0", b"3-0")]
+    assert reading.blocking.args("XREAD") == [("COUNT", 512, "BLOCK", 2000, "STREAMS", replies, log, b"call", b"0-0", b"7-0", b"3-0")]
     assert reading.blocking.args("XTRIM") == [(KEYS.replies("agent"), "MINID", b"8-3")]
     assert reading.reader.frames == 3
     await reading.read(None)
@@ -151,5 +152,60 @@ async def test_after_a_gap_replies_are_read_from_their_start(missing: int) -> No
     reading.reader.listened(missing)
     assert reading.said.count("lost") == 2 * missing
     await reading.read(None)
-    assert reading.blocking.args("XREAD")[-1][7] == b"0"
-    assert reading.link.args("listen") == [(15_000,)]
+    assert reading.blocking.args("XREAD")[-1][7] == b"0-0"
+    assert reading.link.args("listen") == [(15_000, b"0-0")]
+
+
+class Following:
+    """A registry follower whose server has the token that the test says; it is its own listener."""
+
+    def __init__(self) -> None:
+        self.link = FakeLink()
+        self.token: bytes | None = b"t1"
+        self.meanwhile: list[Any] = []
+        self.follower = RegistryFollower(cast("Any", self.link), KEYS, cast("Any", self))
+        self.link.answers |= {"XREVRANGE": [[b"1-0", []]], "HSCAN": [b"0", []], "HGET": self._asked}
+
+    def on_registry(self, services: Any, items: Any) -> None:
+        """Take nothing in."""
+
+    def brings(self, entry: bytes, token: bytes, before: bytes) -> bool:
+        """Read one entry of the log; return whether it fits."""
+        return self.follower.apply([(entry, [b"op", b"", b"token", token, b"prev", before])])
+
+    def _asked(self, keys: Any, args: Any) -> bytes | None:
+        for entry, token, before in self.meanwhile:
+            assert self.brings(entry, token, before)
+        self.meanwhile.clear()
+        return self.token
+
+
+async def test_a_follower_lags_when_a_change_is_not_told_between_two_looks() -> None:
+    """An entry that is on its way gets as long, and entries that come during a look are looked at the next time."""
+    following = Following()
+    await following.follower.load()
+    assert not await following.follower.lags()
+    following.token = b"t2"
+    assert [await following.follower.lags() for _ in range(4)] == [False, True, False, True]
+    assert following.brings(b"2-0", b"t2", b"t1")
+    assert not await following.follower.lags()
+    # Changes come faster than looks.
+    for number in range(3, 9):
+        following.token = b"t%d" % number
+        assert not await following.follower.lags()
+        assert following.brings(b"%d-0" % number, following.token, b"t%d" % (number - 1))
+    following.token = b"t9"
+    assert not await following.follower.lags()
+    following.meanwhile = [(b"9-0", b"forged", b"t8")]
+    assert [await following.follower.lags() for _ in range(2)] == [False, True]
+    await following.follower.load()
+    assert not await following.follower.lags()
+    assert following.brings(b"10-0", b"t10", b"t9"), "changes go on behind the token of the tables"
+
+
+async def test_a_follower_does_not_lag_behind_tables_without_a_token() -> None:
+    """The token comes with the next change."""
+    following = Following()
+    await following.follower.load()
+    following.token = None
+    assert not any([await following.follower.lags() for _ in range(3)])

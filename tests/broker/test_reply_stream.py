@@ -89,12 +89,35 @@ def test_frames_for_a_stream_that_is_gone_make_it_anew(script_place: ScriptPlace
     assert 0 < client.pttl(replies) <= 5_000
 
 
+def test_a_stream_that_nobody_could_hear_is_told_from_others(script_place: ScriptPlace) -> None:
+    """A stream that is missing or has no ids left is made anew; one that ends before what was read is left to be read again."""
+    replies, client = script_place.keys.replies("agent"), script_place.redis
+
+    def listen(*read: str) -> Any:
+        return client.eval(scripts.LISTEN.source, 1, replies, 15_000, *read)
+
+    assert (listen(), listen(), listen("0-0")) == (1, 0, 0)
+    [(first, _)] = client.xrange(replies)
+    behind = first.decode().partition("-")[0] + "-18446744073709551615"
+    assert (listen(first.decode()), listen(behind)) == (0, 3)
+    assert client.xlen(replies) == 1
+    client.xadd(replies, {"f": "[]"}, id="99999999999999-1")
+    assert (listen(behind), listen("99999999999999-1"), listen("99999999999999-2")) == (0, 0, 3)
+    for left in (0, 1):
+        last = client.xadd(replies, {"f": "[]"}, id="9999999999999999-0")
+        client.xtrim(replies, maxlen=left, approximate=False)
+        assert listen(last.decode()) == 2
+        assert [fields for _, fields in client.xrange(replies)] == [{b"o": b"1"}]
+        assert 0 < client.pttl(replies) <= 15_000
+
+
 def test_what_is_no_reply_stream_is_gone(server: str, namespace: str) -> None:
     """A key of another type is left to who mends keys."""
     replies = Keys(namespace).replies("agent")
     with redis.Redis.from_url(server) as client:
         client.set(replies, "x", ex=60)
         assert client.eval(scripts.SEND.source, 1, Keys(namespace).live, replies, "[1]") == [1]
+        assert client.eval(scripts.LISTEN.source, 1, replies, 15_000) == 0
         assert client.get(replies) == b"x"
 
 

@@ -100,12 +100,12 @@ class AgentSteps:
         self.links.keep("replies", reader.keep)
 
     async def turn(self, *, once_a_lease: bool) -> None:
-        """Ask the server about itself; ``once_a_lease`` also sweep the registry.
+        """Ask the server about itself, and whether the registry is followed; ``once_a_lease`` also sweep the registry.
 
         Raises:
             BrokerError: the server could not be asked.
         """
-        await asyncio.gather(tell_time(self.link, self._clock), self._check_server())
+        await asyncio.gather(tell_time(self.link, self._clock), self._check_server(), self.reader.compare())
         if once_a_lease and self._clock.trusted:
             await self.registry.sweep(self._clock)
 

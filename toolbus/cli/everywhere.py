@@ -1,10 +1,13 @@
-"""The options that every command takes, before its name or after it."""
+"""Rules for the parameters of every command: the common options, before its name or after it, and texts that can be sent."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
+
+from toolbus.encoding import whole_text
 
 _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
 _FORMATS = click.Choice(["auto", "text", "json"], case_sensitive=False)
@@ -17,13 +20,27 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
+class _Text(click.types.StringParamType):
+    """A text that can be sent; Python passes bytes that are not UTF-8 as characters that can't."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text, or fail with a usage error, which does not show it: it may be a password."""
+        text = super().convert(value, param, ctx)
+        return text if whole_text(text) == text else self.fail("its text is not UTF-8", param, ctx)
+
+
+_TEXT = _Text()
+
+
 def options() -> list[click.Parameter]:
     """Return the options for the main command."""
-    return [click.Option([*names], **about) for names, about in _OPTIONS.values()]
+    made: list[click.Parameter] = [click.Option([*names], **about) for names, about in _OPTIONS.values()]
+    _check_texts(made)
+    return made
 
 
 def accepting(command: click.Command) -> click.Command:
-    """Let a command, and those of its group, take the options too; one after the name replaces one before it."""
+    """Let a command, and those of its group, take the options too, where one after the name replaces one before it; check its texts."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -35,7 +52,15 @@ def accepting(command: click.Command) -> click.Command:
     for name, (names, about) in _OPTIONS.items():
         if taken.isdisjoint(names):
             command.params.append(click.Option([*names, name], **about, hidden=True, expose_value=False, callback=_keep))
+    _check_texts(command.params)
     return command
+
+
+def _check_texts(params: Iterable[click.Parameter]) -> None:
+    for param in params:
+        # Files may have names of any bytes, and are of another type.
+        if type(param.type) is click.types.StringParamType:
+            param.type = _TEXT
 
 
 def _keep(context: click.Context, param: click.Parameter, value: Any) -> None:

@@ -62,6 +62,7 @@ EVENTS: Mapping[str, str] = {
     "open.interrupted": "the server answered and could then not be reached while a process started; it is tried again",
     "observer.failed": "an observer of executions raised; the traceback follows",
     "project.unreadable": "a pyproject.toml can't be read, so the owner of the modules below it is not taken from it",
+    "registry.out_of_step": "the registry's log did not tell of what its tables hold; the tables are read anew",
     "registry.unreadable": "a service's entry in the registry can't be read and is left out",
     "replies.read_failed": "the reply stream could not be read; it is read again",
     "request.buried": "a request was stored as a dead letter",

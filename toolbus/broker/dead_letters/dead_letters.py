@@ -20,8 +20,7 @@ _PAGE = 256
 _MOST_ERROR = 8_000
 _LAST_SECOND = 253_402_300_799
 
-is_letter_id = re.compile(r"\d{1,20}-\d{1,20}").fullmatch
-"""Match a text that can be the id of a dead letter."""
+_LETTER_ID = re.compile("([0-9]{1,20})-([0-9]{1,20})")
 
 
 class DeadLetter(NamedTuple):
@@ -171,6 +170,12 @@ def _queue(key: bytes, prefix: bytes) -> str:
     except EnvelopeError as error:
         skip(shown(key), error)
         return ""
+
+
+def is_letter_id(value: str) -> bool:
+    """Return whether a text can be the id of a dead letter: two numbers of 64 bits each."""
+    found = _LETTER_ID.fullmatch(value)
+    return found is not None and all(int(part) < 2**64 for part in found.groups())
 
 
 def _checked(letter: str) -> str:

@@ -212,19 +212,40 @@ class RegistryFollower:
         self._keys = keys
         self._listener = listener
         self._token: bytes | None = None
+        # The tables' token, while no entry of the log has had it.
+        self._unread: bytes | None = None
         self.position: bytes = b"0"
 
     async def load(self) -> None:
         """Load a fresh snapshot, in bounded parts that never block the server for long."""
         # The position is read first: a change during the scan is read twice rather than missed.
-        newest = await self._link.execute("XREVRANGE", self._keys.log, "+", "-", "COUNT", 1, repeatable=True)
+        newest, self._token = await asyncio.gather(
+            self._link.execute("XREVRANGE", self._keys.log, "+", "-", "COUNT", 1, repeatable=True), self._current()
+        )
         if newest and uses_up(newest[0][0]):
             # Entries that are added to a log that was made anew would stand before our position.
             skip(self._keys.log, "the id of an entry leaves no room for others; the log is made anew", field=newest[0][0])
             await self._link.execute("DEL", self._keys.log, repeatable=True)
             newest = []
-        self.position, self._token = (newest[0][0], fields_of(newest[0][1]).get(b"token")) if newest else (b"0", None)
+        self.position, self._unread = newest[0][0] if newest else b"0", None
         self._listener.on_registry(await read_services(self._link, self._keys), await read_items(self._link, self._keys))
+
+    async def lags(self) -> bool:
+        """Return whether the tables had changed when this was asked last, and no entry has told of it since.
+
+        A forged entry, or one with a lower id than the last that was read, leaves the listener without the changes behind it.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        read = self._token
+        current = await self._current()
+        if self._token != read:
+            # Entries came meanwhile, maybe the one that is looked for.
+            return False
+        lags = self._unread is not None and current != read
+        self._unread = None if lags or current == read else current
+        return lags
 
     def apply(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
         """Apply log entries; False when one is missing before them."""
@@ -234,11 +255,17 @@ class RegistryFollower:
             if uses_up(entry) or (self._token is not None and before != self._token):
                 return False
             self.position, self._token = entry, fields.get(b"token")
+            if self._token == self._unread:
+                self._unread = None
             try:
                 self._change(fields)
             except EnvelopeError as error:
                 skip(self._keys.log, error, field=fields.get(b"op", b""))
         return True
+
+    async def _current(self) -> bytes | None:
+        found: bytes | None = await self._link.execute("HGET", self._keys.meta, "token", repeatable=True)
+        return found
 
     def _change(self, fields: dict[bytes, bytes]) -> None:
         op, key = fields.get(b"op", b""), text(fields.get(b"key", b""))

@@ -28,6 +28,9 @@ _LEAST_TTL = 15.0
 _RENEWALS = 5
 # The first entry of a stream that a worker made anew.
 _LOST = [b"o", b"lost"]
+_FROM_START = b"0-0"
+# What listen.lua says of the stream that it found.
+_MISSING, _USED_UP, _OTHER = 1, 2, 3
 
 
 class ReplyReader:
@@ -64,7 +67,7 @@ class ReplyReader:
         self._confirmations = confirmations
         self._follower = follower
         self._log = keys.log.encode()
-        self._position = b"0"
+        self._position = _FROM_START
         # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
         self._entry_limit = entry_limit(settings.max_frame)
         # Workers stop the calls of an agent that does not renew its stream for this long, and look three times a lease: it is over after
@@ -119,7 +122,7 @@ class ReplyReader:
         self._link.send(("XADD", self.key, "NOMKSTREAM", "*", "o", "1"), repeatable=True)
 
     async def keep(self) -> None:
-        """Renew the reply stream until cancelled; one that is gone is made anew."""
+        """Renew the reply stream until cancelled; one that is gone, or takes no more entries, is made anew."""
         while True:
             await asyncio.sleep(self._renew_every)
             try:
@@ -129,17 +132,34 @@ class ReplyReader:
                 telemetry.log.warning("upkeep.failed", error=str(error))
 
     async def listen(self) -> bool:
-        """Make the reply stream; return whether there was none.
+        """Make the reply stream, or renew it; return whether replies may be lost, since there was none or another one.
 
         Raises:
             BrokerError: the server could not be asked.
         """
-        return bool(await self._link.execute_script(scripts.LISTEN, (self.key,), (self.ttl_ms,), repeatable=True))
+        found = await self._link.execute_script(scripts.LISTEN, (self.key,), (self.ttl_ms, self._position), repeatable=True)
+        if found == _USED_UP:
+            skip(self.key, "its ids leave no room for entries; the stream is made anew")
+        elif found == _OTHER:
+            skip(self.key, "it ends before the entry that was read last; it is read from its start", field=self._position)
+        if found:
+            self._position = _FROM_START
+        return bool(found)
 
     def listened(self, reply: Reply) -> None:
         """Take in the answer of a script that made the reply stream at the begin of a connection."""
-        if reply == 1:
+        if reply in (_MISSING, _USED_UP):
             self._listener.on_replies_lost()
+
+    async def compare(self) -> None:
+        """Have the registry loaded before the next read if its log does not tell of what its tables hold.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        if not self.resync and await self._follower.lags():
+            telemetry.log.warning("registry.out_of_step", key=self._log.decode())
+            self.resync = True
 
     async def load(self) -> None:
         """Load the registry's snapshot.
@@ -160,10 +180,10 @@ class ReplyReader:
     async def _resynchronise(self) -> None:
         """Read the replies from their start and load a fresh snapshot, after a reconnect or a gap."""
         self.resync = False
+        self._position = _FROM_START
         try:
             if await self.listen():
                 self._listener.on_replies_lost()
-            self._position = b"0"
             await self.load()
         except BrokerError as error:
             telemetry.log.warning("agent.resync_failed", error=str(error))
@@ -186,6 +206,7 @@ class ReplyReader:
 
     async def _make_anew(self) -> None:
         skip(self.key, "the id of an entry leaves no room for others; the stream is made anew", field=self._position)
+        self._position = _FROM_START
         # In one write: workers that find no stream take the agent for dead.
         await asyncio.gather(self._link.execute("DEL", self.key, repeatable=True), self.listen())
         self._listener.on_replies_lost()

@@ -14,10 +14,11 @@ from typing import Any
 import hiredis
 
 from toolbus import telemetry
+from toolbus.broker.reading import shown
 from toolbus.broker.scripts import Script
 from toolbus.broker.transport.command import Command, OnReply, Reply, ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
-from toolbus.results import BrokerError, BrokerUnavailable
+from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError
 
 # Its stub says "a tuple of one"; it takes a tuple of any length.
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
@@ -73,8 +74,15 @@ class Wire(asyncio.Protocol):
         return self._loop.time() - self._heard if self._unanswered else 0.0
 
     def send(self, args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False, same_server: bool = False) -> None:
-        """Queue a command for the end of this tick. Never waits, never raises for the server's sake."""
-        packed = pack(args)
+        """Queue a command for the end of this tick. Never waits, never raises for the server's sake.
+
+        Raises:
+            ConfigurationError: a word has characters that UTF-8 can't express.
+        """
+        try:
+            packed = pack(args)
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"{shown(error.object)!r} can't be sent: its text is not UTF-8") from None
         self._unsent_bytes += len(packed)
         if self._closing or self._unsent_bytes > self._limit:
             self._unsent_bytes -= len(packed)
