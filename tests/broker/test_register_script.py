@@ -41,6 +41,13 @@ class Registry:
         answer: list[Any] = self.redis.eval(scripts.REGISTER.source, len(tables), *tables, *common, *args)
         return answer
 
+    def unregister(self, *members: str) -> None:
+        """Take instances of services on their own queues out."""
+        keys, services = self.keys, [member.partition("/")[0] for member in members]
+        own = [key for name in services for key in (keys.instances(name), keys.queue(name), keys.fence(name), keys.cancelled(name))]
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
+        self.redis.eval(scripts.UNREGISTER.source, len(tables), *tables, keys.prefix, "out", 60_000, COOLDOWN, *members)
+
     def now(self) -> int:
         """The server's time in milliseconds."""
         seconds, micros = self.redis.time()
@@ -225,6 +232,47 @@ def test_tools_that_no_worker_serves_any_more_are_given_up(registry: Registry) -
     assert not registry.redis.hexists(registry.keys.instances("pool"), "d:d1")
     assert not registry.redis.hexists(registry.keys.instances("pool"), "n:d1")
     assert registry.redis.hget(registry.keys.instances("pool"), "current") == b"d2"
+
+
+@pytest.mark.parametrize("document", ['{"service":{"id":"pool"},"tools":[],"owner":"pool","digest":"evil"}', b"\xff\x00{junk"])
+def test_an_instance_without_a_lease_counts_as_gone(registry: Registry, document: str | bytes) -> None:
+    """Nothing would ever sweep it out, so the next registration does, with the publication and the names that it alone had."""
+    registry.register("echo")
+    table = registry.keys.instances("pool")
+    registry.redis.hset(table, mapping={"i:ghost": "999999999999:evil", "d:evil": document, "n:evil": "echo\nsing"})
+    registry.hold("t:sing", "owner", "pool")
+    registry.register("echo", instance="second")
+    assert registry.redis.hget(registry.keys.services, "pool") == b"+{1}"
+    fields = {b"owner", b"queue", b"scale_to_zero", b"current", b"i:mine", b"i:second", b"d:d1", b"n:d1"}
+    assert set(registry.redis.hkeys(table)) == fields
+    assert registry.name("t:echo")[2] == 0
+    assert registry.name("t:sing")[2] > registry.now(), "it is given up, as by a worker that leaves"
+
+
+def test_a_publication_without_names_goes_with_its_last_instance(registry: Registry) -> None:
+    """Though nothing says which tools it had."""
+    registry.redis.hset(registry.keys.instances("pool"), mapping={"i:ghost": "9:evil", "d:evil": "{}", "d:other": "{}"})
+    registry.register()
+    assert not {b"d:evil", b"d:other"} & set(registry.redis.hkeys(registry.keys.instances("pool")))
+
+
+def test_a_service_ends_with_its_last_living_instance(registry: Registry) -> None:
+    """One without a lease does not keep it listed."""
+    registry.register()
+    registry.redis.hset(registry.keys.instances("pool"), "i:ghost", "9:d1")
+    registry.unregister("pool/mine")
+    assert not registry.redis.exists(registry.keys.services, registry.keys.instances("pool"))
+
+
+def test_instances_that_lost_their_leases_come_back(registry: Registry) -> None:
+    """A worker whose lease was lost with the others' registers again, and its publication has its place in the order of starts."""
+    registry.register()
+    registry.register(instance="second", digest="d2", document="{2}")
+    registry.redis.delete(registry.keys.live)
+    registry.register(start=1)
+    registry.register(instance="second", digest="d2", document="{2}", start=2)
+    assert registry.redis.hget(registry.keys.services, "pool") == b"+{2}"
+    assert {b"i:mine", b"i:second"} <= set(registry.redis.hkeys(registry.keys.instances("pool")))
 
 
 def test_a_name_is_free_from_the_end_of_its_cooldown_on_fakeredis(monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:

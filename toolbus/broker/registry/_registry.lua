@@ -56,11 +56,11 @@ local function settle(service, own)
   for field, value in pairs(fields) do
     if field:sub(1, 2) == 'i:' then
       local start, digest = value:match('^(%d+):(.*)$')
-      if digest and fields['d:' .. digest] then
+      if digest and fields['d:' .. digest] and redis.call('ZSCORE', live, service .. '/' .. field:sub(3)) then
         served[digest] = true
         if tonumber(start) > newest then newest, current = tonumber(start), digest end
       else
-        -- Its worker registers again when it next looks.
+        -- Without a lease nothing would ever sweep it out. Its worker, if there is one, registers again when it next looks.
         redis.call('HDEL', key, field)
       end
     end
@@ -73,9 +73,9 @@ local function settle(service, own)
     for name in (fields['n:' .. digest] or ''):gmatch('[^\n]+') do kept[name] = true end
   end
   for field, value in pairs(fields) do
-    local digest = field:match('^n:(.*)$')
+    local digest = field:match('^[nd]:(.*)$')
     if digest and not served[digest] and (current or not sleeps) then
-      for name in value:gmatch('[^\n]+') do
+      for name in (field:sub(1, 1) == 'n' and value or ''):gmatch('[^\n]+') do
         if not kept[name] then release('t:' .. name, fields.owner or '', service) end
       end
       redis.call('HDEL', key, 'n:' .. digest, 'd:' .. digest)
