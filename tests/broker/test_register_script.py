@@ -48,6 +48,15 @@ class Registry:
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
         self.redis.eval(scripts.UNREGISTER.source, len(tables), *tables, keys.prefix, "out", 60_000, COOLDOWN, *members)
 
+    def sweep(self, *members: str) -> int:
+        """Sweep members of services on their own queues; how many are out."""
+        keys, services, now = self.keys, [member.partition("/")[0] for member in members], self.now()
+        own = [key for name in services for key in (keys.instances(name), keys.queue(name), keys.fence(name), keys.cancelled(name))]
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
+        common = (keys.prefix, "out", 60_000, COOLDOWN, now, 9_000, 3_600_000)
+        dropped: Any = self.redis.eval(scripts.SWEEP.source, len(tables), *tables, *common, *members)
+        return int(dropped)
+
     def now(self) -> int:
         """The server's time in milliseconds."""
         seconds, micros = self.redis.time()
@@ -262,6 +271,25 @@ def test_a_service_ends_with_its_last_living_instance(registry: Registry) -> Non
     registry.redis.hset(registry.keys.instances("pool"), "i:ghost", "9:d1")
     registry.unregister("pool/mine")
     assert not registry.redis.exists(registry.keys.services, registry.keys.instances("pool"))
+
+
+def test_a_service_without_a_queue_of_its_own_is_swept(registry: Registry) -> None:
+    """A queue without a name is the service's, as for those who look up the keys."""
+    registry.redis.hset(registry.keys.instances("pool"), mapping={"i:mine": "1:d1", "queue": ""})
+    registry.redis.zadd(registry.keys.live, {"pool/mine": 1, "other/mine": 1})
+    registry.hold("q:pool", "", "pool")
+    assert registry.sweep("pool/mine", "other/mine") == 2
+    assert not registry.redis.exists(registry.keys.live, registry.keys.instances("pool"))
+    assert registry.name("q:pool")[2] > registry.now()
+
+
+@pytest.mark.parametrize(("ahead", "stays"), [(7_100_000, True), (7_300_000, False), (float("inf"), False), (float("-inf"), False)])
+def test_a_lease_that_no_worker_can_have_has_ended(registry: Registry, ahead: float, stays: bool) -> None:
+    """Twice the longest lease from now is later than any beat sets it, and one without an end would stay for good."""
+    registry.register()
+    registry.redis.zadd(registry.keys.live, {"pool/mine": registry.now() + ahead})
+    assert registry.sweep("pool/mine") == (not stays)
+    assert registry.redis.hexists(registry.keys.services, "pool") is stays
 
 
 def test_instances_that_lost_their_leases_come_back(registry: Registry) -> None:

@@ -28,12 +28,13 @@ from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
 from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError
-from toolbus.settings import Settings
+from toolbus.settings import LONGEST_LEASE, Settings
 
 TTL = 30 * 86_400
 """Seconds that the tables outlive the last process that beats or sweeps; static descriptors stay for good."""
 
 _SWEEP_LIMIT = 64
+_LONGEST_LEASE = int(LONGEST_LEASE * 1000)
 # How the table of names begins those of each kind.
 _FIELDS = {"tool": "t:", "tool-service": "s:", "queue": "q:"}
 
@@ -54,6 +55,8 @@ class RedisRegistry:
         self._replication = replication
         self._keys = keys
         self._settings = settings
+        # How many of the members with the oldest leases the next sweep leaves out.
+        self._passed = 0
 
     async def register(self, publication: Publication, instance: str, start: int) -> RegisterAnswer:
         """Publish for one instance; ``start`` is an earlier answer's, or 0 at a process start.
@@ -101,11 +104,27 @@ class RedisRegistry:
         await self._run(scripts.UNREGISTER, await self._keys_of_all(encoded), *encoded)
 
     async def sweep(self, clock: ServerClock) -> None:
-        """Drop instances whose lease has ended, unless the server's clock is not what ``clock`` expects."""
+        """Drop instances whose lease has ended, or ends later than any can, unless the server's clock is not what ``clock`` expects."""
         now = int(clock.server_ms())
-        ended = await self._link.execute("ZRANGE", self._keys.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, _SWEEP_LIMIT, repeatable=True)
-        if int(await self._run(scripts.SWEEP, await self._keys_of_all(ended), now, int(self._settings.lease * 1000), *ended)) < 0:
+        ended, endless = await asyncio.gather(
+            self._members("-inf", f"({now}", self._passed), self._members(f"({now + 2 * _LONGEST_LEASE}", "+inf", 0)
+        )
+        # Members that could not be removed, or for which the script failed, must not hide those after them.
+        full = len(ended) == _SWEEP_LIMIT
+        self._passed = self._passed + len(ended) if full else 0
+        members = [*ended, *endless]
+        keys = await self._keys_of_all(members)
+        removed = int(await self._run(scripts.SWEEP, keys, now, int(self._settings.lease * 1000), _LONGEST_LEASE, *members))
+        if removed < 0:
             clock.distrust()
+        elif full:
+            self._passed = max(self._passed - removed, 0)
+
+    async def _members(self, least: str, most: str, after: int) -> list[bytes]:
+        """Return a bounded number of live members with a score in a range, but for the first ones."""
+        command = ("ZRANGE", self._keys.live, least, most, "BYSCORE", "LIMIT", after, _SWEEP_LIMIT)
+        found: list[bytes] = await self._link.execute(*command, repeatable=True)
+        return found
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a static descriptor; with an ``owner``, who alone may then change it.
