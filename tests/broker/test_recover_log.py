@@ -150,7 +150,7 @@ async def test_a_registration_that_was_lost_is_told(
     registering: Registering, observed: Observed, answer: Any, event: dict[str, Any]
 ) -> None:
     """A refusal is an error, since it lasts: its text names the owner."""
-    registering.bench.link.answers["register"] = lambda keys, args: answer
+    registering.bench.link.answers |= {"register": lambda keys, args: answer, "HMGET": [None], "TIME": [b"1", b"0"]}
     await registering.registration.register_again(["pool"])
     [told] = observed.events
     if event["event"] == "service.refused":

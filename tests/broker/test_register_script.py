@@ -31,11 +31,13 @@ class Registry:
         sleeps: int = 0,
         queue: str = "",
         start: int = 0,
+        holders: tuple[str, ...] = (),
     ) -> list[Any]:
-        """Register; the script's answer."""
+        """Register; the script's answer. It is given the tables of the services ``holders``."""
         keys, queue = self.keys, queue or service
         own = (keys.instances(service), keys.queue(queue), keys.fence(queue), keys.cancelled(queue))
-        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
+        holding = (keys.instances(holder) for holder in holders)
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own, *holding)
         common = (keys.prefix, random, 60_000, COOLDOWN)
         args = (service, instance, owner, digest, document, 9_000, random, sleeps, queue, start, *tools)
         answer: list[Any] = self.redis.eval(scripts.REGISTER.source, len(tables), *tables, *common, *args)
@@ -241,6 +243,26 @@ def test_tools_that_no_worker_serves_any_more_are_given_up(registry: Registry) -
     assert not registry.redis.hexists(registry.keys.instances("pool"), "d:d1")
     assert not registry.redis.hexists(registry.keys.instances("pool"), "n:d1")
     assert registry.redis.hget(registry.keys.instances("pool"), "current") == b"d2"
+
+
+@pytest.mark.parametrize("field", ["s:pool", "q:pool", "t:echo"])
+@pytest.mark.parametrize("owner", ["evil", "owner"])
+def test_a_name_that_is_held_for_no_service_is_free(registry: Registry, field: str, owner: str) -> None:
+    """A service with a row or a table holds its names, and nobody would ever give up those of one that does not exist."""
+    registry.hold(field, owner, "nosuch")
+    for key, name in ((registry.keys.services, "nosuch"), (registry.keys.instances("nosuch"), "owner")):
+        registry.redis.hset(key, name, "-{}")
+        assert registry.register("echo", holders=("nosuch",))[0] == b"refused"
+        registry.redis.delete(key)
+    assert registry.register("echo")[0] == b"refused", "the script can't look at tables that it was not given"
+    assert registry.register("echo", holders=("other", "nosuch"))[0] == b"ok"
+    assert registry.name(field) == ("owner", "pool", 0)
+
+
+def test_a_cooldown_holds_after_its_service(registry: Registry) -> None:
+    """A name that was given up stays its owner's for a while, though no service has it."""
+    registry.hold("t:echo", "another", "nosuch", registry.now() + 10_000)
+    assert registry.register("echo", holders=("nosuch",)) == [b"refused", b"tool/echo", b"another"]
 
 
 @pytest.mark.parametrize("document", ['{"service":{"id":"pool"},"tools":[],"owner":"pool","digest":"evil"}', b"\xff\x00{junk"])

@@ -136,6 +136,12 @@ class Scene:
             Run(scripts.DISOWN, owners, ("mine",)),
             Run(scripts.PASS_ON, (queue,), ("mine", wake, "pool", 10)),
             Run(scripts.REGISTER, service, (*common, "pool", "mine", "owner", "dg2", "{}", 1000, "new", 0, "pool", 0, "tool")),
+            Run(
+                scripts.REGISTER,
+                (*service, keys.instances("gone")),
+                (*common, "pool", "mine", "owner", "dg2", "{}", 1000, "new", 0, "pool", 0, "tool"),
+                (("HSET", keys.names, "t:tool", "evil\ngone\n0"),),
+            ),
             Run(scripts.UNREGISTER, service, (*common, "pool/mine")),
             Run(scripts.UNREGISTER, service, (*common, "pool/mine"), last),
             Run(scripts.SWEEP, service, ended),

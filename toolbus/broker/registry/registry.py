@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ _SWEEP_LIMIT = 64
 _LONGEST_LEASE = int(LONGEST_LEASE * 1000)
 # How the table of names begins those of each kind.
 _FIELDS = {"tool": "t:", "tool-service": "s:", "queue": "q:"}
+# The record of a name that a service holds: its owner, the service, and no end of a cooldown.
+_HELD = re.compile(rb"[^\n]*\n(.+)\n0+", re.DOTALL)
 
 
 class RegisterAnswer(NamedTuple):
@@ -65,9 +68,8 @@ class RedisRegistry:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
         service = publication.service
-        reply = await self._run(
-            scripts.REGISTER,
-            self._keys_of(service.id, service.queue),
+        keys = self._keys_of(service.id, service.queue)
+        args = (
             service.id,
             instance,
             publication.owner,
@@ -80,6 +82,10 @@ class RedisRegistry:
             start,
             *(tool.name for tool in publication.tools),
         )
+        reply = await self._run(scripts.REGISTER, keys, *args)
+        if reply[0] == b"refused" and (holders := await self._holders(name.decode() for name in reply[1::2])):
+            # Names may be held for services that do not exist, which the script tells by the keys that it is given.
+            reply = await self._run(scripts.REGISTER, [*keys, *holders], *args)
         if reply[0] == b"refused":
             # An owner that can't be read is one all the same.
             names = {name.decode(): shown(owner) for name, owner in zip(reply[1::2], reply[2::2], strict=True)}
@@ -153,13 +159,20 @@ class RedisRegistry:
         """Free a self-published name for another owner; False when it was free."""
         return int(await self._run(scripts.TRANSFER, (), key)) > 0
 
+    async def _holders(self, names: Iterable[str]) -> list[bytes]:
+        """Return the keys of the tables of the services for which names are held."""
+        found = (_HELD.fullmatch(record or b"") for record in await self._records(names))
+        return sorted({self._keys.instances("").encode() + held[1] for held in found if held})
+
+    async def _records(self, names: Iterable[str]) -> list[bytes | None]:
+        fields = [_FIELDS.get(kind, "") + name for kind, _, name in (each.partition("/") for each in names)]
+        found: list[bytes | None] = await self._link.execute("HMGET", self._keys.names, *fields, repeatable=True)
+        return found
+
     async def _waits(self, names: Iterable[str]) -> dict[str, float]:
         """Return the seconds until each name is free, of those that no worker holds any more."""
         listed = list(names)
-        fields = [_FIELDS.get(kind, "") + name for kind, _, name in (each.partition("/") for each in listed)]
-        found, time = await asyncio.gather(
-            self._link.execute("HMGET", self._keys.names, *fields, repeatable=True), self._link.execute("TIME", repeatable=True)
-        )
+        found, time = await asyncio.gather(self._records(listed), self._link.execute("TIME", repeatable=True))
         waits: dict[str, float] = {}
         for name, record in zip(listed, found, strict=True):
             try:
