@@ -14,6 +14,9 @@ from toolbus.results import ConfigurationError
 
 # Event loops and servers refuse infinity as a time.
 _FOREVER = 1e9
+LONGEST_LEASE = 3600.0
+"""Seconds; no process of a namespace can have a longer lease."""
+
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=_FOREVER)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_FOREVER)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -38,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     namespace: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")] = "default"
     owner: str = ""
-    lease: Annotated[float, msgspec.Meta(ge=0.2, le=3600)] = 30.0
+    lease: Annotated[float, msgspec.Meta(ge=0.2, le=LONGEST_LEASE)] = 30.0
     cooldown: _NotNegative = 60.0
     concurrency: _Count = 100
     isolated: Annotated[int, msgspec.Meta(ge=0)] = 0

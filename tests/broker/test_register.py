@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
 from tests.broker.conftest import ScriptPlace
 from tests.contract import Place
 from tests.servers import next_millisecond
-from toolbus import ToolService
+from toolbus import ToolService, tool
 from toolbus.broker import scripts
 from toolbus.broker.admin import Admin
+from toolbus.broker.keys import Keys
 from toolbus.results import RegistrationRefused
 
 
@@ -81,6 +83,35 @@ def test_a_worker_that_leaves_takes_its_lease_along(registering: Registering) ->
     assert registering.retire() is None
     registering.register()
     assert registering.retire() is not None
+
+
+@tool(service="pool", effect="read")
+async def echo(text: str) -> str:
+    """Give a text back."""
+    return text
+
+
+@pytest.mark.parametrize("held", ["evil\nnosuch\n0", b"\xff\nno\nsuch\xff\n0", "evil\npool\n00"])
+async def test_a_name_that_is_held_for_no_service_does_not_keep_a_worker_out(redis_place: Place, held: str | bytes) -> None:
+    """Nobody would ever give it up, and a registration that was lost could not be made again."""
+    keys = Keys(redis_place.settings.namespace)
+    with redis.Redis.from_url(redis_place.settings.url) as client:
+        client.hset(keys.names, mapping=dict.fromkeys(("t:echo", "s:pool", "q:pool"), held))
+        async with redis_place.serving(echo) as bus:
+            assert (await bus.call("echo", {"text": "one"}, timeout=5)).output == "one"
+
+
+async def test_a_name_that_another_service_holds_is_refused(redis_place: Place) -> None:
+    """Its table or its row shows that it exists."""
+    keys = Keys(redis_place.settings.namespace)
+    with redis.Redis.from_url(redis_place.settings.url) as client:
+        client.hset(keys.names, "t:echo", "evil\nother\n0")
+        client.hset(keys.services, "other", "-{}")
+        for key in (keys.names, keys.services):
+            client.expire(key, 60)
+        with pytest.raises(RegistrationRefused, match="tool/echo belongs to 'evil'"):
+            async with redis_place.worker(echo):
+                pass
 
 
 class Mapped(ToolService):

@@ -31,15 +31,33 @@ class Registry:
         sleeps: int = 0,
         queue: str = "",
         start: int = 0,
+        holders: tuple[str, ...] = (),
     ) -> list[Any]:
-        """Register; the script's answer."""
+        """Register; the script's answer. It is given the tables of the services ``holders``."""
         keys, queue = self.keys, queue or service
         own = (keys.instances(service), keys.queue(queue), keys.fence(queue), keys.cancelled(queue))
-        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
+        holding = (keys.instances(holder) for holder in holders)
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own, *holding)
         common = (keys.prefix, random, 60_000, COOLDOWN)
         args = (service, instance, owner, digest, document, 9_000, random, sleeps, queue, start, *tools)
         answer: list[Any] = self.redis.eval(scripts.REGISTER.source, len(tables), *tables, *common, *args)
         return answer
+
+    def unregister(self, *members: str) -> None:
+        """Take instances of services on their own queues out."""
+        keys, services = self.keys, [member.partition("/")[0] for member in members]
+        own = [key for name in services for key in (keys.instances(name), keys.queue(name), keys.fence(name), keys.cancelled(name))]
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
+        self.redis.eval(scripts.UNREGISTER.source, len(tables), *tables, keys.prefix, "out", 60_000, COOLDOWN, *members)
+
+    def sweep(self, *members: str) -> int:
+        """Sweep members of services on their own queues; how many are out."""
+        keys, services, now = self.keys, [member.partition("/")[0] for member in members], self.now()
+        own = [key for name in services for key in (keys.instances(name), keys.queue(name), keys.fence(name), keys.cancelled(name))]
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
+        common = (keys.prefix, "out", 60_000, COOLDOWN, now, 9_000, 3_600_000)
+        dropped: Any = self.redis.eval(scripts.SWEEP.source, len(tables), *tables, *common, *members)
+        return int(dropped)
 
     def now(self) -> int:
         """The server's time in milliseconds."""
@@ -225,6 +243,86 @@ def test_tools_that_no_worker_serves_any_more_are_given_up(registry: Registry) -
     assert not registry.redis.hexists(registry.keys.instances("pool"), "d:d1")
     assert not registry.redis.hexists(registry.keys.instances("pool"), "n:d1")
     assert registry.redis.hget(registry.keys.instances("pool"), "current") == b"d2"
+
+
+@pytest.mark.parametrize("field", ["s:pool", "q:pool", "t:echo"])
+@pytest.mark.parametrize("owner", ["evil", "owner"])
+def test_a_name_that_is_held_for_no_service_is_free(registry: Registry, field: str, owner: str) -> None:
+    """A service with a row or a table holds its names, and nobody would ever give up those of one that does not exist."""
+    registry.hold(field, owner, "nosuch")
+    for key, name in ((registry.keys.services, "nosuch"), (registry.keys.instances("nosuch"), "owner")):
+        registry.redis.hset(key, name, "-{}")
+        assert registry.register("echo", holders=("nosuch",))[0] == b"refused"
+        registry.redis.delete(key)
+    assert registry.register("echo")[0] == b"refused", "the script can't look at tables that it was not given"
+    assert registry.register("echo", holders=("other", "nosuch"))[0] == b"ok"
+    assert registry.name(field) == ("owner", "pool", 0)
+
+
+def test_a_cooldown_holds_after_its_service(registry: Registry) -> None:
+    """A name that was given up stays its owner's for a while, though no service has it."""
+    registry.hold("t:echo", "another", "nosuch", registry.now() + 10_000)
+    assert registry.register("echo", holders=("nosuch",)) == [b"refused", b"tool/echo", b"another"]
+
+
+@pytest.mark.parametrize("document", ['{"service":{"id":"pool"},"tools":[],"owner":"pool","digest":"evil"}', b"\xff\x00{junk"])
+def test_an_instance_without_a_lease_counts_as_gone(registry: Registry, document: str | bytes) -> None:
+    """Nothing would ever sweep it out, so the next registration does, with the publication and the names that it alone had."""
+    registry.register("echo")
+    table = registry.keys.instances("pool")
+    registry.redis.hset(table, mapping={"i:ghost": "999999999999:evil", "d:evil": document, "n:evil": "echo\nsing"})
+    registry.hold("t:sing", "owner", "pool")
+    registry.register("echo", instance="second")
+    assert registry.redis.hget(registry.keys.services, "pool") == b"+{1}"
+    fields = {b"owner", b"queue", b"scale_to_zero", b"current", b"i:mine", b"i:second", b"d:d1", b"n:d1"}
+    assert set(registry.redis.hkeys(table)) == fields
+    assert registry.name("t:echo")[2] == 0
+    assert registry.name("t:sing")[2] > registry.now(), "it is given up, as by a worker that leaves"
+
+
+def test_a_publication_without_names_goes_with_its_last_instance(registry: Registry) -> None:
+    """Though nothing says which tools it had."""
+    registry.redis.hset(registry.keys.instances("pool"), mapping={"i:ghost": "9:evil", "d:evil": "{}", "d:other": "{}"})
+    registry.register()
+    assert not {b"d:evil", b"d:other"} & set(registry.redis.hkeys(registry.keys.instances("pool")))
+
+
+def test_a_service_ends_with_its_last_living_instance(registry: Registry) -> None:
+    """One without a lease does not keep it listed."""
+    registry.register()
+    registry.redis.hset(registry.keys.instances("pool"), "i:ghost", "9:d1")
+    registry.unregister("pool/mine")
+    assert not registry.redis.exists(registry.keys.services, registry.keys.instances("pool"))
+
+
+def test_a_service_without_a_queue_of_its_own_is_swept(registry: Registry) -> None:
+    """A queue without a name is the service's, as for those who look up the keys."""
+    registry.redis.hset(registry.keys.instances("pool"), mapping={"i:mine": "1:d1", "queue": ""})
+    registry.redis.zadd(registry.keys.live, {"pool/mine": 1, "other/mine": 1})
+    registry.hold("q:pool", "", "pool")
+    assert registry.sweep("pool/mine", "other/mine") == 2
+    assert not registry.redis.exists(registry.keys.live, registry.keys.instances("pool"))
+    assert registry.name("q:pool")[2] > registry.now()
+
+
+@pytest.mark.parametrize(("ahead", "stays"), [(7_100_000, True), (7_300_000, False), (float("inf"), False), (float("-inf"), False)])
+def test_a_lease_that_no_worker_can_have_has_ended(registry: Registry, ahead: float, stays: bool) -> None:
+    """Twice the longest lease from now is later than any beat sets it, and one without an end would stay for good."""
+    registry.register()
+    registry.redis.zadd(registry.keys.live, {"pool/mine": registry.now() + ahead})
+    assert registry.sweep("pool/mine") == (not stays)
+    assert registry.redis.hexists(registry.keys.services, "pool") is stays
+
+
+def test_instances_that_lost_their_leases_come_back(registry: Registry) -> None:
+    """A worker whose lease was lost with the others' registers again, and its publication has its place in the order of starts."""
+    registry.register()
+    registry.register(instance="second", digest="d2", document="{2}")
+    registry.redis.delete(registry.keys.live)
+    registry.register(start=1)
+    registry.register(instance="second", digest="d2", document="{2}", start=2)
+    assert registry.redis.hget(registry.keys.services, "pool") == b"+{2}"
+    assert {b"i:mine", b"i:second"} <= set(registry.redis.hkeys(registry.keys.instances("pool")))
 
 
 def test_a_name_is_free_from_the_end_of_its_cooldown_on_fakeredis(monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:

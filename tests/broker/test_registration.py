@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 import msgspec
@@ -195,18 +196,39 @@ async def test_a_sweep_names_what_seems_dead_and_distrusts_another_clock(registe
         bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
         bench.times.now += SETTINGS.lease / 4
     bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
-    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead"], "sweep": lambda keys, args: answer}
+    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead" if args[1] == "-inf" else b"pool/endless"], "sweep": answer}
     await registering.registry.sweep(bench.clock)
     now = int(bench.clock.server_ms())
-    assert bench.link.args("ZRANGE") == [(KEYS.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, 64)]
-    assert bench.link.args("sweep")[0][4:] == (now, 6_000, b"pool/dead")
+    far = now + 7_200_000
+    ranges = [(KEYS.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, 64), (KEYS.live, f"({far}", "+inf", "BYSCORE", "LIMIT", 0, 64)]
+    assert bench.link.args("ZRANGE") == ranges
+    assert bench.link.args("sweep")[0][4:] == (now, 6_000, 3_600_000, b"pool/dead", b"pool/endless")
     assert bench.clock.trusted is trusted
+
+
+@pytest.mark.parametrize(("answer", "then"), [(64, 0), (0, 64), (60, 4), (ReplyError("WRONGTYPE"), 64)])
+async def test_a_sweep_goes_on_after_members_that_stay(registering: Registering, answer: Any, then: int) -> None:
+    """Those that it could not remove, or for which the script failed, would hide the others for ever; after the last it begins anew."""
+    bench = registering.bench
+    full = [b"x%d/y" % number for number in range(64)]
+    bench.link.answers |= {"ZRANGE": lambda keys, args: full if args[1] == "-inf" else [], "sweep": answer, "HGET": None}
+
+    async def after() -> int:
+        bench.link.seen.clear()
+        with contextlib.suppress(ReplyError):
+            await registering.registry.sweep(bench.clock)
+        return int(bench.link.args("ZRANGE")[0][5])
+
+    assert [await after(), await after()] == [0, then]
+    full.clear()
+    assert [await after(), await after()][1] == 0
 
 
 async def test_a_table_of_a_wrong_type_does_not_stop_a_sweep(registering: Registering) -> None:
     """It is repaired, and its service is taken for one on its own queue; other errors are passed on."""
     bench = registering.bench
-    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead"], "sweep": 1, "HGET": ReplyError("WRONGTYPE no hash"), "mend": []}
+    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead"] if args[1] == "-inf" else [], "sweep": 1, "mend": []}
+    bench.link.answers["HGET"] = ReplyError("WRONGTYPE no hash")
     await registering.registry.sweep(bench.clock)
     assert bench.link.keys("mend") == [(KEYS.instances("pool").encode(),)]
     assert KEYS.queue("pool").encode() in bench.link.keys("sweep")[0]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.broker.fakes import KEYS, Bench, FakeLink, entry_fields, request
+from tests.broker.fakes import KEYS, SETTINGS, Bench, FakeLink, entry_fields, request
 from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS
 from toolbus.broker.take.intake import Intake
 from toolbus.broker.transport.command import ReplyError
-from toolbus.results import BrokerUnavailable
+from toolbus.results import BrokerUnavailable, ToolbusError
 
 pytestmark = pytest.mark.anyio
 
@@ -35,11 +35,13 @@ class Taking:
             self.cast,
             bench.streams,
             "mine",
+            SETTINGS.lease,
             listener=bench.as_listener,
             upkeep=self.cast,
             abandoned=self.cast,
             ownership=self.cast,
             register_again=self.register_again,
+            monotonic=bench.times,
         )
         self.found: list[list[Any]] = []
         self.blocking.answers["XREADGROUP"] = lambda keys, args: self.found.pop(0) if self.found else None
@@ -280,3 +282,67 @@ async def test_without_streams_or_a_connection_nothing_is_taken(taking: Taking, 
         taking.blocking.answers["XREADGROUP"] = BrokerUnavailable("lost")
     assert await taking.intake.take(10) == []
     assert len(taking.blocking.names) == (1 if why == "lost" else 0)
+
+
+class Failing:
+    """A worker whose reads are refused, and what it is told when it can't go on."""
+
+    def __init__(self, taking: Taking) -> None:
+        self.taking = taking
+        self.failures: list[str] = []
+        taking.intake.pause = taking.pause  # type: ignore[method-assign]
+        taking.bench.listener.on_failed = self.on_failed  # type: ignore[method-assign]
+
+    def on_failed(self, error: Exception) -> None:
+        """Take note."""
+        assert type(error) is ToolbusError
+        self.failures.append(str(error))
+
+    async def read(self, answer: Any, *, after: float = 0.0) -> None:
+        """Read once, after some seconds, and have this answered."""
+        self.taking.bench.times.now += after
+        self.taking.blocking.answers["XREADGROUP"] = answer
+        await self.taking.intake.take(10)
+
+
+FORBIDDEN = ReplyError("NOPERM no permissions to run 'xreadgroup'")
+
+
+async def test_a_worker_that_can_take_nothing_for_long_is_told_that_it_failed(taking: Taking) -> None:
+    """It would beat for ever, and its callers would wait; several leases and half a minute are longer than a brief fault."""
+    failing = Failing(taking)
+    await failing.read(FORBIDDEN)
+    await failing.read(FORBIDDEN, after=29.9)
+    assert failing.failures == []
+    await failing.read(FORBIDDEN, after=0.2)
+    assert failing.failures == ["no requests could be taken for 30 s: NOPERM no permissions to run 'xreadgroup'"]
+
+
+async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
+    """Three leases, if those are longer than half a minute."""
+    taking.intake = Intake(
+        taking.cast, taking.bench.streams, "mine", 20.0, listener=taking.bench.as_listener, upkeep=taking.cast, abandoned=taking.cast,
+        ownership=taking.cast, register_again=taking.register_again, monotonic=taking.bench.times,
+    )  # fmt: skip
+    failing = Failing(taking)
+    await failing.read(FORBIDDEN)
+    await failing.read(FORBIDDEN, after=59.9)
+    assert failing.failures == []
+    await failing.read(FORBIDDEN, after=0.2)
+    assert len(failing.failures) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, BrokerUnavailable("gone"), ReplyError("MISCONF no disk"), ReplyError("OOM no memory")],
+    ids=["read", "gone", "disk", "memory"],
+)
+async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking, answer: Any) -> None:
+    """Nor does it count while the connection is lost, or while the server refuses the writes of all processes."""
+    failing = Failing(taking)
+    await failing.read(FORBIDDEN)
+    await failing.read(answer, after=40.0)
+    await failing.read(FORBIDDEN, after=29.0)
+    assert failing.failures == []
+    await failing.read(FORBIDDEN, after=31.0)
+    assert len(failing.failures) == 1

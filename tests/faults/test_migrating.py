@@ -98,7 +98,7 @@ class Scene:
         last = (("HDEL", instances, "i:dead"), ("HDEL", keys.names, "t:tool"))
         share = (record, queue, keys.call("c3")), ("c3", "d", "a1", 100, 60_000, "{}", 1000, "", keys.prefix)
         leave = (record, queue, cancelled), ("c2", "c1", "1-0", 60_000, wake, keys.prefix, 0)
-        ended = (*common, now, LATER, "pool/dead")
+        ended = (*common, now, LATER, LATER, "pool/dead")
         return [
             Run(scripts.PUBLISH, (keys.flushes("a1"), queue), (0, 1000, "", 2, 100, 60_000, "{}")),
             Run(scripts.CANCEL, (queue, cancelled), ("1-0", "c1", 60_000, wake)),
@@ -136,6 +136,12 @@ class Scene:
             Run(scripts.DISOWN, owners, ("mine",)),
             Run(scripts.PASS_ON, (queue,), ("mine", wake, "pool", 10)),
             Run(scripts.REGISTER, service, (*common, "pool", "mine", "owner", "dg2", "{}", 1000, "new", 0, "pool", 0, "tool")),
+            Run(
+                scripts.REGISTER,
+                (*service, keys.instances("gone")),
+                (*common, "pool", "mine", "owner", "dg2", "{}", 1000, "new", 0, "pool", 0, "tool"),
+                (("HSET", keys.names, "t:tool", "evil\ngone\n0"),),
+            ),
             Run(scripts.UNREGISTER, service, (*common, "pool/mine")),
             Run(scripts.UNREGISTER, service, (*common, "pool/mine"), last),
             Run(scripts.SWEEP, service, ended),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 import redis
 
 from tests.servers import eventually
-from toolbus import Settings, Worker, tool
+from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
 from toolbus.telemetry.lines import FIELDS
 
 pytestmark = pytest.mark.anyio
@@ -45,3 +46,29 @@ async def test_a_right_that_is_taken_away_is_named(valkey_server: str, namespace
     assert "evalsha" in str(beat["error"])
     assert user in str(forbidden[0]["server"])
     assert len(forbidden) == len({str(each["error"]) for each in forbidden}), "each is said once"
+
+
+async def test_a_worker_that_may_take_nothing_leaves(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease would keep its service listed though no call is answered; it ends with the server's reason, and callers are told."""
+    monkeypatch.setattr("toolbus.broker.take.intake._FAILING_SECONDS", 1.0)
+    user = f"u-{namespace}"
+    with redis.Redis.from_url(valkey_server) as client:
+        client.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all")
+        settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=0.5)
+        url = valkey_server.replace("redis://", f"redis://{user}:secret@")
+        worker = Worker([guarded_echo], settings=Settings.load({}, url=url, namespace=namespace, lease=0.5))
+        async with ToolBus(settings=settings) as bus:
+            running = asyncio.ensure_future(worker.run())
+            try:
+                await bus.wait_for_tool("guarded_echo", timeout=20.0)
+                client.execute_command("ACL", "SETUSER", user, "-xreadgroup")
+                with pytest.raises(ToolbusError, match=r"no requests could be taken for \d+ s: NOPERM"):
+                    async with asyncio.timeout(30.0):
+                        await running
+                result = await bus.call("guarded_echo", {"text": "no"}, timeout=5.0)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                client.execute_command("ACL", "DELUSER", user)
+    assert result.error is not None
+    assert result.error.type == "unavailable"

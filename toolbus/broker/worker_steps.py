@@ -103,6 +103,7 @@ class WorkerSteps:
             self.links,
             self.streams,
             instance,
+            settings.lease,
             listener=listener,
             upkeep=self.upkeep,
             abandoned=abandoned,

@@ -22,15 +22,14 @@ ABOUT: Mapping[str, tuple[str, ...]] = {
 _EACH = frozenset(
     {
         # A line for each call, request, session or answer, which somebody may look for.
-        "call.abandoned", "call.alone", "call.crashed", "call.failed", "call.finished", "call.lost", "cancel.done", "confirmation.asked",
+        "call.abandoned", "call.alone", "call.crashed", "call.failed", "call.finished", "cancel.done", "confirmation.asked",
         "confirmation.settled", "execution.crashed", "execution.failed", "execution.finished", "execution.started", "request.buried",
         "session.ended", "session.handed_over",
-        # A line for each step in the life of a process, and for each part of what it serves.
-        "nanoclaw.left_out", "project.unreadable", "service.paused", "service.refused", "service.registered", "service.registered_again",
-        "service.resumed", "supervisor.killing", "supervisor.reloading", "supervisor.restarting", "task.given_up", "tool.left_out",
-        "toolkit.action_unknown", "toolkit.group_unreachable", "toolkit.left_out", "toolkit.tool_unreachable", "tools.refused",
-        "tools.undeclared_effect", "worker.close_incomplete", "worker.draining", "worker.failed", "worker.grace_ended",
-        "worker.hand_back_failed", "worker.handed_back", "worker.killed", "worker.stopped", "worker.stuck", "worker.unregister_failed",
+        # A line for each step in the life of a process, and for each part of its own program.
+        "nanoclaw.left_out", "project.unreadable", "service.registered", "supervisor.killing", "supervisor.reloading",
+        "supervisor.restarting", "task.given_up", "tool.left_out", "tools.refused", "tools.undeclared_effect", "worker.close_incomplete",
+        "worker.draining", "worker.failed", "worker.grace_ended", "worker.hand_back_failed", "worker.handed_back", "worker.killed",
+        "worker.stopped", "worker.stuck", "worker.unregister_failed",
     }
 )  # fmt: skip
 

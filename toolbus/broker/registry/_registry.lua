@@ -47,6 +47,9 @@ local function keys_of(position)
   return {instances = KEYS[first], queue = KEYS[first + 1], fence = KEYS[first + 2], cancelled = KEYS[first + 3]}
 end
 
+-- An empty queue counts as none, as it does for those who look up a service's keys.
+local function queue_of(found, service) return found and found ~= '' and found or service end
+
 -- Make the newest start's publication the current one; forget publications that no worker serves any more.
 local function settle(service, own)
   local key = own.instances
@@ -56,11 +59,11 @@ local function settle(service, own)
   for field, value in pairs(fields) do
     if field:sub(1, 2) == 'i:' then
       local start, digest = value:match('^(%d+):(.*)$')
-      if digest and fields['d:' .. digest] then
+      if digest and fields['d:' .. digest] and redis.call('ZSCORE', live, service .. '/' .. field:sub(3)) then
         served[digest] = true
         if tonumber(start) > newest then newest, current = tonumber(start), digest end
       else
-        -- Its worker registers again when it next looks.
+        -- Without a lease nothing would ever sweep it out. Its worker, if there is one, registers again when it next looks.
         redis.call('HDEL', key, field)
       end
     end
@@ -73,9 +76,9 @@ local function settle(service, own)
     for name in (fields['n:' .. digest] or ''):gmatch('[^\n]+') do kept[name] = true end
   end
   for field, value in pairs(fields) do
-    local digest = field:match('^n:(.*)$')
+    local digest = field:match('^[nd]:(.*)$')
     if digest and not served[digest] and (current or not sleeps) then
-      for name in value:gmatch('[^\n]+') do
+      for name in (field:sub(1, 1) == 'n' and value or ''):gmatch('[^\n]+') do
         if not kept[name] then release('t:' .. name, fields.owner or '', service) end
       end
       redis.call('HDEL', key, 'n:' .. digest, 'd:' .. digest)
@@ -103,7 +106,7 @@ local function settle(service, own)
     return
   end
   release('s:' .. service, fields.owner or '', service)
-  release('q:' .. (fields.queue or service), fields.owner or '', service)
+  release('q:' .. queue_of(fields.queue, service), fields.owner or '', service)
   redis.call('DEL', key)
   if redis.call('HDEL', services, service) == 1 then record('gone', service, '') end
   if redis.call('XLEN', own.queue) == 0 then
@@ -125,7 +128,7 @@ local function strike_off(members)
       out[#out + 1] = member
     elseif member then
       local own, field = keys_of(position), 'i:' .. instance
-      local queue = redis.call('HGET', own.instances, 'queue') or service
+      local queue = queue_of(redis.call('HGET', own.instances, 'queue'), service)
       -- A service that takes from another stream since its keys were looked up is left for the next time.
       if prefix .. 'q:' .. queue == own.queue then
         out[#out + 1] = member

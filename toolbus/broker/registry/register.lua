@@ -1,7 +1,7 @@
 -- include finish/_append
 -- include registry/_registry
 -- Publish a service and its tools for one instance: all of it, or nothing when a name belongs to another owner.
--- KEYS (after the common six): the service's four
+-- KEYS (after the common six): the service's four, then tables of services for which names may be held that do not exist any more
 -- ARGV (after the common four): 5 service, 6 instance, 7 owner, 8 digest, 9 publication, 10 lease (ms),
 --       11 new group generation, 12 scale to zero ("1"), 13 queue, 14 earlier start number or 0, then tool names
 -- Returns {"ok", start number, generation, counter} or {"refused", name, owner, name, owner, ...}
@@ -9,11 +9,17 @@ local service, instance, owner, digest = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local own = keys_of(1)
 local queue, fence = own.queue, own.fence
 local refused = {'refused'}
+local missing = {}
+for i = 11, #KEYS do missing[KEYS[i]] = redis.call('EXISTS', KEYS[i]) == 0 end
+
+-- A service that is gone gives its names up, so one that never was would hold them for ever.
+local function is_nowhere(name) return missing[prefix .. 'reg:s:' .. name] and redis.call('HEXISTS', services, name) == 0 end
 
 local function check(field, label, own_service)
   local held_by, held_for, free_at = holder(field)
   if not held_by then return end
   local held = free_at == 0
+  if held and is_nowhere(held_for) then return end
   if held_by ~= owner and (held or now < free_at) then
     refused[#refused + 1] = label
     refused[#refused + 1] = held_by

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -28,14 +29,17 @@ from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
 from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError
-from toolbus.settings import Settings
+from toolbus.settings import LONGEST_LEASE, Settings
 
 TTL = 30 * 86_400
 """Seconds that the tables outlive the last process that beats or sweeps; static descriptors stay for good."""
 
 _SWEEP_LIMIT = 64
+_LONGEST_LEASE = int(LONGEST_LEASE * 1000)
 # How the table of names begins those of each kind.
 _FIELDS = {"tool": "t:", "tool-service": "s:", "queue": "q:"}
+# The record of a name that a service holds: its owner, the service, and no end of a cooldown.
+_HELD = re.compile(rb"[^\n]*\n(.+)\n0+", re.DOTALL)
 
 
 class RegisterAnswer(NamedTuple):
@@ -54,6 +58,8 @@ class RedisRegistry:
         self._replication = replication
         self._keys = keys
         self._settings = settings
+        # How many of the members with the oldest leases the next sweep leaves out.
+        self._passed = 0
 
     async def register(self, publication: Publication, instance: str, start: int) -> RegisterAnswer:
         """Publish for one instance; ``start`` is an earlier answer's, or 0 at a process start.
@@ -62,9 +68,8 @@ class RedisRegistry:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
         service = publication.service
-        reply = await self._run(
-            scripts.REGISTER,
-            self._keys_of(service.id, service.queue),
+        keys = self._keys_of(service.id, service.queue)
+        args = (
             service.id,
             instance,
             publication.owner,
@@ -77,6 +82,10 @@ class RedisRegistry:
             start,
             *(tool.name for tool in publication.tools),
         )
+        reply = await self._run(scripts.REGISTER, keys, *args)
+        if reply[0] == b"refused" and (holders := await self._holders(name.decode() for name in reply[1::2])):
+            # Names may be held for services that do not exist, which the script tells by the keys that it is given.
+            reply = await self._run(scripts.REGISTER, [*keys, *holders], *args)
         if reply[0] == b"refused":
             # An owner that can't be read is one all the same.
             names = {name.decode(): shown(owner) for name, owner in zip(reply[1::2], reply[2::2], strict=True)}
@@ -101,11 +110,27 @@ class RedisRegistry:
         await self._run(scripts.UNREGISTER, await self._keys_of_all(encoded), *encoded)
 
     async def sweep(self, clock: ServerClock) -> None:
-        """Drop instances whose lease has ended, unless the server's clock is not what ``clock`` expects."""
+        """Drop instances whose lease has ended, or ends later than any can, unless the server's clock is not what ``clock`` expects."""
         now = int(clock.server_ms())
-        ended = await self._link.execute("ZRANGE", self._keys.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, _SWEEP_LIMIT, repeatable=True)
-        if int(await self._run(scripts.SWEEP, await self._keys_of_all(ended), now, int(self._settings.lease * 1000), *ended)) < 0:
+        ended, endless = await asyncio.gather(
+            self._members("-inf", f"({now}", self._passed), self._members(f"({now + 2 * _LONGEST_LEASE}", "+inf", 0)
+        )
+        # Members that could not be removed, or for which the script failed, must not hide those after them.
+        full = len(ended) == _SWEEP_LIMIT
+        self._passed = self._passed + len(ended) if full else 0
+        members = [*ended, *endless]
+        keys = await self._keys_of_all(members)
+        removed = int(await self._run(scripts.SWEEP, keys, now, int(self._settings.lease * 1000), _LONGEST_LEASE, *members))
+        if removed < 0:
             clock.distrust()
+        elif full:
+            self._passed = max(self._passed - removed, 0)
+
+    async def _members(self, least: str, most: str, after: int) -> list[bytes]:
+        """Return a bounded number of live members with a score in a range, but for the first ones."""
+        command = ("ZRANGE", self._keys.live, least, most, "BYSCORE", "LIMIT", after, _SWEEP_LIMIT)
+        found: list[bytes] = await self._link.execute(*command, repeatable=True)
+        return found
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a static descriptor; with an ``owner``, who alone may then change it.
@@ -134,13 +159,20 @@ class RedisRegistry:
         """Free a self-published name for another owner; False when it was free."""
         return int(await self._run(scripts.TRANSFER, (), key)) > 0
 
+    async def _holders(self, names: Iterable[str]) -> list[bytes]:
+        """Return the keys of the tables of the services for which names are held."""
+        found = (_HELD.fullmatch(record or b"") for record in await self._records(names))
+        return sorted({self._keys.instances("").encode() + held[1] for held in found if held})
+
+    async def _records(self, names: Iterable[str]) -> list[bytes | None]:
+        fields = [_FIELDS.get(kind, "") + name for kind, _, name in (each.partition("/") for each in names)]
+        found: list[bytes | None] = await self._link.execute("HMGET", self._keys.names, *fields, repeatable=True)
+        return found
+
     async def _waits(self, names: Iterable[str]) -> dict[str, float]:
         """Return the seconds until each name is free, of those that no worker holds any more."""
         listed = list(names)
-        fields = [_FIELDS.get(kind, "") + name for kind, _, name in (each.partition("/") for each in listed)]
-        found, time = await asyncio.gather(
-            self._link.execute("HMGET", self._keys.names, *fields, repeatable=True), self._link.execute("TIME", repeatable=True)
-        )
+        found, time = await asyncio.gather(self._records(listed), self._link.execute("TIME", repeatable=True))
         waits: dict[str, float] = {}
         for name, record in zip(listed, found, strict=True):
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.links import Links
-from toolbus.results import BrokerError, BrokerUnavailable
+from toolbus.results import BrokerError, BrokerUnavailable, ToolbusError
 
 _RETRY = 0.2
 # Seconds after which a read that was told to end and still waits is told again.
@@ -28,6 +29,10 @@ _UNBLOCK_AGAIN = 0.05
 _LEAST_PART, _MOST_PART = 32, 128
 # Where sessions stay where they begin, a burst of new ones is to spread over the workers.
 _GAINING_PART = 8
+# A worker that only beats looks alive. Its callers learn otherwise when it leaves, after so many leases and seconds without a read.
+_FAILING_LEASES, _FAILING_SECONDS = 3, 30.0
+# The server refuses the writes of every process, and workers that went on trying serve at once when it accepts them again.
+_FOR_ALL = frozenset({"MISCONF", "OOM"})
 
 
 class Batch(NamedTuple):
@@ -45,8 +50,10 @@ class Intake:
     there was nothing. What still comes beyond the slots goes back to the other workers at once.
 
     Args:
+        lease: seconds.
         streams: the request streams by service, read afresh each time.
         register_again: registers services whose consumer group is missing.
+        monotonic: the local clock, in seconds.
     """
 
     def __init__(
@@ -54,12 +61,14 @@ class Intake:
         links: Links,
         streams: Mapping[str, RequestStream],
         instance: str,
+        lease: float,
         *,
         listener: WorkerListener,
         upkeep: Upkeep,
         abandoned: AbandonedCalls,
         ownership: Ownership,
         register_again: Callable[[list[str]], Awaitable[None]],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._links = links
         self._streams = streams
@@ -69,6 +78,9 @@ class Intake:
         self._abandoned = abandoned
         self._ownership = ownership
         self._register_again = register_again
+        self._monotonic = monotonic
+        self._most_failing = max(_FAILING_LEASES * lease, _FAILING_SECONDS)
+        self._failing_since: float | None = None
         self._interrupted = asyncio.Event()
         self._reading = False
         self._again: asyncio.TimerHandle | None = None
@@ -96,7 +108,9 @@ class Intake:
             for stream, entries in batch.found
             for delivery in stream.deliveries([(entry, 1, fields) for entry, fields in entries], fences[stream])
         ]
-        if batch.refused and self._upkeep.taking:
+        if not batch.refused:
+            self._failing_since = None
+        elif self._upkeep.taking:
             await self._restore(batch.refused)
         if not taken:
             return []
@@ -184,7 +198,15 @@ class Intake:
             await self._register_again(missing)
         else:
             telemetry.log.error("requests.take_failed", error=refused[0][1])
+            self._give_up_in_time(refused[0][1])
             await self.pause()
+
+    def _give_up_in_time(self, error: str) -> None:
+        now = self._monotonic()
+        if self._failing_since is None or error.partition(" ")[0] in _FOR_ALL:
+            self._failing_since = now
+        elif now - self._failing_since >= self._most_failing:
+            self._listener.on_failed(ToolbusError(f"no requests could be taken for {now - self._failing_since:.0f} s: {error}"))
 
     # -- what is too much -------------------------------------------------------------------------
 
