@@ -208,7 +208,7 @@ async def test_a_sweep_names_what_seems_dead_and_distrusts_another_clock(registe
 
 @pytest.mark.parametrize(("answer", "then"), [(64, 0), (0, 64), (60, 4), (ReplyError("WRONGTYPE"), 64)])
 async def test_a_sweep_goes_on_after_members_that_stay(registering: Registering, answer: Any, then: int) -> None:
-    """Those that it could not remove, or for which the script failed, would hide the others for ever; after the last it begins anew."""
+    """Members that it could not remove, or for which the script failed, hide no others; after the last it begins anew."""
     bench = registering.bench
     full = [b"x%d/y" % number for number in range(64)]
     bench.link.answers |= {"ZRANGE": lambda keys, args: full if args[1] == "-inf" else [], "sweep": answer, "HGET": None}
