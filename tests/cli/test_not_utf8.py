@@ -8,9 +8,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.broker.fakes import KEYS, SETTINGS, FakeLink
 from tests.cli.shell import Shell
 from tests.cli.test_mistakes import ALL
 from toolbus.broker.dead_letters.dead_letters import is_letter_id
+from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.transport.wire import Wire
 from toolbus.cli import main
 from toolbus.results import ConfigurationError
@@ -83,6 +85,16 @@ async def test_words_that_cannot_be_sent_are_a_mistake_of_the_caller() -> None:
     with pytest.raises(ConfigurationError, match="not UTF-8"):
         await wire.execute("GET", BAD)
     assert wire._unsent == []
+
+
+@pytest.mark.anyio
+async def test_a_worker_may_run_in_a_folder_of_any_name() -> None:
+    """The place of its code is noted as far as it can be sent, and is no other one for that."""
+    link = FakeLink()
+    link.answers["HSCAN"] = lambda keys, args: [b"0", [b"i:mine", b"1:x", b"o:mine", link.args("HSET")[0][2].encode()]]
+    registry = RedisRegistry(cast("Any", link), KEYS, SETTINGS)
+    assert await registry.compare("pool", "mine", f"host:/{BAD}/tools.py") == []
+    assert link.args("HSET") == [(KEYS.instances("pool"), "o:mine", "host:/\ufffd/tools.py")]
 
 
 @pytest.mark.parametrize("letter", ["1790000000000-0", "18446744073709551615-18446744073709551615"])

@@ -28,6 +28,7 @@ from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
+from toolbus.encoding import whole_text
 from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError
 from toolbus.settings import LONGEST_LEASE, Settings
 
@@ -99,6 +100,8 @@ class RedisRegistry:
             BrokerError: the server could not be asked.
         """
         table = self._keys.instances(service)
+        # Folders may have names of any bytes.
+        origin = whole_text(origin)
         await self._link.execute("HSET", table, f"o:{instance}", origin, repeatable=True)
         fields = {name: value async for name, value in scan_hash(self._link, table)}
         others = {value for name, value in fields.items() if name[:2] == b"o:" and b"i:" + name[2:] in fields}
