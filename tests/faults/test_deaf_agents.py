@@ -20,8 +20,8 @@ STREAMS = [name for name in NAMES if _PLACES[name].kind == "stream"]
 WITHIN = 15.0
 
 
-@tool(service="late", effect="read")
-async def late_comer() -> str:
+@tool(service="guests", effect="read")
+async def late_guest() -> str:
     """Come late."""
     return "late"
 
@@ -70,7 +70,7 @@ async def test_a_log_that_ends_before_what_was_read_is_followed_again(canary: Ca
     canary.client.xadd(log, {"op": "gone", "key": SERVICE, "doc": "", "token": token, "prev": token}, id="99999999999999-1")
     await eventually(lambda: "canary_echo" not in canary.bus.tools)
     canary.client.delete(log)
-    async with Worker(late_comer, settings=canary.settings):
-        await canary.bus.wait_for_tool("late_comer", WITHIN)
+    async with Worker(late_guest, settings=canary.settings):
+        await canary.bus.wait_for_tool("late_guest", WITHIN)
     await canary.sings()
     canary.is_quiet()

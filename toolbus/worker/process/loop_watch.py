@@ -60,10 +60,10 @@ class LoopWatch:
         except RuntimeError:
             # The loop is closed: the process is going away.
             return False
-        if self._answered.wait(self._patience):
-            return True
+        answered = self._answered.wait(self._patience)
         silent = time.monotonic() - asked
-        if not _was_running(silent, used) and self._answered.wait(_MOMENT):
+        # What held the interpreter kept this thread from seeing the sign in time.
+        if not (silent > self._patience and _was_running(silent, used)) and (answered or self._answered.wait(_MOMENT)):
             return True
         self._tell(silent)
         while not self._answered.wait(_LOOK_AGAIN):
