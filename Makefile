@@ -14,7 +14,7 @@ MUTANTS_WITHIN := 1200
 unexport PYTHONDONTWRITEBYTECODE
 
 # A plugin that comes with langchain-core takes a second to import in each process of pytest.
-PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 6 --dist loadgroup -q
+PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-long test-all coverage lint mutants bench bench-full chaos format clean
