@@ -286,18 +286,23 @@ async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_la
         client = redis.Redis.from_url(redis_place.settings.url)
         live = f"tb:{{{redis_place.settings.namespace}}}:live"
         for process in old:
+            answered = len(results)
+            await eventually(lambda answered=answered: len(results) > answered + len(callers), timeout=15)
             before = client.zcard(live)
             spawn(version="2")
             await eventually(lambda before=before: client.zcard(live) > before, timeout=15)
             process.terminate()
             await eventually(lambda process=process: process.poll() is not None, timeout=15)
+        answered = len(results)
+        await eventually(lambda: len(results) > answered + len(callers), timeout=15)
         await eventually(lambda: "release 2" in bus.tools["count"].description)
         stop.set()
         await asyncio.gather(*callers)
         client.close()
     assert [process.returncode for process in old] == [0, 0]
-    assert len(results) > 100
     assert {(result.output, result.meta.attempts) for result in results} == {("0 1 2 ", 1)}
+    called = {pid_of(result.meta.worker) for result in results}
+    assert called & {process.pid for process in old} and called - {process.pid for process in old}, "one release was never called"
 
 
 async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(redis_place: Place, spawn: Spawn) -> None:
