@@ -114,7 +114,10 @@ class Intake:
             await self._restore(batch.refused)
         if not taken:
             return []
-        if any(delivery.queued_ms > MAY_BE_ABANDONED_MS for delivery in taken):
+        # A stream gives its oldest entry first.
+        if taken[0].queued_ms > MAY_BE_ABANDONED_MS or (
+            len(batch.found) > 1 and any(delivery.queued_ms > MAY_BE_ABANDONED_MS for delivery in taken)
+        ):
             taken = await self._abandoned.without(taken)
         taken = self._within(taken, slots)
         # Last, since what it finds out holds for this moment.
