@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.servers import eventually
 from toolbus import telemetry
+
+pytestmark = pytest.mark.anyio
 
 CALL = {"tool": "add", "user": "u1", "id": "Zr3hcbT0qVYf0pXn9WbQ3A", "attempt": 1, "ms": 0.3}
 
@@ -155,39 +158,48 @@ def test_messages_of_other_loggers_forge_no_lines(logger: logging.Logger) -> Non
     assert "plain\\n12:00" in line
 
 
-def test_lines_of_one_turn_are_written_together(logger: logging.Logger) -> None:
-    """Lines of one turn of the event loop are written together at its end; a warning is written at once, after the collected lines."""
+async def test_lines_of_a_moment_are_written_together(logger: logging.Logger) -> None:
+    """Within an event loop lines are collected for a moment and written in order by a thread; a warning does not wait."""
     stream = Stream()
     telemetry.configure_logging(format="json", stream=stream)
-
-    async def turns() -> None:
-        for number in range(3):
-            telemetry.log.info("call.finished", id=number)
-        assert stream.writes == []
-        await asyncio.sleep(0)
-        assert [write.count("\n") for write in stream.writes] == [3]
-        telemetry.log.info("call.finished", id=3)
-        telemetry.log.warning("call.failed", id=4)
-        assert [write.count("\n") for write in stream.writes] == [3, 2]
-        await asyncio.sleep(0)
-
-    asyncio.run(turns())
+    for number in range(3):
+        telemetry.log.info("call.finished", id=number)
+    assert stream.writes == []
+    await eventually(lambda: stream.getvalue().count("\n") == 3)
+    assert len(stream.writes) == 1
+    telemetry.log.info("call.finished", id=3)
+    telemetry.log.warning("call.failed", id=4)
+    await eventually(lambda: stream.getvalue().count("\n") == 5)
     assert [json.loads(line)["id"] for line in stream.getvalue().splitlines()] == [0, 1, 2, 3, 4]
 
 
-def test_what_waits_for_the_end_of_a_turn_is_bounded(logger: logging.Logger) -> None:
-    """A turn that logs without end is written in parts meanwhile."""
-    stream = Stream()
-    telemetry.configure_logging(format="json", stream=stream)
+async def test_a_reader_who_stops_holds_up_nobody(logger: logging.Logger) -> None:
+    """When nobody reads the pipe, the loop goes on, what waits is bounded, and a line says how many others were dropped."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as lines, os.fdopen(writing, "w") as stream:
+        telemetry.configure_logging(format="json", stream=stream)
+        for number in range(12_000):
+            telemetry.log.info("call.finished", id=number, text="x" * 1_000)
+            if number % 1_000 == 0:
+                await asyncio.sleep(0)
+        written: list[int] = []
+        dropped = 0
 
-    async def long_turn() -> None:
-        for number in range(1_000):
-            telemetry.log.info("call.finished", id=number)
-        assert stream.getvalue().count("\n") > 900
+        def read() -> None:
+            nonlocal dropped
+            while len(written) + dropped < 12_000:
+                line = json.loads(lines.readline())
+                if line["event"] == "log.dropped":
+                    dropped += line["lines"]
+                else:
+                    written.append(line["id"])
 
-    asyncio.run(long_turn())
-    telemetry.flush_logging()
-    assert stream.getvalue().count("\n") == 1_000
+        await asyncio.wait_for(asyncio.to_thread(read), 30)
+        assert dropped > 0
+        assert written == sorted(written)
+        telemetry.log.info("call.finished", id="after")
+        assert json.loads(await asyncio.to_thread(lines.readline))["id"] == "after"
+        telemetry.configure_logging(format="json", stream=io.StringIO())
 
 
 def test_lines_of_threads_and_loops_keep_their_order(logger: logging.Logger) -> None:
@@ -220,7 +232,7 @@ def test_lines_of_threads_and_loops_keep_their_order(logger: logging.Logger) -> 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "raise ValueError", "telemetry.flush_logging(); os._exit(0)"])
 def test_lines_survive_the_end_of_the_program(end: str) -> None:
-    """A program that ends in the middle of a turn, in any way, writes its last line once."""
+    """A program that ends right after it logged, in any way, writes its last line once."""
     program = f"""
 import asyncio, os
 from toolbus import telemetry
@@ -231,11 +243,11 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stderr.count('"event": "worker.stopped"') == 1
+    assert done.stderr.count('"event":"worker.stopped"') == 1
 
 
 def test_a_forked_child_writes_nothing_of_its_parent(logger: logging.Logger) -> None:
-    """A child forked in the middle of a turn writes its own lines only, and the parent's are written once."""
+    """A child forked while lines wait writes its own lines only, and the parent's are written once."""
     program = """
 import asyncio, os, sys
 from toolbus import telemetry

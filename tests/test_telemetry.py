@@ -201,7 +201,8 @@ def _logged(*folder: str) -> set[str]:
 
 def test_every_logged_event_is_documented() -> None:
     """Each event name in the package's source stands in EVENTS, and each name there is used."""
-    assert _logged() == set(telemetry.EVENTS)
+    # The writer of lines says itself what it dropped.
+    assert _logged() | {"log.dropped"} == set(telemetry.EVENTS)
 
 
 def test_what_repeats_is_logged_once_or_counted() -> None:

@@ -302,7 +302,8 @@ async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_la
     assert [process.returncode for process in old] == [0, 0]
     assert {(result.output, result.meta.attempts) for result in results} == {("0 1 2 ", 1)}
     called = {pid_of(result.meta.worker) for result in results}
-    assert called & {process.pid for process in old} and called - {process.pid for process in old}, "one release was never called"
+    assert called & {process.pid for process in old}, "the old release was never called"
+    assert called - {process.pid for process in old}, "the new release was never called"
 
 
 async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(redis_place: Place, spawn: Spawn) -> None:

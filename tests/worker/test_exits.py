@@ -260,7 +260,7 @@ async def test_tasks_of_handlers_end_no_worker_of_the_command_line(
         worker.send_signal(signal.SIGTERM)
         _, logged = await asyncio.to_thread(worker.communicate, timeout=30)
         assert worker.returncode == 0
-        assert logged.count('"event": "worker.exit_refused"') == 8
+        assert logged.count('"event":"worker.exit_refused"') == 8
     finally:
         shell.close()
 

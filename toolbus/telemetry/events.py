@@ -56,6 +56,7 @@ EVENTS: Mapping[str, str] = {
     "link.side_failed": "the cluster node that a slot moves to can't be reached; the commands are sent again",
     "link.subscribe_refused": "the server refused a subscription, so cancellations and hand-backs are noticed late; permit the channel",
     "link.stalled": "the server has not answered for too long; the connection is closed",
+    "log.dropped": "lines of the log were dropped, because their reader did not read; `lines` says how many",
     "middleware.failed": "a middleware around a call raised; the traceback follows",
     "nanoclaw.left_out": "built-in tools of the nanoClaw facade are not installed and are left out",
     "nested.unavailable": "the server could not be reached for a handler's nested call; the call is tried again",

@@ -9,7 +9,8 @@ from typing import Any
 from opentelemetry import trace
 
 from toolbus.telemetry.events import NAME
-from toolbus.telemetry.lines import FIELDS, ExcInfo, LineHandler, word
+from toolbus.telemetry.lines import word
+from toolbus.telemetry.output import FIELDS, ExcInfo, LineHandler
 from toolbus.telemetry.repeats import BOUNDED, repeats
 
 logger = logging.getLogger(NAME)
@@ -63,7 +64,8 @@ def _emit(level: int, event: str, fields: dict[str, Any], raised: ExcInfo | None
     more = repeats.left_out(event, fields) if event in BOUNDED else 0
     if more is None:
         return
-    fields = {"event": event, **fields, "more": more} if more else {"event": event, **fields}
+    if more:
+        fields["more"] = more
     context = trace.get_current_span().get_span_context()
     if context.is_valid:
         fields["trace_id"] = trace.format_trace_id(context.trace_id)
@@ -72,7 +74,7 @@ def _emit(level: int, event: str, fields: dict[str, Any], raised: ExcInfo | None
     if len(handlers) == 1 and not logger.propagate and not logger.filters:
         handler = handlers[0]
         if type(handler) is LineHandler and level >= handler.level and not handler.filters:
-            handler.write_event(level, fields, raised)
+            handler.write_event(level, event, fields, raised)
             return
-    line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items() if name != "event")])
-    logger.log(level, line, exc_info=raised, extra={FIELDS: fields}, stacklevel=_STACK_LEVEL)
+    line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
+    logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)
