@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from toolbus.telemetry.lines import FIELDS
+from toolbus.telemetry.output import FIELDS
 
 
 class Observed:

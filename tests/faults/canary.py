@@ -21,7 +21,7 @@ from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
 from toolbus.envelope import Request, new_id, share_digest
 from toolbus.results import BrokerError
-from toolbus.telemetry.lines import FIELDS
+from toolbus.telemetry.output import FIELDS
 
 SERVICE = "canary"
 # Makers of names, and not names.

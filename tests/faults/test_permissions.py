@@ -10,7 +10,7 @@ import redis
 
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
-from toolbus.telemetry.lines import FIELDS
+from toolbus.telemetry.output import FIELDS
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,8 @@ from toolbus.worker.run.middleware import MiddlewareCall
 from toolbus.worker.run.outcome import result_of
 from toolbus.worker.run.states import RunState
 from toolbus.worker.run.stream import Stream
-from toolbus.worker.run.threads import ThreadIteration
+from toolbus.worker.run.thread_iteration import ThreadIteration
+from toolbus.worker.run.threads import ThreadCall
 from toolbus.worker.serving.handlers import Handler, Served
 
 
@@ -58,7 +59,7 @@ class Handling:
     def __init__(self, run: HandledRun) -> None:
         self._run = run
         self._iteration: ThreadIteration | None = None
-        self._thread: asyncio.Future[Any] | None = None
+        self._thread: ThreadCall | None = None
 
     async def handle(self) -> ToolResult:
         """Run the handler to its end, within the worker's middleware and a span where there are any.
@@ -97,13 +98,10 @@ class Handling:
         run, thread = self._run, self._thread
         while thread is not None and not thread.done():
             try:
-                await asyncio.wait([thread])
+                await thread.join()
             except asyncio.CancelledError:
                 if run.abandoned or run.state < RunState.ANSWERED:
                     raise
-        if thread is not None and not thread.cancelled():
-            # Read here, an exception is not logged as one that was never retrieved.
-            thread.exception()
 
     async def _handle(self) -> ToolResult:
         run = self._run
@@ -131,8 +129,8 @@ class Handling:
         if handler.isolated is not None:
             value = self._start_isolated(handler.isolated, request, once=once)
         elif handler.threaded:
-            self._thread = run.context.threads.call(lambda: start(request))
-            value = await asyncio.shield(self._thread)
+            self._thread = run.context.threads.call(lambda: start(request), handler.pace)
+            value = await self._thread.wait()
         else:
             value = start(request)
         if inspect.isawaitable(value):
@@ -140,7 +138,7 @@ class Handling:
         if hasattr(value, "__aiter__"):
             return await run.open_stream().consume(value if call is None else call.watch(value))
         if isinstance(value, Iterator):
-            self._iteration = run.context.threads.iterate(value)
+            self._iteration = ThreadIteration(run.context.threads, value, handler.pace)
             self._thread = self._iteration.thread
             return await run.open_stream().consume(self._iteration if call is None else call.watch(self._iteration))
         return result_of(value)

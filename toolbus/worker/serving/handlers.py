@@ -17,6 +17,7 @@ from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
+from toolbus.worker.serving.pace import Pace
 from toolbus.worker.sessions.session import Session, SessionBook
 
 Start = Callable[[Request], Any]
@@ -69,9 +70,10 @@ class Handler:
         check: refuses arguments that do not fit; raises ToolError.
         tenants: the only users whose calls run; empty for every user's.
         cache: whether an earlier answer may stand for a later one; None when only the caller has the tool's descriptor.
+        pace: how long its calls take in a thread.
     """
 
-    __slots__ = ("cache", "check", "coroutine", "effect", "isolated", "retry", "start", "tenants", "threaded")
+    __slots__ = ("cache", "check", "coroutine", "effect", "isolated", "pace", "retry", "start", "tenants", "threaded")
 
     def __init__(
         self,
@@ -89,7 +91,10 @@ class Handler:
         self.check = check
         called = function if inspect.isroutine(function) or isinstance(function, functools.partial) else type(function).__call__
         self.coroutine = inspect.iscoroutinefunction(called) and isolated is None
-        self.threaded = isolated is None and not self.coroutine and not inspect.isasyncgenfunction(called)
+        # A generator function does nothing before its first item is wanted.
+        generates = inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called)
+        self.threaded = isolated is None and not self.coroutine and not generates
+        self.pace = Pace()
         self.effect = effect
         self.retry = None if effect == "once" else retry
         self.tenants = frozenset(tenants)
