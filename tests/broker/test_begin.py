@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
-from tests.broker.fakes import FENCE, Bench
+from tests.broker.fakes import FENCE, KEYS, Bench
 from toolbus.broker import scripts
-from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.take.begin import begin_once
+from toolbus.broker.take.begin import Beginnings
+from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.anyio
 class Master:
     """A mastership that is sure as the test says, and replication that answers as it says."""
 
-    def __init__(self, *sure: bool, reply: bytes = b"started", confirmed: bool = True) -> None:
+    def __init__(self, *sure: bool, reply: bytes | Exception = b"started", confirmed: bool = True) -> None:
         self._sure = [*sure, True]
         self.answer = reply, confirmed
         self.waits = 0
@@ -32,18 +33,23 @@ class Master:
         """Count."""
         self.waits += 1
 
-    async def run(self, script: Any, keys: Any, args: Any) -> tuple[bytes, bool]:
+    def write(self, script: Any, keys: Any, args: Any, done: Any) -> None:
         """Answer as start.lua would."""
         assert script is scripts.START
         self.args.append((keys, args))
-        return self.answer
+        reply, confirmed = self.answer
+        done(reply if isinstance(reply, Exception) else [reply] * (len(keys) - 2), confirmed)
+
+
+def beginnings(bench: Bench, master: Master) -> Beginnings:
+    """Return what marks beginnings."""
+    both = cast("Any", master)
+    return Beginnings(bench.as_link, both, both, KEYS, bench.clock, retention=60.0)
 
 
 async def begun(bench: Bench, master: Master, delivery: Any) -> str:
     """Begin a delivery."""
-    link, both = bench.as_link, cast("Any", master)
-    clock: ServerClock = bench.clock
-    return await begin_once(link, both, both, delivery, "mark", clock=clock, retention=60.0)
+    return await beginnings(bench, master).begin(delivery)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ async def test_once_work_begins_under_the_fence(reply: bytes, confirmed: bool, b
     one, master = bench.hold(b"1-0", attempt=2), Master(reply=reply, confirmed=confirmed)
     assert await begun(bench, master, one) == beginning
     left = int((one.deadline - bench.times.now + 60.0) * 1000)
-    keys = (bench.stream.key, bench.stream.fence, "mark")
+    keys = (bench.stream.key, bench.stream.fence, KEYS.started(one.request.id))
     assert master.args == [(keys, ("mine", *FENCE, b"1-0", 2, one.run, left))]
 
 
@@ -96,3 +102,26 @@ async def test_a_server_that_may_have_forgotten_starts_no_once_work(info: str, u
     assert await begun(bench, Master(), one) == ("unsure" if unsure else "started")
     one.server = b"run-one"
     assert await begun(bench, Master(), one) == "started"
+
+
+async def test_what_begins_together_is_marked_by_one_script() -> None:
+    """Of each stream and fence, in parts of a bounded size; a failure reaches each of them."""
+    bench, master = Bench(), Master(*[True] * 300)
+    many = beginnings(bench, master)
+    held = [bench.hold(f"{number}-0".encode()) for number in range(300)]
+    assert await asyncio.gather(*(many.begin(each) for each in held)) == ["started"] * 300
+    assert [len(keys) - 2 for keys, _ in master.args] == [256, 44]
+    master.answer = BrokerUnavailable("gone"), True
+    failed = await asyncio.gather(*(many.begin(each) for each in held[:3]), return_exceptions=True)
+    assert [type(each) for each in failed] == [BrokerUnavailable] * 3
+
+
+async def test_who_no_longer_waits_disturbs_none() -> None:
+    """A run that is cancelled while its mark is on its way leaves the others their answers."""
+    bench, master = Bench(), Master()
+    many = beginnings(bench, master)
+    first, second = (asyncio.create_task(many.begin(bench.hold(entry))) for entry in (b"1-0", b"2-0"))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == "started"
+    assert first.cancelled()

@@ -47,7 +47,7 @@ def counts(stream: Stream, known: str, attempt: int) -> bool:
 def starts(stream: Stream, known: str, attempt: int) -> bool:
     """Begin ``once`` work, and return whether that was allowed."""
     mark = (stream.keys.started("call"),)
-    return bool(stream.run(scripts.START, mark, GENERATION, known, stream.entry, attempt, "run", 60_000) == b"started")
+    return bool(stream.run(scripts.START, mark, GENERATION, known, stream.entry, attempt, "run", 60_000) == [b"started"])
 
 
 def buries(stream: Stream, known: str, attempt: int) -> bool:

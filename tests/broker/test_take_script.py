@@ -102,8 +102,8 @@ class Beginning:
     def start(self, run: str, attempt: int = 1, counter: str = "7", ttl: int = 60_000) -> bytes:
         """Begin."""
         args = ("mine", "1.a", counter, self.entry, attempt, run, ttl)
-        answer: bytes = self.redis.eval(scripts.START.source, 3, self.queue, self.fence, self.mark, *args)
-        return answer
+        [answer] = self.redis.eval(scripts.START.source, 3, self.queue, self.fence, self.mark, *args)
+        return bytes(answer)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import Beginning, Note, WorkerListener
 from toolbus.broker.recover.hand_back import hand_back
-from toolbus.broker.take.begin import begin_once
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.worker_steps import WorkerSteps
@@ -159,11 +158,7 @@ class RedisWorkerBroker:
 
     async def begin(self, delivery: StreamDelivery) -> Beginning:
         """Mark that a ``once`` handler begins."""
-        links, mark = self._steps.links, self._keys.started(delivery.request.id)
-        clock, retention = self._clock, self._settings.retention
-        return await begin_once(
-            links.replicated, links.mastership, self._steps.replication, delivery, mark, clock=clock, retention=retention
-        )
+        return await self._steps.beginnings.begin(delivery)
 
     async def retry(self, delivery: StreamDelivery) -> StreamDelivery | None:
         """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""

@@ -21,6 +21,7 @@ from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
+from toolbus.broker.take.begin import Beginnings
 from toolbus.broker.take.intake import Intake
 from toolbus.broker.take.requests import RequestStream
 from toolbus.broker.take.wake_channel import WakeChannel
@@ -99,6 +100,7 @@ class WorkerSteps:
             register_lost=self._register_lost,
         )
         # Take.
+        self.beginnings = Beginnings(self.links.replicated, self.links.mastership, self.replication, keys, clock, settings.retention)
         self.intake = Intake(
             self.links,
             self.streams,

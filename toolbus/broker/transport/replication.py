@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from toolbus.broker.scripts import Script
 from toolbus.broker.transport.command import Reply
@@ -41,22 +42,34 @@ class Replication:
         Raises:
             BrokerError: it was not answered; it may have been carried out.
         """
-        if not self._replicas:
-            return await self._link.execute_script(script, keys, args, repeatable=True), True
-        answered: asyncio.Future[Reply] = self._loop.create_future()
-        confirmed: _Written = self._loop.create_future()
+        answer: asyncio.Future[tuple[Reply, bool]] = self._loop.create_future()
 
-        def done(reply: Reply) -> None:
-            # While the answer is taken in, the connection is certainly the one that wrote: WAIT is about what its own connection wrote.
-            self._await_replicas(confirmed)
-            if not answered.done():
-                answered.set_result(reply)
+        def done(reply: Reply, confirmed: bool) -> None:
+            if not answer.done():
+                answer.set_result((reply, confirmed))
 
-        self._link.run(script, keys, args, done, repeatable=True)
-        reply = await answered
+        self.write(script, keys, args, done)
+        reply, confirmed = await answer
         if isinstance(reply, BrokerError):
             raise reply
-        return reply, await confirmed
+        return reply, confirmed
+
+    def write(self, script: Script, keys: tuple[object, ...], args: tuple[object, ...], done: Callable[[Reply, bool], None]) -> None:
+        """Run a script, and tell ``done`` its answer, and whether what it wrote is on the replicas. It is repeated like that of ``run``."""
+        if not self._replicas:
+            self._link.run(script, keys, args, lambda reply: done(reply, True), repeatable=True)
+            return
+
+        def answered(reply: Reply) -> None:
+            if isinstance(reply, BrokerError):
+                done(reply, False)
+                return
+            confirmed: _Written = self._loop.create_future()
+            confirmed.add_done_callback(lambda _: done(reply, confirmed.result()))
+            # While the answer is taken in, the connection is certainly the one that wrote: WAIT is about what its own connection wrote.
+            self._await_replicas(confirmed)
+
+        self._link.run(script, keys, args, answered, repeatable=True)
 
     def _await_replicas(self, confirmed: _Written) -> None:
         if self._gathering is not None:

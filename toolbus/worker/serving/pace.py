@@ -6,7 +6,7 @@ _UNKNOWN = 1.0
 
 
 class Pace:
-    """How long the calls of one function take, by its last ones."""
+    """Tells how long the calls of one function take, by its last ones."""
 
     __slots__ = ("seconds",)
 
