@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +26,7 @@ class ChildError(Exception):
 class Child:
     """A process in its own session, so that its children are counted and ended with it."""
 
-    def __init__(self, name: str, command: list[str]) -> None:
+    def __init__(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self.process = subprocess.Popen(
@@ -35,7 +35,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             cwd=ROOT,
-            env=environment(),
+            env=environment() if env is None else env,
             start_new_session=True,
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -124,9 +124,9 @@ class Child:
 
 
 @contextlib.contextmanager
-def child(name: str, command: list[str], grace: float = 3.0) -> Iterator[Child]:
+def child(name: str, command: list[str], grace: float = 3.0, env: Mapping[str, str] | None = None) -> Iterator[Child]:
     """Run a child process for the duration of a ``with``."""
-    process = Child(name, command)
+    process = Child(name, command, env)
     try:
         yield process
     finally:
