@@ -1,4 +1,4 @@
-"""What each kind of tool, and each thing around one, adds to a call: µs of CPU by process, workers as users start them."""
+"""Measure what each kind of tool, and each thing around one, adds to a call; workers as users start them."""
 
 from __future__ import annotations
 

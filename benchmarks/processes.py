@@ -134,15 +134,23 @@ def child(name: str, command: list[str], grace: float = 3.0, env: Mapping[str, s
 
 
 def session_cpu(session: int) -> float:
-    """Return the CPU seconds used by the processes of a session."""
-    ticks = 0
+    """Return the CPU seconds used by the processes of a session, and by those that they started in sessions of their own."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    members: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # pid (comm) state ppid pgrp session …; comm may hold spaces and brackets.
             fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
             if int(fields[3]) == session:
-                ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-    return ticks / TICKS
+                members.add(pid)
+    found = 0
+    while found < len(members):
+        found = len(members)
+        members |= {pid for pid, parent in parents.items() if parent in members}
+    return sum(ticks[pid] for pid in members) / TICKS
 
 
 def resident() -> int:

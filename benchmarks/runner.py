@@ -131,7 +131,7 @@ class _Visit:
     def _worker(self, slots: int) -> Iterator[Child]:
         spec, url = self.spec, self.server.url
         command = spec.worker(self.way, url, slots)
-        with child(f"{spec.name}'s worker", command, grace=5.0, env={**environment(self.way, url), **dict(spec.variables)}) as process:
+        with child(f"{spec.name}'s worker", command, grace=5.0, env=self._environment()) as process:
             # A peer's own program does not say so; the client tries until it answers.
             if self.way == "quiet" or not spec.shipped:
                 process.expect("ready", READY_SECONDS)
@@ -144,9 +144,7 @@ class _Visit:
             options = {"concurrency": level, "seconds": plan.seconds, "warmup": plan.warmup, "workload": self.workload.name}
             try:
                 command = self.spec.command("client", self.way, url=self.server.url, **options, out=out)
-                with child(
-                    f"{self.spec.name}'s client", command, env={**environment(self.way, self.server.url), **dict(self.spec.variables)}
-                ) as client:
+                with child(f"{self.spec.name}'s client", command, env=self._environment()) as client:
                     client.expect("start", START_SECONDS + plan.warmup)
                     begin = self._sample(client, workers)
                     client.expect("end", plan.seconds + DRAIN_SECONDS)
@@ -156,6 +154,9 @@ class _Visit:
             except (ChildError, OSError, ValueError) as error:
                 return self._failed(level, str(error))
         return self._measurement(level, figures, begin, end)
+
+    def _environment(self) -> dict[str, str]:
+        return {**environment(self.way, self.server.url), **dict(self.spec.variables)}
 
     def _sample(self, client: Child, workers: list[Child]) -> _Sample:
         return _Sample(client.cpu(), sum(worker.cpu() for worker in workers), self.server.process.cpu(), self.server.commands())
