@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, settings_of
+from toolbus.cli.common import fail, one_line, output_option, settings_with_server
 from toolbus.cli.output import print_json, print_table
 from toolbus.results import BrokerError, ToolbusError
 from toolbus.settings import Settings
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 @click.pass_context
 def doctor_command(ctx: click.Context, output: str) -> None:
     """Check the server and say what to fix. Memory policy, persistence and latency are checked, too."""
-    settings = settings_of(ctx)
+    settings = settings_with_server(ctx)
     findings = asyncio.run(_examine(settings))
     if output == "json":
         print_json([finding._asdict() for finding in findings])
