@@ -57,7 +57,7 @@ class Recovery:
             if name == "reap":
                 most = int(args[2])
                 taken, self.entries = self.entries[:most], self.entries[most:]
-                return [*FENCE, taken, self.left]
+                return [*FENCE, taken, self.left, b"0-0"]
             if name == "count":
                 self.counted.append((args[3], args[4]))
                 return int(args[3] not in self.refuses_to_count)

@@ -346,3 +346,38 @@ async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking, 
     assert failing.failures == []
     await failing.read(FORBIDDEN, after=31.0)
     assert len(failing.failures) == 1
+
+
+async def test_what_was_delivered_before_is_left_alone(taking: Taking, caplog: pytest.LogCaptureFixture) -> None:
+    """A group that was set back delivers it again; whoever runs it goes on, and what is new is taken."""
+    stream = taking.bench.stream
+    taking.writing.answers["HGET"] = stream.fence_known.generation
+    taking.found = [[[stream.key.encode(), taking.entries(*numbers)]] for numbers in ((7, 8), (7, 8, 9), (8,))]
+    running = await taking.intake.take(10)
+    assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"9-0"]
+    assert await taking.intake.take(10) == []
+    assert [stream.held[each.entry] for each in running] == running
+    assert taking.writing.args("HGET") == [(stream.fence, "generation")] * 2
+    assert [record.message for record in caplog.records] == [f"requests.delivered_again service=pool calls={calls}" for calls in (2, 1)]
+
+
+async def test_what_others_have_taken_is_left_alone(taking: Taking) -> None:
+    """A reap tells how far the group had come, by its number and not by its text; also where the server is gone just now."""
+    stream = taking.bench.stream
+    taking.writing.answers["HGET"] = BrokerUnavailable("gone")
+    stream.position.advance(b"10-1")
+    stream.position.advance(b"9-5")
+    taking.found = [[[stream.key.encode(), taking.entries(9, 10, 11)]]]
+    assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"11-0"]
+
+
+async def test_a_group_that_was_made_anew_delivers_everything_again(taking: Taking) -> None:
+    """All of it is taken, since what was held is lost."""
+    stream = taking.bench.stream
+    taking.writing.answers["HGET"] = b"2.b"
+    taking.found = [[[stream.key.encode(), taking.entries(*numbers)]] for numbers in ((7, 8), (7, 8))]
+    await taking.intake.take(10)
+    assert len(await taking.intake.take(10)) == 2
+    stream.position.advance(b"20-0")
+    stream.fence_is(b"3.c", b"1")
+    assert not stream.position.has_passed(b"1-0")

@@ -68,6 +68,7 @@ EVENTS: Mapping[str, str] = {
     "request.buried": "a request was stored as a dead letter",
     "replies.recreated": "this agent's reply stream was gone and was created again",
     "request.malformed": "a request can't be read; it was answered with an error or stored as a dead letter",
+    "requests.delivered_again": "a queue's group was set back (`XGROUP SETID`); what runs is left to its workers",
     "requests.group_missing": "a request stream or its group is gone; the service registers again",
     "requests.recovered": "requests of a dead worker were taken over",
     "requests.taken_back": "requests that a draining worker handed back were taken",

@@ -179,6 +179,8 @@ class Upkeep:
         if entry.counted and not await stream.count(self._link, entry.id, entry.attempt, fence):
             return
         deliveries = stream.deliveries([(entry.id, entry.attempt, entry.fields)], fence)
+        for delivery in deliveries:
+            delivery.recovered = True
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
         if stream.sticky:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from toolbus.broker import scripts
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import Beginning
-from toolbus.broker.take.requests import StreamDelivery
+from toolbus.broker.take.requests import StreamDelivery, tell_delivered_again
 from toolbus.broker.transport.mastership import Mastership
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.server import may_have_forgotten
@@ -40,6 +40,11 @@ async def begin_once(
         left = max(0.0, delivery.deadline - clock.monotonic()) + retention
         args = (stream.consumer, *delivery.fence, delivery.entry, delivery.attempt, delivery.run, int(left * 1000))
         reply, confirmed = await replication.run(scripts.START, (stream.key, stream.fence, mark), args)
+        if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
+            # Nobody has died of it: the group was set back, and whoever began it runs it.
+            tell_delivered_again(stream, 1)
+            stream.leave(delivery)
+            return "lost"
         if reply != b"started":
             return "began" if reply == b"began" else "lost"
         if not confirmed:

@@ -15,7 +15,7 @@ from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery
+from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery, tell_delivered_again
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.links import Links
@@ -103,11 +103,12 @@ class Intake:
         # The fence as it is known before anything is delivered: a later state may be the result of losing it again.
         fences = {stream: stream.fence_known for stream in streams}
         batch = await self._read(streams, slots)
-        taken = [
-            delivery
-            for stream, entries in batch.found
-            for delivery in stream.deliveries([(entry, 1, fields) for entry, fields in entries], fences[stream])
-        ]
+        taken: list[StreamDelivery] = []
+        for stream, found in batch.found:
+            # Entries come in order, so the first and the last tell of all.
+            entries = await self._new(stream, found) if stream.position.has_passed(found[0][0]) else found
+            stream.position.advance(found[-1][0])
+            taken += stream.deliveries([(entry, 1, fields) for entry, fields in entries], fences[stream])
         if not batch.refused:
             self._failing_since = None
         elif self._upkeep.taking:
@@ -207,6 +208,21 @@ class Intake:
             self._failing_since = now
         elif now - self._failing_since >= self._most_failing:
             self._listener.on_failed(ToolbusError(f"no requests could be taken for {now - self._failing_since:.0f} s: {error}"))
+
+    async def _new(self, stream: RequestStream, entries: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries that had not been delivered before.
+
+        The group was set back. Whoever holds the others renews and finishes them; those that nobody renews are taken over after a lease.
+        """
+        with contextlib.suppress(BrokerError):
+            generation = await self._links.writing.execute("HGET", stream.fence, "generation", repeatable=True)
+            if generation != stream.fence_known.generation:
+                # It was made anew, and what was held under it is lost.
+                stream.position.reset()
+                return entries
+        new = [each for each in entries if not stream.position.has_passed(each[0])]
+        tell_delivered_again(stream, len(entries) - len(new))
+        return new
 
     # -- what is too much -------------------------------------------------------------------------
 
