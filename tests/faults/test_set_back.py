@@ -1,4 +1,4 @@
-"""Groups that are set back (``XGROUP SETID``), so that the server delivers requests again that are delivered already."""
+"""Groups that an operator moves (``XGROUP``): back over requests that run, forward over those that wait, and without a consumer."""
 
 from __future__ import annotations
 
@@ -126,4 +126,45 @@ async def test_once_work_that_began_a_moment_ago_is_left_alone(redis_place: Plac
         held.gate.set()
         assert [result.output for result in await asyncio.gather(*running)] == list("012345")
         assert sorted(held.begun) == list("012345")
+    client.close()
+
+
+async def test_what_a_group_passed_over_runs(redis_place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests that wait behind a group's position were never delivered, so they wait for workers to find them."""
+    held = Held()
+    tools = held.tools()
+    client = redis.Redis.from_url(redis_place.settings.url)
+    keys = Keys(redis_place.settings.namespace)
+    async with redis_place.serving(*tools, lease=1.0, concurrency=1) as bus:
+        await bus.wait_for_tool("look")
+        calls = [asyncio.create_task(bus.call("look", {"name": str(number)}, timeout=30.0)) for number in range(40)]
+        await eventually(lambda: held.begun and client.xlen(keys.queue("held")) == 40)
+        client.xgroup_setid(keys.queue("held"), "g", "$")
+        held.gate.set()
+        assert [(await call).output for call in calls] == [str(number) for number in range(40)]
+        assert sorted(held.begun, key=int) == [str(number) for number in range(40)]
+        assert client.xlen(keys.queue("held")) == 0
+    assert "requests.passed_over" in caplog.text
+    client.close()
+
+
+async def test_what_runs_goes_on_when_its_consumer_is_deleted(redis_place: Place, turns: Counter[Upkeep]) -> None:
+    """Its worker has it pending again with the next renewal, so no other one begins it."""
+    held = Held()
+    tools = held.tools()
+    client = redis.Redis.from_url(redis_place.settings.url)
+    queue = Keys(redis_place.settings.namespace).queue("held")
+    async with redis_place.serving(*tools, lease=1.0) as bus, redis_place.worker(*tools, lease=1.0):
+        await bus.wait_for_tool("look")
+        running = [asyncio.create_task(bus.call("look", {"name": str(number)})) for number in range(6)]
+        await eventually(lambda: len(held.begun) == 6)
+        for consumer in client.xinfo_consumers(queue, "g"):
+            client.xgroup_delconsumer(queue, "g", consumer["name"])
+        await eventually(lambda: client.xpending(queue, "g")["pending"] == 6)
+        for _ in range(4):
+            await both_go_on(turns)
+        held.gate.set()
+        assert [result.output for result in await asyncio.gather(*running)] == list("012345")
+        assert sorted(held.begun) == list("012345")
+        assert client.xlen(queue) == 0
     client.close()

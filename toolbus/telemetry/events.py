@@ -70,6 +70,7 @@ EVENTS: Mapping[str, str] = {
     "request.malformed": "a request can't be read; it was answered with an error or stored as a dead letter",
     "requests.delivered_again": "a queue's group was set back (`XGROUP SETID`); what runs is left to its workers",
     "requests.group_missing": "a request stream or its group is gone; the service registers again",
+    "requests.passed_over": "a queue's group was set forward, or its consumer deleted, by hand; the requests that it left behind run now",
     "requests.recovered": "requests of a dead worker were taken over",
     "requests.taken_back": "requests that a draining worker handed back were taken",
     "requests.hand_back_failed": "requests beyond the free slots could not be handed back; they are taken over when their leases end",
