@@ -247,6 +247,7 @@ async def test_items_are_put_and_deleted_by_their_owners(registering: Registerin
     assert bench.link.args("item")[1][4:] == ("tool/x", "", "")
     bench.link.answers["item"] = lambda keys, args: [b"ok", 0]
     assert not await registering.registry.delete_item("tool/x")
+    bench.link.answers["HMGET"] = [None]
     bench.link.answers["item"] = lambda keys, args: [b"refused", b"another"]
     with pytest.raises(RegistrationRefused, match="published by 'another'"):
         await registering.registry.put_item("tool/x", b"{}")

@@ -29,7 +29,7 @@ from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
 from toolbus.encoding import whole_text
-from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError
+from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused
 from toolbus.settings import LONGEST_LEASE, Settings
 
 TTL = 30 * 86_400
@@ -38,7 +38,7 @@ TTL = 30 * 86_400
 _SWEEP_LIMIT = 64
 _LONGEST_LEASE = int(LONGEST_LEASE * 1000)
 # How the table of names begins those of each kind.
-_FIELDS = {"tool": "t:", "tool-service": "s:", "queue": "q:"}
+_FIELDS = {"tool": "t:", "tool-service": "s:", "queue": "q:", "toolkit": "k:"}
 # The record of a name that a service holds: its owner, the service, and no end of a cooldown.
 _HELD = re.compile(rb"[^\n]*\n(.+)\n0+", re.DOTALL)
 
@@ -142,9 +142,11 @@ class RedisRegistry:
             RegistrationRefused: a service publishes the name, or it belongs to another owner.
             BrokerUnavailable: it is stored, but too few replicas have it.
         """
-        reply = await self._put(key, document, owner)
+        reply = await self._put((), key, document, owner)
+        if reply[0] == b"refused" and not owner and (holders := await self._holders([key])):
+            reply = await self._put(holders, key, document, owner)
         if reply[0] == b"refused":
-            raise item_refused(key, shown(reply[1]), owned=bool(owner), cooldown=self._settings.cooldown)
+            raise self._item_refused(key, reply[1], owned=bool(owner))
 
     async def delete_item(self, key: str, owner: str = "") -> bool:
         """Delete a static descriptor; False when there was none.
@@ -153,9 +155,9 @@ class RedisRegistry:
             RegistrationRefused: it belongs to another owner.
             BrokerUnavailable: it is deleted, but too few replicas know it.
         """
-        reply = await self._put(key, "", owner)
+        reply = await self._put((), key, "", owner)
         if reply[0] == b"refused":
-            raise item_refused(key, shown(reply[1]), owned=True, cooldown=self._settings.cooldown)
+            raise self._item_refused(key, reply[1], owned=True)
         return int(reply[1]) > 0
 
     async def transfer(self, key: str) -> bool:
@@ -168,8 +170,7 @@ class RedisRegistry:
         return sorted({self._keys.instances("").encode() + held[1] for held in found if held})
 
     async def _records(self, names: Iterable[str]) -> list[bytes | None]:
-        fields = [_FIELDS.get(kind, "") + name for kind, _, name in (each.partition("/") for each in names)]
-        found: list[bytes | None] = await self._link.execute("HMGET", self._keys.names, *fields, repeatable=True)
+        found: list[bytes | None] = await self._link.execute("HMGET", self._keys.names, *map(_field, names), repeatable=True)
         return found
 
     async def _waits(self, names: Iterable[str]) -> dict[str, float]:
@@ -211,10 +212,14 @@ class RedisRegistry:
             return None
         return found
 
-    async def _put(self, key: str, document: bytes | str, owner: str) -> Any:
+    def _item_refused(self, key: str, holder: bytes, *, owned: bool) -> RegistrationRefused:
+        record = f"{_field(key)!r} of {self._keys.names}"
+        return item_refused(key, shown(holder), owned=owned, cooldown=self._settings.cooldown, record=record)
+
+    async def _put(self, holders: Iterable[bytes], key: str, document: bytes | str, owner: str) -> Any:
         if self._replication is None:
-            return await self._run(scripts.ITEM, (), key, document, owner)
-        reply, confirmed = await self._replication.run(scripts.ITEM, *self._call((), key, document, owner))
+            return await self._run(scripts.ITEM, holders, key, document, owner)
+        reply, confirmed = await self._replication.run(scripts.ITEM, *self._call(holders, key, document, owner))
         if not confirmed and reply[0] != b"refused":
             raise BrokerUnavailable(f"{key} is written, but {self._replication.shortage}: a failover may lose it; write it again")
         return reply
@@ -229,6 +234,11 @@ class RedisRegistry:
             (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *services),
             (keys.prefix, os.urandom(6).hex(), TTL * 1000, int(self._settings.cooldown * 1000), *args),
         )
+
+
+def _field(key: str) -> str:
+    kind, _, name = key.partition("/")
+    return _FIELDS.get(kind, "") + name
 
 
 def _read(name: bytes) -> str:
