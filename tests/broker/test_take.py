@@ -318,6 +318,36 @@ async def test_a_worker_that_can_take_nothing_for_long_is_told_that_it_failed(ta
     assert failing.failures == ["no requests could be taken for 30 s: NOPERM no permissions to run 'xreadgroup'"]
 
 
+@pytest.mark.parametrize("lost", ["before", "meanwhile"])
+async def test_a_worker_without_the_connection_that_waits_fails_in_time(taking: Taking, lost: str) -> None:
+    """It beats over another one, so it looks alive; when both are gone the server is, which comes back."""
+    failing = Failing(taking)
+    taking.blocking.connected = lost != "before"
+    gone = BrokerUnavailable("gone")
+    await failing.read(gone)
+    await failing.read(gone, after=29.9)
+    taking.writing.connected = False
+    await failing.read(gone, after=60.0)
+    taking.writing.connected = True
+    await failing.read(gone)
+    assert failing.failures == []
+    await failing.read(gone, after=30.1)
+    assert failing.failures == ["no requests could be taken for 30 s: the connection that waits for them is lost or can't be made"]
+
+
+async def test_a_connection_that_is_there_again_has_not_failed(taking: Taking) -> None:
+    """Also with nothing to take, and while the worker drains or everything is paused nothing is missed."""
+    failing = Failing(taking)
+    await failing.read(BrokerUnavailable("gone"))
+    await failing.read(None, after=20.0)
+    await failing.read(BrokerUnavailable("gone"), after=20.0)
+    taking.taking = False
+    await failing.read(BrokerUnavailable("gone"), after=40.0)
+    taking.taking, taking.blocking.connected, taking.bench.stream.paused = True, False, True
+    await failing.read(None, after=40.0)
+    assert failing.failures == []
+
+
 async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
     """Three leases, if those are longer than half a minute."""
     taking.intake = Intake(
@@ -334,11 +364,11 @@ async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [None, BrokerUnavailable("gone"), ReplyError("MISCONF no disk"), ReplyError("OOM no memory")],
-    ids=["read", "gone", "disk", "memory"],
+    [None, ReplyError("MISCONF no disk"), ReplyError("OOM no memory")],
+    ids=["read", "disk", "memory"],
 )
 async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking, answer: Any) -> None:
-    """Nor does it count while the connection is lost, or while the server refuses the writes of all processes."""
+    """Nor does it count while the server refuses the writes of all processes."""
     failing = Failing(taking)
     await failing.read(FORBIDDEN)
     await failing.read(answer, after=40.0)

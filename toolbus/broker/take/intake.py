@@ -36,10 +36,11 @@ _FOR_ALL = frozenset({"MISCONF", "OOM"})
 
 
 class Batch(NamedTuple):
-    """The entries that one read found, with the streams that could not be read and their errors."""
+    """The entries that one read found, the streams that could not be read and their errors, and whether its connection was lost."""
 
     found: list[tuple[RequestStream, Sequence[Any]]]
     refused: list[tuple[RequestStream, str]]
+    lost: bool = False
 
 
 class Intake:
@@ -98,6 +99,8 @@ class Intake:
             return []
         streams = [stream for stream in self._streams.values() if not stream.paused]
         if not streams or not self._links.blocking.connected:
+            if streams:
+                self._miss_connection()
             await self.pause()
             return []
         # The fence as it is known before anything is delivered: a later state may be the result of losing it again.
@@ -109,7 +112,9 @@ class Intake:
             entries = await self._new(stream, found) if stream.position.has_passed(found[0][0]) else found
             stream.position.advance(found[-1][0])
             taken += stream.deliveries([(entry, 1, fields) for entry, fields in entries], fences[stream])
-        if not batch.refused:
+        if batch.lost:
+            self._miss_connection()
+        elif not batch.refused:
             self._failing_since = None
         elif self._upkeep.taking:
             await self._restore(batch.refused)
@@ -149,7 +154,7 @@ class Intake:
                     return batch
             return await self._wait(streams, slots)
         except BrokerUnavailable:
-            return Batch([], [])
+            return Batch([], [], lost=True)
         except ReplyError as error:
             return Batch([], [(stream, str(error)) for stream in streams])
         finally:
@@ -201,6 +206,13 @@ class Intake:
             telemetry.log.error("requests.take_failed", error=refused[0][1])
             self._give_up_in_time(refused[0][1])
             await self.pause()
+
+    def _miss_connection(self) -> None:
+        """Take in that there is no connection for reading; when the other one is gone as well, the server is, and comes back."""
+        if not self._links.writing.connected:
+            self._failing_since = None
+        elif self._upkeep.taking:
+            self._give_up_in_time("the connection that waits for them is lost or can't be made")
 
     def _give_up_in_time(self, error: str) -> None:
         now = self._monotonic()
