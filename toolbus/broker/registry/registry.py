@@ -29,7 +29,7 @@ from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
 from toolbus.encoding import whole_text
-from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused
+from toolbus.results import BrokerError, BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused
 from toolbus.settings import LONGEST_LEASE, Settings
 
 TTL = 30 * 86_400
@@ -59,8 +59,8 @@ class RedisRegistry:
         self._replication = replication
         self._keys = keys
         self._settings = settings
-        # How many of the members with the oldest leases the next sweep leaves out.
-        self._passed = 0
+        # The first ones of each kind of member that the next sweep leaves out.
+        self._passed: dict[str, int] = {}
 
     async def register(self, publication: Publication, instance: str, start: int) -> RegisterAnswer:
         """Publish for one instance; ``start`` is an earlier answer's, or 0 at a process start.
@@ -113,21 +113,43 @@ class RedisRegistry:
         await self._run(scripts.UNREGISTER, await self._keys_of_all(encoded), *encoded)
 
     async def sweep(self, clock: ServerClock) -> None:
-        """Drop instances whose lease has ended, or ends later than any can, unless the server's clock is not what ``clock`` expects."""
-        now = int(clock.server_ms())
-        ended, endless = await asyncio.gather(
-            self._members("-inf", f"({now}", self._passed), self._members(f"({now + 2 * _LONGEST_LEASE}", "+inf", 0)
-        )
-        # Members that could not be removed, or for which the script failed, must not hide those after them.
-        full = len(ended) == _SWEEP_LIMIT
-        self._passed = self._passed + len(ended) if full else 0
-        members = [*ended, *endless]
-        keys = await self._keys_of_all(members)
-        removed = int(await self._run(scripts.SWEEP, keys, now, int(self._settings.lease * 1000), _LONGEST_LEASE, *members))
-        if removed < 0:
-            clock.distrust()
-        elif full:
-            self._passed = max(self._passed - removed, 0)
+        """Drop instances whose lease has ended, or ends later than any can, unless the server's clock is not what ``clock`` expects.
+
+        Raises:
+            BrokerError: some could not be dropped; the others are.
+        """
+        now, failures = int(clock.server_ms()), list[BrokerError]()
+        for kind, least, most in (("ended", "-inf", f"({now}"), ("endless", f"({now + 2 * _LONGEST_LEASE}", "+inf")):
+            after = self._passed.pop(kind, 0)
+            members = await self._members(least, most, after)
+            if not members and kind == "endless":
+                break
+            # Members that could not be removed, or for which the script failed, must not hide those after them.
+            full = len(members) == _SWEEP_LIMIT
+            if full:
+                self._passed[kind] = after + len(members)
+            removed = await self._drop(members, now, failures)
+            if removed < 0:
+                clock.distrust()
+                break
+            if full:
+                self._passed[kind] -= min(removed, self._passed[kind])
+        if failures:
+            raise failures[0]
+
+    async def _drop(self, members: list[bytes], now: int, failures: list[BrokerError]) -> int:
+        """Drop members that seem dead; return how many were, or -1 when the server's clock is another. One that fails keeps no other."""
+        try:
+            keys = await self._keys_of_all(members)
+            return int(await self._run(scripts.SWEEP, keys, now, int(self._settings.lease * 1000), _LONGEST_LEASE, *members))
+        except BrokerUnavailable:
+            raise
+        except BrokerError as error:
+            if len(members) < 2:
+                failures.append(error)
+                return 0
+        dropped = [await self._drop([member], now, failures) for member in members]
+        return -1 if -1 in dropped else sum(dropped)
 
     async def _members(self, least: str, most: str, after: int) -> list[bytes]:
         """Return a bounded number of live members with a score in a range, but for the first ones."""
