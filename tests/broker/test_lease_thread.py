@@ -326,7 +326,7 @@ async def test_what_can_not_be_logged_ends_no_thread(beating: Beating, monkeypat
 
 
 async def test_the_end_of_the_thread_fails_the_worker(beating: Beating, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever it was: a worker that does not beat must not run on as if it did."""
+    """A worker that does not beat must not run on as if it did, for any reason."""
     beating.connects_with = SystemExit(3)
     beating.thread.start()
     await eventually(lambda: beating.failures)

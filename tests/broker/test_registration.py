@@ -229,7 +229,7 @@ async def test_a_sweep_goes_on_after_members_that_stay(registering: Registering,
 
 
 async def test_a_member_whose_sweep_fails_keeps_no_other(registering: Registering) -> None:
-    """Where the script fails for several they are swept one by one, and the failure is told in the end."""
+    """They are swept one by one when the script fails for several, and the failure is told in the end."""
     bench = registering.bench
     members = [b"good/1", b"bad/2", b"good/3"]
     bench.link.answers |= {"ZRANGE": lambda keys, args: members, "HGET": None}
