@@ -59,7 +59,7 @@ EVENTS: Mapping[str, str] = {
     "middleware.failed": "a middleware around a call raised; the traceback follows",
     "nanoclaw.left_out": "built-in tools of the nanoClaw facade are not installed and are left out",
     "nested.unavailable": "the server could not be reached for a handler's nested call; the call is tried again",
-    "open.interrupted": "the server answered and could then not be reached while a process started; it is tried again",
+    "open.interrupted": "the server could not be reached while a process started; it is tried again",
     "observer.failed": "an observer of executions raised; the traceback follows",
     "project.unreadable": "a pyproject.toml can't be read, so the owner of the modules below it is not taken from it",
     "registry.out_of_step": "the registry's log did not tell of what its tables hold; the tables are read anew",
