@@ -334,8 +334,8 @@ async def test_the_wait_of_a_models_call_is_part_of_its_timeout(place: Place, wa
         await asyncio.Event().wait()
         return ""
 
-    began = time.monotonic()
     async with place.bus() as bus:
+        began = time.monotonic()
         turn = asyncio.create_task(bus.process_tool_calls([chat("c1", "tell_late", {})], wait=wait, timeout=3.0))
         await eventually(lambda: time.monotonic() > began + 1.5)
         async with place.worker(tell_late):
