@@ -327,8 +327,8 @@ async def test_the_wait_of_a_models_call_is_part_of_its_timeout(place: Place, wa
     """Like that of a program's call: its worker comes late, and gets what is left."""
     left: list[float] = []
 
-    @tool(service="late", effect="read", replace=True)
-    async def tell_late() -> str:
+    @tool(service="later", effect="read", replace=True)
+    async def tell_later() -> str:
         """Tell how much time is left, then take it."""
         left.append(invocation().remaining)
         await asyncio.Event().wait()
@@ -336,9 +336,9 @@ async def test_the_wait_of_a_models_call_is_part_of_its_timeout(place: Place, wa
 
     async with place.bus() as bus:
         began = time.monotonic()
-        turn = asyncio.create_task(bus.process_tool_calls([chat("c1", "tell_late", {})], wait=wait, timeout=3.0))
+        turn = asyncio.create_task(bus.process_tool_calls([chat("c1", "tell_later", {})], wait=wait, timeout=3.0))
         await eventually(lambda: time.monotonic() > began + 1.5)
-        async with place.worker(tell_late):
+        async with place.worker(tell_later):
             [answer] = await turn
     assert "deadline_exceeded" in answer["content"]
     assert 2.9 < time.monotonic() - began < 4.2
