@@ -35,7 +35,7 @@ TWICE = '{"name": "a", "inner": [{"key": 1, "key": 2}]}'
     ],
 )
 def test_a_wrong_document_is_told(text: str | bytes, message: str) -> None:
-    """Whatever is wrong with it, there is one kind of error."""
+    """Every flaw of it is one kind of error."""
     kind = object if message == "nested too deeply" else dict
     with pytest.raises(ValueError, match=message):
         read_document(text, kind)

@@ -107,7 +107,7 @@ def test_a_closed_bus_says_so() -> None:
 
 
 def test_views_are_of_the_bus_that_is_open(valkey_server: str, namespace: str) -> None:
-    """Those made before it was opened, or before it was opened again, work while it is open, and say so while it is not."""
+    """Views made before it was opened, or before it was opened again, work while it is open, and say so while it is not."""
     settings = Settings.load({}, url=valkey_server, namespace=namespace)
     bus = ToolBus(settings=settings)
     views = [bus.bind(user="a"), bus.bind(user="b").bind(session="s")]

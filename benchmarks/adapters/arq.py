@@ -47,7 +47,7 @@ class Caller:
 
 
 class WorkerSettings:
-    """What `arq` serves with its own command."""
+    """Tells `arq` what to serve with its own command."""
 
     functions: ClassVar[list[Any]] = [echo, nap]
     redis_settings = RedisSettings.from_dsn(os.environ.get("BENCH_URL") or "redis://127.0.0.1")

@@ -98,7 +98,7 @@ def test_a_closed_stream_is_no_traceback(served: Shell, number: int) -> None:
 
 
 def test_closed_errors_change_no_exit_code(served: Shell) -> None:
-    """Whoever closed the stream of errors still has the exit code and the output."""
+    """A caller who closed the stream of errors still has the exit code and the output."""
     for words in (("tools",), ("describe", "nosuch"), ("call", "canary_echo"), ("nosuch",)):
         whole, cut = served.run(*words), closed(served, 2, *words)
         assert (cut.returncode, cut.stdout, cut.stderr) == (whole.returncode, whole.stdout, ""), words
