@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
-
-from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider
+from typing import TYPE_CHECKING, Literal, cast
 
 from toolbus.results import ErrorInfo
 from toolbus.telemetry.events import NAME
 from toolbus.telemetry.listening import meter_provider, metering
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider
 
 # Every metric: its kind, unit and description.
 METRICS: Mapping[str, tuple[Literal["counter", "histogram"], str, str]] = {
@@ -79,17 +80,15 @@ def _outcome(error: ErrorInfo | None) -> dict[str, str]:
 
 
 def _counter(name: str) -> Counter:
-    instrument = _instrument(name)
-    if not isinstance(instrument, Counter):
+    if METRICS[name][0] != "counter":
         raise TypeError(f"{name} is not a counter")
-    return instrument
+    return cast("Counter", _instrument(name))
 
 
 def _histogram(name: str) -> Histogram:
-    instrument = _instrument(name)
-    if not isinstance(instrument, Histogram):
+    if METRICS[name][0] != "histogram":
         raise TypeError(f"{name} is not a histogram")
-    return instrument
+    return cast("Histogram", _instrument(name))
 
 
 def _instrument(name: str) -> Counter | Histogram:

@@ -1,19 +1,23 @@
-"""Spans of a call: one pair at its agent, and one for each run at a worker."""
+"""Spans of a call: one pair at its agent, and one for each run at a worker.
+
+OpenTelemetry is loaded with the first span that is exported.
+"""
 
 from __future__ import annotations
 
+# ruff: noqa: PLC0415 - see above
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from functools import cache
+from typing import TYPE_CHECKING
 
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
 from toolbus.telemetry.listening import active, tracer
 
-_propagator = TraceContextTextMapPropagator()
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 
 class CallSpan:
@@ -26,10 +30,13 @@ class CallSpan:
     __slots__ = ("_send", "_tool", "traceparent")
 
     def __init__(self, tool: Span, send: Span) -> None:
+        from opentelemetry import trace
+        from opentelemetry.context import Context
+
         self._tool = tool
         self._send: Span | None = send
         carrier: dict[str, str] = {}
-        _propagator.inject(carrier, trace.set_span_in_context(send, Context()))
+        _propagator().inject(carrier, trace.set_span_in_context(send, Context()))
         self.traceparent = carrier.get("traceparent", "")
 
     def sent(self, error: ErrorInfo | None = None) -> None:
@@ -67,6 +74,9 @@ def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Co
     """
     if not active():
         return None
+    from opentelemetry import trace
+    from opentelemetry.trace import SpanKind
+
     starts = tracer()
     about = {
         "gen_ai.operation.name": "execute_tool",
@@ -90,7 +100,11 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
     if not active():
         yield None
         return
-    context = _propagator.extract({"traceparent": traceparent} if traceparent else {}, Context())
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import SpanKind
+
+    context = _propagator().extract({"traceparent": traceparent} if traceparent else {}, Context())
     about = _message("process", service, id, worker) | {
         "gen_ai.tool.name": tool or service,
         "gen_ai.tool.call.id": id,
@@ -108,6 +122,13 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
         except BaseException:
             handler.fail(ErrorInfo("cancelled"))
             raise
+
+
+@cache
+def _propagator() -> TraceContextTextMapPropagator:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
 
 
 def _error_of(error: Exception) -> ErrorInfo:
@@ -134,5 +155,7 @@ def _end(span: Span, error: ErrorInfo | None) -> None:
 
 
 def _fail(span: Span, error: ErrorInfo) -> None:
+    from opentelemetry.trace import StatusCode
+
     span.set_attribute("error.type", error.type)
     span.set_status(StatusCode.ERROR, str(error))
