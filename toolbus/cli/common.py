@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -82,6 +81,8 @@ def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) ->
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
+    import asyncio
+
     from toolbus.broker.admin import Admin
 
     settings = settings_with_server(context)
@@ -99,6 +100,8 @@ def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) ->
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
+    import asyncio
+
     from toolbus import ToolBus
 
     settings = settings_with_server(context)
