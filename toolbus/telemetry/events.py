@@ -77,6 +77,7 @@ EVENTS: Mapping[str, str] = {
     "requests.hand_back_failed": "requests beyond the free slots could not be handed back; they are taken over when their leases end",
     "requests.take_failed": "requests could not be taken; the worker tries again",
     "sentinel.lost": "the connection to a Sentinel was lost; it is opened again",
+    "sentinel.outvoted": "a Sentinel names another master, with a later epoch than the majority confirms; the majority is believed",
     "server.doubtful": "it is not confirmed that the server is still the master; work that must not happen twice waits",
     "server.evicts": "the server may evict keys when its memory is full, and an evicted key is a lost call",
     "server.no_permission": "the server forbids its user a command, or a key or channel of `tb:{<namespace>}`; change its access list",

@@ -131,7 +131,7 @@ class Slots:
     async def _run_until_stopped(self) -> None:
         try:
             try:
-                await keep_running("taking", self._taking.run)
+                await keep_running("taking", self._taking.run, every=0)
             except ToolbusError as error:
                 self.on_failed(error)
             if self._failure is not None:
