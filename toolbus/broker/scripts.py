@@ -6,18 +6,21 @@ import hashlib
 import re
 from importlib import resources
 
+from toolbus.broker import forms
+
 _INCLUDE = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)
 
 
 class Script:
-    """A script's source and the digest under which the server caches it."""
+    """A script's source, the digest under which the server caches it, and the form of its answer."""
 
-    __slots__ = ("name", "sha", "source")
+    __slots__ = ("form", "name", "sha", "source")
 
     def __init__(self, name: str) -> None:
         folder = resources.files("toolbus.broker")
         text = folder.joinpath(f"{name}.lua").read_text("utf-8")
         self.name = name
+        self.form = forms.SCRIPTS[name]
         self.source = _INCLUDE.sub(lambda found: folder.joinpath(f"{found[1]}.lua").read_text("utf-8"), text)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
