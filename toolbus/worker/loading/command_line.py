@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
+import pkgutil
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from toolbus.results import ConfigurationError
-from toolbus.worker.loading.installed import InstalledService, find_installed, import_installed, installed_service
-from toolbus.worker.loading.modules import import_module
+from toolbus.worker.loading.installed import InstalledService, find_installed, import_installed, installed_service, installed_services
+from toolbus.worker.loading.modules import MissingModuleError, import_module
 
 
 def load(target: str) -> object:
@@ -100,7 +102,25 @@ def _from_path(path: Path) -> ModuleType:
 
 def _from_name(name: str) -> ModuleType:
     _see_here()
-    return import_module(name)
+    try:
+        return import_module(name)
+    except MissingModuleError as error:
+        raise ConfigurationError(f"{error}; {_advice(name)}") from None
+
+
+def _advice(name: str) -> str:
+    """Return the targets that look like a wrong one, or where all of them are listed."""
+    package, dot, last = name.rpartition(".")
+    names: set[str] = set()
+    if not package:
+        names = {each.name for each in installed_services()} | {path.name for path in Path.cwd().glob("*.py")}
+    else:
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(package)
+            places = None if spec is None else spec.submodule_search_locations
+            names = {each.name for each in pkgutil.iter_modules(places or [])}
+    near = [f"{package}{dot}{each}" for each in difflib.get_close_matches(last, sorted(names), n=3)]
+    return f"did you mean {', '.join(near)}?" if near else "`toolbus workers` lists the installed services"
 
 
 def _see_here() -> None:
