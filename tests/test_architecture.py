@@ -38,6 +38,7 @@ LOWEST = (
     "descriptors",
     "options",
     "settings",
+    "urls",
     "deadlines",
     "telemetry",
     "confirmations",

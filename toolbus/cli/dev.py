@@ -114,7 +114,7 @@ def _introduce(settings: Settings) -> None:
 def _find_server(settings: Settings, stack: contextlib.ExitStack) -> EmbeddedServer | None:
     """Use the server that the URL names, or start one there and return it."""
     from toolbus.broker.embedded import EmbeddedServer
-    from toolbus.broker.transport.connection import redact
+    from toolbus.urls import redact
 
     if not settings.url.startswith(("redis://", "rediss://")):
         say(f"using the server of {redact(settings.url)}")
