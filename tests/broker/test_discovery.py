@@ -150,15 +150,15 @@ def test_a_password_whose_host_was_forgotten_is_not_said(url: str) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda url: ToolBus(url),
-        lambda url: toolbus.sync.ToolBus(url),
+        ToolBus,
+        toolbus.sync.ToolBus,
         lambda url: Worker([print], url=url),
         lambda url: Settings.load({}, url=url),
     ],
     ids=["bus", "sync", "worker", "settings"],
 )
 def test_an_impossible_url_is_refused_where_it_is_given(make: Callable[[str], object]) -> None:
-    """Whatever is made with it says so at once, without its password."""
+    """Buses, workers and settings made with it say so at once, without its password."""
     for url in ("memry://", "redis://u:secret@host/x", "redis://:p@sec#ret@host"):
         with pytest.raises(ConfigurationError, match="argument 'url' is wrong") as error:
             make(url)
