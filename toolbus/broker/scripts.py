@@ -62,12 +62,13 @@ LISTEN = Script("publish/listen")
 PAUSE = Script("confirmations/pause")
 TAKE = Script("take/take")
 MEND = Script("recover/mend")
+RESCUE = Script("recover/rescue")
 
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
-    OWN, DISOWN, PASS_ON, LISTEN, PAUSE, TAKE, MEND,
+    OWN, DISOWN, PASS_ON, LISTEN, PAUSE, TAKE, MEND, RESCUE,
 )  # fmt: skip
 
 _EVALSHA = b"\r\n$7\r\nEVALSHA\r\n$40\r\n"

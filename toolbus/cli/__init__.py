@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import os
@@ -13,6 +14,7 @@ import click
 from toolbus.cli.common import Failure, reason
 from toolbus.cli.everywhere import accepting, options
 from toolbus.cli.output import say
+from toolbus.cli.streams import drop_unwritable_output, open_closed
 from toolbus.display import harmless
 from toolbus.results import ToolbusError
 from toolbus.settings import misspelt
@@ -47,6 +49,23 @@ _COMMANDS = {
 class _Commands(click.Group):
     """Imports a command's module only when the command is used, so that --help is quick, and reports errors in one line."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line; help that can't be written ends it with exit code 1."""
+        open_closed()
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            _unwritable(error).show()
+            sys.exit(1)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or fail with the names that look like it."""
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _COMMANDS)
+            advice = f"did you mean {', '.join(near)}?" if near else "`toolbus --help` lists them"
+            raise click.UsageError(f"there is no command {args[0]!r}; {advice}", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command. A ToolbusError or an error of the system ends it with exit code 1, Ctrl-C with 130."""
         try:
@@ -57,8 +76,7 @@ class _Commands(click.Group):
         except ToolbusError as error:
             raise Failure(str(error)) from None
         except OSError as error:
-            _drop_unwritable_output()
-            raise Failure(reason(error)) from None
+            raise _unwritable(error) from None
         except KeyboardInterrupt:
             ctx.exit(130)
         except click.UsageError as error:
@@ -79,12 +97,9 @@ class _Commands(click.Group):
         return accepting(command)
 
 
-def _drop_unwritable_output() -> None:
-    """Discard unwritable output, since Python would try to write it again at exit and then report exit code 120."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _unwritable(error: OSError) -> Failure:
+    """Return the failure that an error of the system is, and drop output that it keeps from being written."""
+    return Failure(f"can't write to standard output: {reason(error)}" if drop_unwritable_output() else reason(error))
 
 
 @click.command(cls=_Commands, params=options(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

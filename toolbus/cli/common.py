@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from toolbus.cli.output import say
+from toolbus.cli.output import is_confirmed, say
 from toolbus.results import ConfigurationError
 from toolbus.settings import PREFIX, Settings, misspelt
 
@@ -101,7 +101,7 @@ def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) ->
     """
     from toolbus import ToolBus
 
-    settings = settings_of(context)
+    settings = settings_with_server(context)
 
     async def connected() -> T:
         async with ToolBus(settings=settings) as bus:
@@ -133,6 +133,12 @@ def reason(error: OSError) -> str:
     """Return the system's message for an error, with the file's name if there is one."""
     message = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {message}" if error.filename else message
+
+
+def ask_first(question: str) -> None:
+    """Ask on the terminal; end the command unless the answer is yes."""
+    if not is_confirmed(question):
+        fail("not confirmed, so nothing was done; --yes answers in advance")
 
 
 def fail(message: str) -> NoReturn:

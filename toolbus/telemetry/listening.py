@@ -15,6 +15,7 @@ from toolbus.telemetry.events import NAME
 
 _tracer_provider: TracerProvider | None = None
 _meter_provider: MeterProvider | None = None
+_tracer: tuple[TracerProvider, trace.Tracer] | None = None
 
 # Until an SDK is loaded, `get_tracer_provider()` reads the environment each time (0.9 µs) for one variable that makes it
 # load an SDK. When that variable is not set, reading the global that it returns is enough.
@@ -55,7 +56,11 @@ def providers(*, tracer: TracerProvider | None = None, meter: MeterProvider | No
 
 def tracer() -> trace.Tracer:
     """Return the tracer that starts spans."""
-    return trace.get_tracer(NAME, tracer_provider=_tracer_provider)
+    global _tracer  # noqa: PLW0603 - a cache per provider
+    provider = _tracer_provider or trace.get_tracer_provider()
+    if _tracer is None or _tracer[0] is not provider:
+        _tracer = provider, trace.get_tracer(NAME, tracer_provider=provider)
+    return _tracer[1]
 
 
 def meter_provider() -> MeterProvider:

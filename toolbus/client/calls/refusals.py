@@ -1,11 +1,18 @@
-"""The errors of calls that were not published."""
+"""The errors of calls that were not published, not taken or not finished."""
 
 from __future__ import annotations
+
+import msgspec
 
 from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
 from toolbus.results import ErrorInfo
+
+NOT_TAKEN = "not_taken"
+"""The code of a call whose time was up before a worker took it."""
+NOT_FINISHED = "not_finished"
+"""The code of a call whose time was up while a worker had it."""
 
 
 def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
@@ -40,6 +47,17 @@ def unavailable(what: str, service: str) -> ErrorInfo:
     """Return ``unavailable`` for a tool or service that no live worker serves."""
     message = f"{what} is known, but no live worker serves {service!r}; pass wait=… to wait for one"
     return ErrorInfo("unavailable", message=message, retryable=True)
+
+
+def untaken(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
+    """Return the error of a call whose time was up before a worker took it; ``available`` when workers of its service live."""
+    why = f"every worker of {service!r} was busy, or the service is paused" if available else f"no live worker serves {service!r} now"
+    return msgspec.structs.replace(error, code=NOT_TAKEN, message=f"{error.message}: no worker took the call, so it did not run; {why}")
+
+
+def unfinished(error: ErrorInfo) -> ErrorInfo:
+    """Return the error of a call whose time was up while a worker had it."""
+    return msgspec.structs.replace(error, code=NOT_FINISHED, message=f"{error.message}: a worker took it and did not finish it in time")
 
 
 def wrong_arguments(arguments: object) -> ErrorInfo:

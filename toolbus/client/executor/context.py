@@ -104,6 +104,10 @@ class ExecutorContext:
         options: dict[str, Any] = {**self._options}
         if "wait" in options:
             options["wait"] = patience or False
+            if options.get("timeout") is not None:
+                # The wait until now was a part of it.
+                waited = self.patience() - patience
+                options["timeout"] = max(0.001, self._state.dispatcher.timeout(options, 0.0) - waited)
         if key := options.get("idempotency_key"):
             options["idempotency_key"] = f"{key}/{call}"
         made = self._state.make_call(CallTarget(grant.tool.name), arguments, options, streaming=True)

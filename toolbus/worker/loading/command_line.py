@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
+import pkgutil
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from toolbus.results import ConfigurationError
-from toolbus.worker.loading.installed import InstalledService, find_installed, find_module, import_installed, installed_service
-from toolbus.worker.loading.modules import absent, import_module
+from toolbus.worker.loading.installed import (
+    InstalledService,
+    find_installed,
+    find_module,
+    import_installed,
+    installed_service,
+    installed_services,
+)
+from toolbus.worker.loading.modules import MissingModuleError, absent, import_module
 
 
 def load(target: str) -> object:
@@ -57,7 +66,7 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
         name = place if service is None else service.target.partition(":")[0]
         spec = find_module(name) if service is None else find_installed(name)
         if spec is None:
-            raise ConfigurationError(absent(name))
+            raise ConfigurationError(f"{absent(name)}; {_advice(name)}")
         if spec.origin:
             found.add(Path(spec.origin).parent)
         else:
@@ -120,7 +129,24 @@ def _name_of(path: Path) -> str:
 
 def _from_name(name: str) -> ModuleType:
     _see_here()
-    return import_module(name)
+    try:
+        return import_module(name)
+    except MissingModuleError as error:
+        raise ConfigurationError(f"{error}; {_advice(name)}") from None
+
+
+def _advice(name: str) -> str:
+    """Return the targets that look like a wrong one, or where all of them are listed."""
+    package, dot, last = name.rpartition(".")
+    names: set[str] = set()
+    if not package:
+        names = {each.name for each in installed_services()} | {path.name for path in Path.cwd().glob("*.py")}
+    else:
+        spec = find_module(package)
+        places = None if spec is None else spec.submodule_search_locations
+        names = {each.name for each in pkgutil.iter_modules(places or [])}
+    near = [f"{package}{dot}{each}" for each in difflib.get_close_matches(last, sorted(names), n=3)]
+    return f"did you mean {', '.join(near)}?" if near else "`toolbus workers` lists the installed services"
 
 
 def _see_here() -> None:
