@@ -138,7 +138,8 @@ class Served:
         if found is not None and found.tenants and request.user not in found.tenants:
             raise ToolError(f"the tool {request.tool!r} is for other tenants", type="forbidden")
         if found is None:
-            known = ", ".join(sorted(self._handlers)) or "none"
+            mine = (name for name, handler in self._handlers.items() if not handler.tenants or request.user in handler.tenants)
+            known = ", ".join(sorted(mine)) or "none"
             raise ToolError(f"service {self.id!r} has no tool {request.tool!r} (it has: {known})", type="not_found")
         if request.confirmed:
             self._check_confirmed(request)
