@@ -106,5 +106,3 @@ def test_a_worker_lists_the_callers_own_tools() -> None:
         with pytest.raises(ToolError) as refused:
             served.handler(Request("c", "a", "hiding-both", "sell", user=user))
         assert refused.value.error.message.endswith(f"(it has: {names})")
-
-

@@ -17,7 +17,7 @@ from toolbus.client.executor.state import BusState
 from toolbus.client.executor.turn import Turn
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
-from toolbus.options import CallOptions, ServiceCallOptions, merged
+from toolbus.options import CallOptions, ServiceCallOptions, mapping, merged, session_id
 from toolbus.results import ConfigurationError, ToolResult
 
 
@@ -40,8 +40,12 @@ class BusView:
 
     @asynccontextmanager
     async def session(self, id: str, **options: Unpack[CallOptions]) -> AsyncIterator[BusView]:
-        """Return a view bound to a session, which is closed at the end of the ``async with``."""
-        options["session"] = id
+        """Return a view bound to a session, which is closed at the end of the ``async with``.
+
+        Raises:
+            ConfigurationError: the id is no text, or is empty, or an option is wrong.
+        """
+        options["session"] = session_id(id)
         view = self.bind(**options)
         try:
             yield view
@@ -160,4 +164,4 @@ class ServiceView:
         self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], options: Mapping[str, Any], *, streaming: bool
     ) -> Call:
         chosen = merged(self._defaults, {**options, "user": user})
-        return self._state.make_call(CallTarget("", self._id, config), arguments, chosen, streaming=streaming)
+        return self._state.make_call(CallTarget("", self._id, mapping(config, "config")), arguments, chosen, streaming=streaming)
