@@ -127,7 +127,7 @@ async def test_none_is_no_value(place: Place) -> None:
 async def test_a_subclass_of_text_is_a_text(place: Place) -> None:
     """An option may be of a subclass of ``str``, as a member of an enumeration is."""
 
-    class Name(str):
+    class Name(str):  # noqa: SLOT000 - as users write it
         """A name."""
 
     async with place.serving(context) as bus:
