@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
-from toolbus.display import shortened
 from toolbus.results import ConfigurationError
+from toolbus.rules import told
 
 
 class ServiceCallOptions(TypedDict, total=False):
@@ -45,8 +45,6 @@ class CallOptions(ServiceCallOptions, total=False):
 
 
 _RESERVED = frozenset({"priority"})
-# Characters of a wrong value in a message.
-_MOST_TOLD = 80
 
 
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any], others: Iterable[str] = ()) -> Mapping[str, Any]:
@@ -86,7 +84,7 @@ def text(value: Any, name: str) -> str:
         ConfigurationError: it is none.
     """
     if not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be a text, not {_told(value)}")
+        raise ConfigurationError(f"{name} must be a text, not {told(value)}")
     return value
 
 
@@ -108,10 +106,10 @@ def texts(value: Any, name: str) -> Mapping[str, str]:
         ConfigurationError: it is no mapping, or has a key or value that is no text.
     """
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} must be a mapping from texts to texts, not {_told(value)}")
+        raise ConfigurationError(f"{name} must be a mapping from texts to texts, not {told(value)}")
     for key, part in value.items():
         if not isinstance(key, str) or not isinstance(part, str):
-            raise ConfigurationError(f"{name} must be a mapping from texts to texts, and has {key!r}: {_told(part)}")
+            raise ConfigurationError(f"{name} must be a mapping from texts to texts, and has {key!r}: {told(part)}")
     return value
 
 
@@ -122,7 +120,7 @@ def mapping(value: Any, name: str) -> Mapping[str, Any]:
         ConfigurationError: it is none.
     """
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} must be a mapping, not {_told(value)}")
+        raise ConfigurationError(f"{name} must be a mapping, not {told(value)}")
     return value
 
 
@@ -133,7 +131,7 @@ def seconds(value: Any, name: str) -> float:
         ConfigurationError: it is not a finite number of seconds above 0.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {_told(value)}")
+        raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {told(value)}")
     return float(value)
 
 
@@ -144,7 +142,7 @@ def characters(value: Any, name: str) -> int:
         ConfigurationError: it is no whole number, or below 0.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigurationError(f"{name} must be a number of characters, not {_told(value)}")
+        raise ConfigurationError(f"{name} must be a number of characters, not {told(value)}")
     return value
 
 
@@ -174,8 +172,3 @@ def _unknown(name: str, others: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"there is no {'option' if others else 'call option'} {name!r}{hint} (there are: {', '.join(known)})"
-
-
-def _told(value: object) -> str:
-    """Return a value of the wrong kind for a message."""
-    return f"{shortened(repr(value), _MOST_TOLD)} ({type(value).__name__})"

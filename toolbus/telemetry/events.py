@@ -58,6 +58,7 @@ EVENTS: Mapping[str, str] = {
     "link.stalled": "the server has not answered for too long; the connection is closed",
     "log.dropped": "lines of the log were dropped, because their reader did not read; `lines` says how many",
     "middleware.failed": "a middleware around a call raised; the traceback follows",
+    "middleware.unknown_tools": "`only(…)` names tools that this worker does not serve, so its middleware never runs for them",
     "nanoclaw.left_out": "built-in tools of the nanoClaw facade are not installed and are left out",
     "nested.unavailable": "the server could not be reached for a handler's nested call; the call is tried again",
     "open.interrupted": "the server answered and could then not be reached while a process started; it is tried again",

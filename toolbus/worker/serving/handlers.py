@@ -161,6 +161,16 @@ class Served:
         if allowed != request.confirmed:
             raise ToolError(f"a person allowed another call of {request.tool!r} than this one", type="forbidden", code="unconfirmed")
 
+    @property
+    def tools(self) -> Iterable[str]:
+        """The names of its tools."""
+        return self._handlers.keys()
+
+    @property
+    def serves_any_tool(self) -> bool:
+        """True if it also runs tools of which only callers have the descriptors."""
+        return self._untyped is not None
+
     def undeclared(self) -> list[str]:
         """Return the tools that do not say what a second execution would do."""
         return sorted(name for name, handler in self._handlers.items() if not handler.effect)
