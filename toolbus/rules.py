@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from toolbus.display import shortened
@@ -76,7 +76,8 @@ def one_of(*words: str) -> Rule:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, (str, list, tuple, set, frozenset)) and all(isinstance(each, str) for each in value)
+    listed = isinstance(value, Collection) and not isinstance(value, (bytes, bytearray, Mapping))
+    return listed and all(isinstance(each, str) for each in value)
 
 
 TEXT = Rule("a text", lambda value: isinstance(value, str))

@@ -12,7 +12,7 @@ from typing import Any
 from toolbus.confirmations import digest_of
 from toolbus.descriptors import Effect, Publication
 from toolbus.envelope import Request
-from toolbus.results import ConfigurationError, ErrorInfo, ToolError
+from toolbus.results import ErrorInfo, ToolError
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.retry import Retry
@@ -120,8 +120,8 @@ class Served:
         self._service = service
         self.sessions: SessionBook | None = None
         self._cleans_sessions = service is not None and _takes_session(service)
-        self.session_idle = math.inf if service is None else _positive(service, "session_idle")
-        self.max_sessions = 0 if service is None else _positive(service, "max_sessions")
+        self.session_idle = math.inf if service is None else service.session_idle
+        self.max_sessions = 0 if service is None else service.max_sessions
 
     @property
     def id(self) -> str:
@@ -207,13 +207,6 @@ class Served:
 def _takes_session(service: ToolService) -> bool:
     positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
     return any(parameter.kind in positional for parameter in inspect.signature(service.cleanup).parameters.values())
-
-
-def _positive(service: ToolService, name: str) -> Any:
-    value = getattr(service, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{type(service).__name__}.{name} must be a number above 0, not {value!r}")
-    return value
 
 
 async def _await(value: Any) -> None:
