@@ -28,7 +28,7 @@ EVENTS: Mapping[str, str] = {
     "confirmation.not_shared": "a confirmation request could not be published; only the confirmer in this process is asked",
     "confirmation.settled": "a confirmation was answered or timed out; `outcome` is `allowed` or the reason why not",
     "confirmation.unreadable": "a confirmation request on the server can't be read and is left out",
-    "confirmation.failed": "the confirmer raised, so the call was not allowed; the traceback follows",
+    "confirmation.failed": "the confirmer raised (the traceback follows), or returned something else than True, False or None",
     "executions.dropped": "executions were not recorded, because too many waited or the store refused them",
     "executions.torn_line": "the last line of a log of executions was cut off by a crash and is left out",
     "execution.bug": "a bug: executing a model's call raised; the traceback follows",

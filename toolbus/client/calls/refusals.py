@@ -5,14 +5,29 @@ from __future__ import annotations
 from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
-from toolbus.results import ErrorInfo
+from toolbus.results import ConfigurationError, ErrorInfo
+from toolbus.rules import told
+
+
+def check_name(name: object) -> None:
+    """Refuse what can't be a tool's name.
+
+    Raises:
+        ConfigurationError: it is no text.
+    """
+    if not isinstance(name, str):
+        raise ConfigurationError(f"the name of a tool is a text, not {told(name)}")
 
 
 def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
     """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names that the user may see.
 
     One that this bus has known is ``unavailable``.
+
+    Raises:
+        ConfigurationError: the name is no text.
     """
+    check_name(name)
     # One that is there is hidden from this user, who learns nothing of what became of its name.
     if name not in catalogue.tools:
         for refused in catalogue.refused():
