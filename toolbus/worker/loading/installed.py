@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -124,7 +125,7 @@ def find_installed(name: str) -> ModuleSpec | None:
 def find_module(name: str) -> ModuleSpec | None:
     """Return where any module is, without importing anything."""
     try:
-        return _below(importlib.util.find_spec(name.partition(".")[0]), name)
+        return _below(find_spec(name.partition(".")[0]), name)
     except (ImportError, ValueError):
         return None
 
