@@ -30,6 +30,7 @@ FORBIDDEN = {
     "": ("agent", "adapters", "cli", "compat", "demo", "testing", "toolkit"),
 }
 LOWEST = (
+    "rules",
     "encoding",
     "naming",
     "results",

@@ -14,7 +14,7 @@ _MOST_TOLD = 80
 
 
 class Rule(NamedTuple):
-    """What an option's value must be.
+    """A rule that an option's value keeps.
 
     Attributes:
         expected: the words after "must be".
