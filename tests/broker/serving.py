@@ -35,9 +35,9 @@ class Server:
         """The commands that were not part of a greeting, by name."""
         return [command[0].decode() for command in self.seen]
 
-    async def start(self) -> None:
+    async def start(self, host: str = "127.0.0.1") -> None:
         """Listen on a free port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, host, 0)
         self.port = self._server.sockets[0].getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}"
 
