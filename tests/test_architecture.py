@@ -32,6 +32,7 @@ FORBIDDEN = {
 }
 LOWEST = (
     "encoding",
+    "safe_text",
     "naming",
     "results",
     "envelope",

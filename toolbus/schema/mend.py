@@ -15,6 +15,7 @@ import msgspec
 
 from toolbus.descriptors import TYPE_WORDS
 from toolbus.results import DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema.validate import flaw
 
 _WORDS = TYPE_WORDS | {
@@ -55,7 +56,7 @@ def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
         if flaw(given) is None:
             return given, []
     if not isinstance(schema, Mapping):
-        raise DescriptorError(f"a JSON Schema must be an object, not {type(schema).__name__}", path="$.parameters")
+        raise DescriptorError(f"a JSON Schema must be an object, not {type_name(schema)}", path="$.parameters")
     mender = _Mender()
     made = mender.schema(schema, "$", 0)
     kinds = made.setdefault("type", "object")

@@ -11,6 +11,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
+from toolbus.safe_text import is_a, reason_of, traceback_of, type_name
 from toolbus.telemetry.listening import active, tracer
 
 _propagator = TraceContextTextMapPropagator()
@@ -102,7 +103,7 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
         try:
             yield handler
         except Exception as error:
-            span.record_exception(error)
+            _record(span, error)
             handler.fail(_error_of(error))
             raise
         except BaseException:
@@ -110,10 +111,18 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
             raise
 
 
+def _record(span: Span, error: Exception) -> None:
+    try:
+        span.record_exception(error)
+    except BaseException:  # noqa: BLE001 - it asks the class, which is the user's
+        told = {"exception.type": type_name(error), "exception.message": reason_of(error), "exception.stacktrace": traceback_of(error)}
+        span.add_event("exception", told)
+
+
 def _error_of(error: Exception) -> ErrorInfo:
-    if isinstance(error, ToolError):
+    if is_a(error, ToolError):
         return error.error
-    return ErrorInfo("cancelled" if isinstance(error, CallCancelled) else "tool_error", message=str(error))
+    return ErrorInfo("cancelled" if is_a(error, CallCancelled) else "tool_error", message=reason_of(error))
 
 
 def _message(operation: str, service: str, id: str, client: str) -> dict[str, str | int]:

@@ -27,6 +27,7 @@ from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.server import replica_by
 from toolbus.broker.transport.tls import explain
 from toolbus.results import BrokerError, ToolbusError
+from toolbus.safe_text import described, reason_of
 
 _MOST_IDS = 256
 _READ_TIMEOUT = 7.0
@@ -212,7 +213,7 @@ class LeaseThread:
         self._bugs += 1
         telemetry.log.error("task.failed", task="leases", failures=self._bugs, exc_info=error)
         if self._bugs == MOST_FAILURES:
-            failure = ToolbusError(f"beats failed {self._bugs} times in a row, at last with {type(error).__name__}: {error}")
+            failure = ToolbusError(f"beats failed {self._bugs} times in a row, at last with {described(error)}")
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._on_failed, failure)
 
@@ -228,7 +229,7 @@ class LeaseThread:
 
 
 def _words(error: Exception) -> str:
-    text = str(error) or type(error).__name__
+    text = reason_of(error)
     return explain(text) or text
 
 

@@ -6,6 +6,7 @@ from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
 from toolbus.results import ErrorInfo
+from toolbus.safe_text import type_name
 
 
 def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
@@ -44,7 +45,7 @@ def unavailable(what: str, service: str) -> ErrorInfo:
 
 def wrong_arguments(arguments: object) -> ErrorInfo:
     """Return ``invalid_arguments`` for arguments that are no object."""
-    return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type(arguments).__name__}")
+    return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type_name(arguments)}")
 
 
 def refusal_of(verdict: Verdict, service: str) -> ErrorInfo:

@@ -14,6 +14,7 @@ from toolbus.display import shortened
 from toolbus.encoding import exact_text, whole_text
 from toolbus.envelope import Frame, Request, encode, encode_data
 from toolbus.results import ERROR_TYPES, Blob, CallCancelled, EnvelopeError, ErrorInfo, ToolError, ToolResult
+from toolbus.safe_text import is_a, reason_of, type_name
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class HandlerExit(Exception):
     """A user's code raised what would end the program or its task; ``raised`` is that."""
 
     def __init__(self, raised: BaseException) -> None:
-        super().__init__(f"the code raised {type(raised).__name__}, which ends neither the worker nor other calls")
+        super().__init__(f"the code raised {type_name(raised)}, which ends neither the worker nor other calls")
         self.raised = raised
 
 
@@ -49,17 +50,9 @@ async def without_exits(work: Awaitable[T]) -> T:
         raise
     except BaseException as error:
         task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        if is_a(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         raise HandlerExit(error) from error
-
-
-def said(error: BaseException) -> str:
-    """Return the text of an exception, or its name: a class of a user's may raise when it is asked."""
-    try:
-        return str(error) or type(error).__name__
-    except BaseException:  # noqa: BLE001 - as above, and whatever it is
-        return type(error).__name__
 
 
 def result_of(value: object) -> ToolResult:
@@ -109,7 +102,7 @@ def checked(result: ToolResult) -> ToolResult:
 
 
 def _bad_result(rule: str, value: object) -> ToolError:
-    return ToolError(f"the tool's ToolResult can't be sent: {rule}, not {type(value).__name__}", code="bad_result")
+    return ToolError(f"the tool's ToolResult can't be sent: {rule}, not {type_name(value)}", code="bad_result")
 
 
 def error_of(error: BaseException) -> ErrorInfo:
@@ -118,19 +111,19 @@ def error_of(error: BaseException) -> ErrorInfo:
 
 
 def _error_of(error: BaseException) -> ErrorInfo:
-    if isinstance(error, HandlerExit):
+    if is_a(error, HandlerExit):
         error = error.raised
-    if isinstance(error, ToolError):
+    if is_a(error, ToolError):
         return error.error
-    if isinstance(error, CallCancelled):
-        return ErrorInfo("cancelled", message=said(error))
-    if isinstance(error, SystemExit):
+    if is_a(error, CallCancelled):
+        return ErrorInfo("cancelled", message=reason_of(error))
+    if is_a(error, SystemExit):
         return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
-    if isinstance(error, EnvelopeError):
+    if is_a(error, EnvelopeError):
         return ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")
-    if isinstance(error, asyncio.CancelledError):
+    if is_a(error, asyncio.CancelledError):
         return ErrorInfo("tool_error", "CancelledError", "the handler was cancelled from within")
-    return ErrorInfo("tool_error", type(error).__name__, said(error))
+    return ErrorInfo("tool_error", type_name(error), reason_of(error))
 
 
 def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:

@@ -22,6 +22,7 @@ from toolbus.descriptors import (
 )
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
@@ -54,7 +55,7 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
     functions: dict[str, dict[str, FunctionTool]] = {}
     for target in _flat(targets):
         if isinstance(target, ToolService):
-            name = target.id or type(target).__name__
+            name = target.id or type_name(target)
             if instances.get(name, target) is not target:
                 raise ConfigurationError(f"two services have the id {name!r}")
             instances[name] = target

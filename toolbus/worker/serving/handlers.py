@@ -13,6 +13,7 @@ from toolbus.confirmations import digest_of
 from toolbus.descriptors import Effect, Publication
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, ErrorInfo, ToolError
+from toolbus.safe_text import type_name
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.retry import Retry
@@ -201,7 +202,7 @@ def _takes_session(service: ToolService) -> bool:
 def _positive(service: ToolService, name: str) -> Any:
     value = getattr(service, name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{type(service).__name__}.{name} must be a number above 0, not {value!r}")
+        raise ConfigurationError(f"{type_name(service)}.{name} must be a number above 0, not {value!r}")
     return value
 
 
