@@ -32,6 +32,7 @@ FORBIDDEN = {
 LOWEST = (
     "rules",
     "encoding",
+    "safe_text",
     "naming",
     "results",
     "envelope",

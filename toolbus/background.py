@@ -9,6 +9,7 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.results import ToolbusError
+from toolbus.safe_text import described
 
 # Twelve failures in a row take over half a minute: longer than a brief outage, and long enough that a supervisor
 # does not mistake the end of the process for a failed start.
@@ -44,7 +45,7 @@ async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]],
             telemetry.count("toolbus.task_failures", task=name)
             if failures >= MOST_FAILURES:
                 telemetry.log.exception("task.given_up", task=name, failures=failures)
-                raise ToolbusError(f"{name} failed {failures} times in a row, at last with {type(error).__name__}: {error}") from error
+                raise ToolbusError(f"{name} failed {failures} times in a row, at last with {described(error)}") from error
             pause = min(_FIRST * 2 ** (failures - 1), _MOST)
             telemetry.log.exception("task.failed", task=name, failures=failures, retry_in=pause)
         await asyncio.sleep(pause)

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from toolbus.safe_text import is_a, reason_of, type_name
+
 MOST_LEVELS = 200
 """Most objects and lists within each other in a value; a reader's stack must hold them beside whatever calls it."""
 
@@ -131,7 +133,7 @@ def _of_numpy(value: Any) -> Any:
 
 
 def _of_key(key: Any) -> Any:
-    raise TypeError(f"a key is a text or a number, not a {type(key).__name__}")
+    raise TypeError(f"a key is a text or a number, not a {type_name(key)}")
 
 
 _KEYS = {None: "null", True: "true", False: "false"}
@@ -239,7 +241,7 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
 def _step(key: Any) -> str:
     if isinstance(key, str) and key.isidentifier() and key.isascii() and len(key) <= _MOST_KEY:
         return f".{exact_text(key)}"
-    shown = ascii(exact_text(key)) if isinstance(key, str) else type(key).__name__
+    shown = ascii(exact_text(key)) if isinstance(key, str) else type_name(key)
     return f"[{shown[:_MOST_KEY]}]"
 
 
@@ -271,13 +273,10 @@ def _problem(value: Any) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
+    if is_a(error, RecursionError):
         return _TOO_DEEP
-    if isinstance(error, UnicodeEncodeError):
+    if is_a(error, UnicodeEncodeError):
         return "a text with half of a surrogate pair, which UTF-8 can't express"
-    if isinstance(error, msgspec.DecodeError):
+    if is_a(error, msgspec.DecodeError):
         return f"a msgspec.Raw that is not JSON: {error}"
-    try:
-        return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001 - as in encode_data
-        return type(error).__name__
+    return reason_of(error)

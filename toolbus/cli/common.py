@@ -11,6 +11,7 @@ import click
 
 from toolbus.cli.output import is_confirmed, say
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import reason_of
 from toolbus.settings import PREFIX, Settings, misspelt
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def one_line(text: str, most: int) -> str:
 
 def reason(error: OSError) -> str:
     """Return the system's message for an error, with the file's name if there is one."""
-    message = error.strerror or str(error) or type(error).__name__
+    message = error.strerror or reason_of(error)
     return f"{error.filename}: {message}" if error.filename else message
 
 

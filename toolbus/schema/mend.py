@@ -15,6 +15,7 @@ import msgspec
 
 from toolbus.descriptors import TYPE_WORDS
 from toolbus.results import DescriptorError
+from toolbus.safe_text import type_name
 
 _WORDS = TYPE_WORDS | {
     "char": "string", "varchar": "string", "uuid": "string", "url": "string", "uri": "string",
@@ -54,7 +55,7 @@ def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
         if _flaw(given) is None:
             return given, []
     if not isinstance(schema, Mapping):
-        raise DescriptorError(f"a JSON Schema must be an object, not {type(schema).__name__}", path="$.parameters")
+        raise DescriptorError(f"a JSON Schema must be an object, not {type_name(schema)}", path="$.parameters")
     mender = _Mender()
     made = mender.schema(schema, "$", 0)
     kinds = made.setdefault("type", "object")

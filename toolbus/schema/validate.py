@@ -10,6 +10,7 @@ import jsonschema_rs
 from jsonschema_rs import ValidationError, ValidationErrorKind
 
 from toolbus.results import DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema import bounds, refusal
 from toolbus.schema.work import work_of
 
@@ -38,7 +39,7 @@ class Validator:
 
     def __init__(self, schema: Mapping[str, Any], *, path: str = "$") -> None:
         if not isinstance(schema, Mapping):
-            raise DescriptorError(f"a JSON Schema must be an object, not {type(schema).__name__}", path=path)
+            raise DescriptorError(f"a JSON Schema must be an object, not {type_name(schema)}", path=path)
         self._schema = dict(schema)
         try:
             self._compiled = _compiled(self._schema)

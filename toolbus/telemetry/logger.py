@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import Any
 
+from toolbus.safe_text import is_printable, traceback_of
 from toolbus.telemetry.events import NAME
 from toolbus.telemetry.lines import word
 from toolbus.telemetry.listening import current_span
@@ -74,5 +75,8 @@ def _emit(level: int, event: str, fields: dict[str, Any], raised: ExcInfo | None
         if type(handler) is LineHandler and level >= handler.level and not handler.filters:
             handler.write_event(level, event, fields, raised)
             return
+    if raised is not None and not is_printable(raised[1]):
+        # Handlers of others print it, and what its class raises then would come out here.
+        fields["exception"], raised = traceback_of(raised[1]), None
     line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
     logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
+from toolbus.safe_text import is_a, reason_of, traceback_of, type_name
 from toolbus.telemetry.listening import active, tracer
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
         try:
             yield handler
         except Exception as error:
-            span.record_exception(error)
+            _record(span, error)
             handler.fail(_error_of(error))
             raise
         except BaseException:
@@ -139,10 +140,18 @@ def _calling(traceparent: str) -> Context:
     return trace.set_span_in_context(trace.NonRecordingSpan(remote), Context()) if remote.is_valid else Context()
 
 
+def _record(span: Span, error: Exception) -> None:
+    try:
+        span.record_exception(error)
+    except BaseException:  # noqa: BLE001 - it asks the class, which is the user's
+        told = {"exception.type": type_name(error), "exception.message": reason_of(error), "exception.stacktrace": traceback_of(error)}
+        span.add_event("exception", told)
+
+
 def _error_of(error: Exception) -> ErrorInfo:
-    if isinstance(error, ToolError):
+    if is_a(error, ToolError):
         return error.error
-    return ErrorInfo("cancelled" if isinstance(error, CallCancelled) else "tool_error", message=str(error))
+    return ErrorInfo("cancelled" if is_a(error, CallCancelled) else "tool_error", message=reason_of(error))
 
 
 def _message(operation: str, service: str, id: str, client: str) -> dict[str, str | int]:

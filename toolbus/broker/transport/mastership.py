@@ -18,6 +18,7 @@ from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.observer import Observer
 from toolbus.broker.transport.sentinels import BySentinel, SentinelReport, agreed_report
 from toolbus.results import BrokerError
+from toolbus.safe_text import reason_of
 
 _POLL = 1.0
 # While a master is silent or being replaced.
@@ -178,7 +179,7 @@ class BySentinelMastership(Mastership):
                     self.hear(node, report, asked)
                     await observer.event(_POLL_CLOSELY if report.down or report.replacing else _POLL)
             except Exception as error:  # noqa: BLE001 - whatever one Sentinel answers, it is asked again, and the others are heard
-                telemetry.log.info("sentinel.lost", server=f"{node.host}:{node.port}", error=str(error) or type(error).__name__)
+                telemetry.log.info("sentinel.lost", server=f"{node.host}:{node.port}", error=reason_of(error))
             finally:
                 observer.close()
                 self._reports.pop(node, None)

@@ -9,6 +9,7 @@ from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
 from toolbus.results import ConfigurationError, ErrorInfo
 from toolbus.rules import told
+from toolbus.safe_text import type_name
 
 
 def check_name(name: object) -> None:
@@ -80,7 +81,7 @@ def unfinished(error: ErrorInfo) -> ErrorInfo:
 
 def wrong_arguments(arguments: object) -> ErrorInfo:
     """Return ``invalid_arguments`` for arguments that are no object."""
-    return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type(arguments).__name__}")
+    return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type_name(arguments)}")
 
 
 def refusal_of(verdict: Verdict, service: str) -> ErrorInfo:

@@ -226,9 +226,9 @@ async def _ask(confirmer: Confirmer, confirmation: Confirmation) -> None:
     except TimeoutError:
         # The executor's timeout, or one of the confirmer's own: both mean that no answer came.
         raise
-    except ConfigurationError:
+    except (ConfigurationError, asyncio.CancelledError, GeneratorExit):
         raise
-    except Exception:  # noqa: BLE001 - an error of the application's code is no permission
+    except BaseException:  # noqa: BLE001 - an error of the application's code is no permission, and SystemExit would end the event loop
         telemetry.log.exception("confirmation.failed", tool=confirmation.tool, id=confirmation.call)
         confirmation.deny("asking for it failed")
         return

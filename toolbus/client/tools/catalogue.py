@@ -17,6 +17,7 @@ from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
 from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema import mended_document
 
 
@@ -268,7 +269,7 @@ def _descriptor(kind: str, name: str, decoded: object) -> ServiceDescriptor | di
         DescriptorError: it can't be used.
     """
     if not isinstance(decoded, dict):
-        raise DescriptorError(f"a descriptor is a JSON object, not {type(decoded).__name__}")
+        raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
     if kind not in {"tool", "tool-service"}:
         raise DescriptorError("its key is neither tool/NAME nor tool-service/ID nor toolkit/NAME")
     if kind == "tool" and not is_tool_document(decoded):

@@ -21,6 +21,7 @@ from toolbus.descriptors import (
 )
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
@@ -55,7 +56,7 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
     for target in _flat(targets):
         if isinstance(target, ToolService):
             check_service(target)
-            name = target.id or type(target).__name__
+            name = target.id or type_name(target)
             if instances.get(name, target) is not target:
                 raise ConfigurationError(f"two services have the id {name!r}")
             instances[name] = target
