@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -93,7 +93,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 read = value.lower() if name in _WORDS and isinstance(value, str) else value
                 values[name] = msgspec.convert(read, cls._types()[name], strict=False)
             except msgspec.ValidationError as error:
-                raise ConfigurationError(f"{source} is wrong: {error} (given: {value!r})") from None
+                reason = f"choose {', '.join(get_args(cls._types()[name]))}" if name in _WORDS else error
+                raise ConfigurationError(f"{source} is wrong: {reason} (given: {value!r})") from None
         return cls(**values)
 
     @classmethod

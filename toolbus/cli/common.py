@@ -36,8 +36,13 @@ class Seconds(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number, or fail with a usage error."""
-        number = super().convert(value, param, ctx)
-        return self.fail(f"{value!r} is not a number of seconds", param, ctx) if math.isnan(number) else number
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return super().convert(number, param, ctx)
 
 
 class Failure(click.ClickException):
@@ -74,6 +79,12 @@ def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
     if settings.url.startswith("memory:"):
         raise ConfigurationError("memory:// exists in one process only, but this command needs several; unset TOOLBUS_URL or drop --url")
     return settings
+
+
+def namespace_of(context: click.Context) -> str:
+    """Return the namespace in brackets, for messages about what is not there; an empty text for the default one."""
+    settings = settings_of(context)
+    return "" if settings.namespace == Settings().namespace else f" (namespace {settings.namespace!r})"
 
 
 def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) -> T:
