@@ -33,6 +33,7 @@ FORBIDDEN = {
 LOWEST = (
     "encoding",
     "naming",
+    "rules",
     "results",
     "envelope",
     "descriptors",

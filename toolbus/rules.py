@@ -14,7 +14,7 @@ _MOST_TOLD = 80
 
 
 class Rule(NamedTuple):
-    """What an option's value must be.
+    """A condition on an option's value.
 
     Attributes:
         expected: the words after "must be".
