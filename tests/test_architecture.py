@@ -34,6 +34,7 @@ LOWEST = (
     "encoding",
     "safe_text",
     "naming",
+    "rules",
     "results",
     "envelope",
     "descriptors",

@@ -14,7 +14,7 @@ _MOST_TOLD = 80
 
 
 class Rule(NamedTuple):
-    """A rule that an option's value keeps.
+    """A condition on an option's value.
 
     Attributes:
         expected: the words after "must be".

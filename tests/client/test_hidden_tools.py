@@ -30,7 +30,7 @@ async def order_books() -> str:
 
 
 async def answers(bus: ToolBus, name: str) -> dict[str, ToolResult]:
-    """Return the answers to every way of calling a tool as bob, or as nobody."""
+    """Return the answer of every way of calling a tool as bob, or as nobody."""
     bob = bus.bind(user="bob")
     async with bob.stream(name) as call:
         streamed = await call.result()
@@ -48,7 +48,7 @@ async def answers(bus: ToolBus, name: str) -> dict[str, ToolResult]:
 
 @pytest.mark.parametrize("name", ["audit_books", "audit_book", "audit_bookss"])
 async def test_no_answer_suggests_a_tool_for_others(place: Place, name: str) -> None:
-    """A caller who names a hidden tool, or nearly, is told of similar tools of his own alone."""
+    """A user who names a hidden tool, or nearly, is told of similar tools of his own alone."""
     async with place.serving([audit_books, order_books]) as bus:
         await bus.wait_for_tool("audit_books")
         for way, answer in (await answers(bus, name)).items():

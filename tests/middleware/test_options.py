@@ -102,7 +102,7 @@ def test_a_wrong_value_is_told_with_what_is_expected(make: Any, name: str, value
 
 
 def test_right_values_are_accepted() -> None:
-    """Middleware that the documentation shows can be made."""
+    """Middleware as the documentation shows it can be made."""
     for made in (
         Cache(math.inf, most_bytes=1, by=lambda call: call.user, invalidates=lambda call: ()),
         RateLimit(1, 0.001, by=lambda call: "", name="n"),

@@ -28,6 +28,7 @@ class Derived(msgspec.Struct, frozen=True):
         spared: values for those of them that can do without their service, when no code provides it.
         bind: turns arguments into keyword arguments; raises ``ToolError`` (``invalid_arguments``) with the place and what was
             expected there. Arguments that were left out stay out.
+        unresolved: why some parameters take anything: their annotations can't be evaluated. Empty where the schema was given.
     """
 
     description: str
@@ -35,6 +36,7 @@ class Derived(msgspec.Struct, frozen=True):
     injected: dict[str, type]
     bind: Callable[[Mapping[str, Any]], dict[str, Any]]
     spared: dict[str, Any] = {}
+    unresolved: dict[str, str] = {}
 
 
 def derive(
@@ -80,7 +82,7 @@ def _from_annotations(signature: Signature) -> Derived:
         reserved=signature.reserved,
         hints=_hints(schema),
     )
-    return Derived(signature.description, schema, signature.injected, binder.bind, signature.spared)
+    return Derived(signature.description, schema, signature.injected, binder.bind, signature.spared, signature.unresolved)
 
 
 def _schema(signature: Signature, annotations: Mapping[str, Any], rest: Any) -> dict[str, Any]:

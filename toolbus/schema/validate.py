@@ -67,7 +67,7 @@ class Validator:
             violations = self._violations(arguments)
         except ValueError as error:
             # Keys that are no strings, lone surrogates, values that are not JSON.
-            violations = [refusal.violation(f"Expected JSON values: {error}")]
+            violations = [refusal.violation(f"Expected JSON values: {error}", bounds.foreign_part(arguments))]
         raise refusal.of(violations)
 
     def _violations(self, arguments: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
-"""The rules for the options of ``@tool``, and for the attributes of a ``ToolService``."""
+"""Check definitions: the options of ``@tool``, the attributes of a ``ToolService``, and what a function returns in vain."""
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -75,3 +76,17 @@ def place_of(defined: Any) -> str:
         return f", {inspect.getsourcefile(defined)}:{inspect.getsourcelines(defined)[1]}"
     except (OSError, TypeError):
         return ""
+
+
+def returns_unseen(function: Any) -> bool:
+    """Return whether a generator function returns a value, which nobody who iterates it sees."""
+    called = function if inspect.isroutine(function) else type(function).__call__
+    if not inspect.isgeneratorfunction(called):
+        return False
+    before: dis.Instruction | None = None
+    for each in dis.get_instructions(called):
+        value = before if each.opname == "RETURN_VALUE" else each if each.opname == "RETURN_CONST" else None
+        if value is not None and not (value.opname in {"LOAD_CONST", "RETURN_CONST"} and value.argval is None):
+            return True
+        before = each
+    return False

@@ -25,7 +25,7 @@ from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
-from toolbus.worker.definition.options import check_service
+from toolbus.worker.definition.options import check_service, place_of, returns_unseen
 from toolbus.worker.definition.provide import Services, injected
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
@@ -158,6 +158,8 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
         found = _function_handler(made, name, getattr(service, attribute), services, service.effect, service.retry)
         if found is not None:
             tools.add(*found)
+    if invoke is not None:
+        _tell_lost("", name, invoke)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
     owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
     served = Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
@@ -237,6 +239,9 @@ def _function_handler(
         if name not in given and name not in spared:
             telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
             return None
+    for name, error in derived.unresolved.items():
+        telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=service, parameter=name, error=error)
+    _tell_lost(made.name, service, bound)
     description = made.description or derived.description or made.name.replace("_", " ")
     if len(description) > _MOST_DESCRIPTION:
         raise ConfigurationError(
@@ -275,6 +280,11 @@ def _function_handler(
 def _tell(tool: object, service: str, changes: list[str]) -> None:
     if changes:
         telemetry.log.warning("descriptor.mended", tool=tool, service=service, changes=changes)
+
+
+def _tell_lost(tool: str, service: str, function: Callable[..., Any]) -> None:
+    if returns_unseen(function):
+        telemetry.log.warning("tool.return_ignored", tool=tool, service=service, place=place_of(function).removeprefix(", "))
 
 
 def _first_line(document: str | None) -> str:
