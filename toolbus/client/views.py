@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.broker.protocols import Usage
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.pending import PendingConfirmations
-from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observations import LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState
-from toolbus.client.executor.turn import Turn
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, merged
 from toolbus.results import ConfigurationError, ToolResult
+
+if TYPE_CHECKING:
+    from toolbus.client.executor.executor import ToolExecutor
+    from toolbus.client.executor.turn import Turn
 
 
 class BusView:
@@ -113,6 +115,8 @@ class BusView:
         Raises:
             ConfigurationError: an option is wrong.
         """
+        from toolbus.client.executor.executor import ToolExecutor  # noqa: PLC0415 - most agents without a model make none
+
         return ToolExecutor(
             self._state,
             tools=tools,
