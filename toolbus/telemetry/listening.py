@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _tracer_provider: TracerProvider | None = None
 _meter_provider: MeterProvider | None = None
+_tracer: tuple[TracerProvider, Tracer] | None = None
 
 # Until an SDK is loaded, `get_tracer_provider()` reads the environment each time (0.9 µs) for one variable that makes it
 # load an SDK. When that variable is not set, reading the global that it returns is enough.
@@ -117,7 +118,11 @@ def tracer() -> Tracer:
     """Return the tracer that starts spans."""
     from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
 
-    return trace.get_tracer(NAME, tracer_provider=_tracer_provider)
+    global _tracer  # noqa: PLW0603 - a cache per provider
+    provider = _tracer_provider or trace.get_tracer_provider()
+    if _tracer is None or _tracer[0] is not provider:
+        _tracer = provider, trace.get_tracer(NAME, tracer_provider=provider)
+    return _tracer[1]
 
 
 def current_span() -> tuple[str, str] | None:

