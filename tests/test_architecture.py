@@ -37,6 +37,7 @@ LOWEST = (
     "descriptors",
     "options",
     "settings",
+    "urls",
     "deadlines",
     "telemetry",
     "confirmations",

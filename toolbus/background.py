@@ -14,12 +14,17 @@ from toolbus.results import ToolbusError
 # does not mistake the end of the process for a failed start.
 MOST_FAILURES = 12
 _FIRST, _MOST = 0.1, 5.0
-# A task that has worked for this many seconds starts counting failures from zero.
+# A task that has lasted for this many seconds, and for two of its pauses, has worked: it starts counting failures from zero.
 _SETTLED = 60.0
 
 
-async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]], *, every: float) -> None:
     """Run ``work`` until it returns; start it again, after a growing pause, whenever it raises, or is cancelled from within.
+
+    Args:
+        name: of the task, for logs.
+        work: makes the task anew.
+        every: seconds for which it sleeps before each of its turns, or 0: one that has only slept has not worked.
 
     Raises:
         ToolbusError: it failed ``MOST_FAILURES`` times in a row.
@@ -35,7 +40,7 @@ async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]])
             mine = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (mine is None or mine.cancelling()):
                 raise
-            failures = 1 if time.monotonic() - began > _SETTLED else failures + 1
+            failures = 1 if time.monotonic() - began > max(_SETTLED, 2 * every) else failures + 1
             telemetry.count("toolbus.task_failures", task=name)
             if failures >= MOST_FAILURES:
                 telemetry.log.exception("task.given_up", task=name, failures=failures)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
+from toolbus.broker.transport.bounded import BoundedSocket
 from toolbus.results import BrokerUnavailable, ConfigurationError
 
 HOST = "127.0.0.1"
@@ -297,8 +298,10 @@ def _answering_pid(port: int, password: str) -> int | None:
         commands.insert(0, ["AUTH", password])
     try:
         with socket.create_connection((HOST, port), timeout=1.0) as connection:
-            connection.sendall(b"".join(map(_packed, commands)))
-            answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+            # It may be anybody's port.
+            bounded = BoundedSocket(connection)
+            bounded.sendall(b"".join(map(_packed, commands)))
+            answer = b"".join(iter(lambda: bounded.recv(65_536), b""))
     except OSError:
         return None
     if b"+PONG\r\n" not in answer:

@@ -6,16 +6,19 @@ import hashlib
 import pkgutil
 import re
 
+from toolbus.broker import forms
+
 _INCLUDE = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)
 
 
 class Script:
-    """A script's source and the digest under which the server caches it."""
+    """A script's source, the digest under which the server caches it, and the form of its answer."""
 
-    __slots__ = ("name", "sha", "source")
+    __slots__ = ("form", "name", "sha", "source")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.form = forms.SCRIPTS[name]
         self.source = _INCLUDE.sub(lambda found: _read(found[1]), _read(name))
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 

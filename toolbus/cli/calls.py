@@ -98,7 +98,12 @@ def call_command(
     elif not streaming and result.output:
         say_content(result.output)
     if result.error is not None:
-        fail(f"{result.error.type}: {result.error.message or result.error.code}")
+        error = result.error
+        fail(
+            f"{error.type} ({error.code}): {error.message}"
+            if error.code and error.message
+            else f"{error.type}: {error.message or error.code}"
+        )
 
 
 async def _allowed(

@@ -168,7 +168,7 @@ def describe_command(ctx: click.Context, name: str) -> None:
 @click.pass_context
 def settings_command(ctx: click.Context, output: str) -> None:
     """Show each setting, its value, and the source of the value."""
-    from toolbus.broker.transport.connection import redact
+    from toolbus.urls import redact
 
     found = {
         name: (redact(str(value)) if name == "url" else value, source)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -117,13 +118,24 @@ def import_installed(service: InstalledService) -> ModuleType:
 
 def find_installed(name: str) -> ModuleSpec | None:
     """Return where an installed module is, without importing anything; packages in the current folder do not count."""
-    path: list[str] | None = _installed_path(name.partition(".")[0])
-    spec: ModuleSpec | None = None
-    for depth in range(name.count(".") + 1):
-        spec = PathFinder.find_spec(".".join(name.split(".")[: depth + 1]), path)
+    top = name.partition(".")[0]
+    return _below(PathFinder.find_spec(top, _installed_path(top)), name)
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Return where any module is, without importing anything."""
+    try:
+        return _below(find_spec(name.partition(".")[0]), name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _below(spec: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    """Return where a module is, given where its topmost package is."""
+    for depth in range(1, name.count(".") + 1):
         if spec is None:
             return None
-        path = list(spec.submodule_search_locations or ())
+        spec = PathFinder.find_spec(".".join(name.split(".")[: depth + 1]), list(spec.submodule_search_locations or ()))
     return spec
 
 

@@ -41,6 +41,11 @@ def init_tools(*places: str | ModuleType) -> list[object]:
     return list(found.values())
 
 
+def absent(name: str) -> str:
+    """Return the message about a module that is not there."""
+    return f"there is no module {name!r} (a file needs its .py)"
+
+
 def import_module(name: str) -> ModuleType:
     """Import a module.
 
@@ -52,7 +57,7 @@ def import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise MissingModuleError(f"there is no module {name!r} (a file needs its .py)") from None
+            raise MissingModuleError(absent(name)) from None
         raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's module raises is told in one line
         raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -24,6 +25,8 @@ _MOST_CODE = 200
 # Seconds until which a caller may be told to wait.
 _MOST_AFTER = 1e9
 
+# A text without any letter, such as the number that was raised, says nothing alone.
+_WORD = re.compile(r"[^\W\d_]")
 _CONTENT = "content is a tuple of Blobs"
 
 _decode = msgspec.json.Decoder(ErrorInfo).decode
@@ -55,11 +58,18 @@ async def without_exits(work: Awaitable[T]) -> T:
 
 
 def said(error: BaseException) -> str:
-    """Return the text of an exception, or its name: a class of a user's may raise when it is asked."""
+    """Return the text of an exception, with its name where the text alone says nothing, as that of a KeyError.
+
+    A class of a user's may raise when it is asked; then it is the name.
+    """
+    name = type(error).__name__
     try:
-        return str(error) or type(error).__name__
+        text = str(error)
+        if not text.strip():
+            return name
+        return f"{name}: {text}" if isinstance(error, KeyError) or not _WORD.search(text) else text
     except BaseException:  # noqa: BLE001 - as above, and whatever it is
-        return type(error).__name__
+        return name
 
 
 def result_of(value: object) -> ToolResult:
@@ -158,6 +168,8 @@ def encodable(error: ErrorInfo) -> ErrorInfo:
         details, note = None, f"its details are {problem}"
     message = error.message if isinstance(error.message, str) else "the tool failed, and what it said is no text"
     message = shortened(whole_text(message), _MOST_MESSAGE)
+    if error.type not in ERROR_TYPES:
+        message = f"{message} (its error type, {shortened(whole_text(repr(error.type)), _MOST_CODE)}, does not exist)"
     after = error.retry_after
     return ErrorInfo(
         error.type if error.type in ERROR_TYPES else "tool_error",
