@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.broker.protocols import Usage
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.pending import PendingConfirmations
-from toolbus.client.executor.context import RULES
-from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observations import LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState
-from toolbus.client.executor.turn import Turn
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, mapping, merged, session_id, text
 from toolbus.results import ConfigurationError, ToolResult
+
+if TYPE_CHECKING:
+    from toolbus.client.executor.executor import ToolExecutor
+    from toolbus.client.executor.turn import Turn
 
 
 class BusView:
@@ -118,6 +119,10 @@ class BusView:
         Raises:
             ConfigurationError: an option is wrong.
         """
+        # Agents without a model make none.
+        from toolbus.client.executor.context import RULES  # noqa: PLC0415
+        from toolbus.client.executor.executor import ToolExecutor  # noqa: PLC0415
+
         return ToolExecutor(
             self._state,
             tools=tools,

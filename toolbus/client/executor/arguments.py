@@ -8,8 +8,6 @@ from typing import Any
 from toolbus.client.tools.tool import Tool
 from toolbus.results import DescriptorError, ToolError
 from toolbus.schema import Checker, refusal
-from toolbus.schema.casting import cast
-from toolbus.schema.repair import parse
 
 _MOST_PREPARERS = 20_000
 
@@ -21,6 +19,8 @@ def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
         ToolError: ``invalid_arguments``: they can't be read without guessing.
     """
     if isinstance(arguments, (str, bytes)):
+        from toolbus.schema.repair import parse  # noqa: PLC0415 - only models send text
+
         return parse(arguments)
     if arguments is None:
         return {}, []
@@ -61,6 +61,8 @@ class Preparer:
                 raise
         else:
             return arguments, []
+        from toolbus.schema.casting import cast  # noqa: PLC0415 - most arguments fit as they are
+
         arguments, changes = cast(arguments, self._schema)
         self.tool.check(arguments)
         return arguments, changes
