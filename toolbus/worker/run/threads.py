@@ -167,7 +167,7 @@ class Threads:
             self._tickets.put(True)
         elif self._threads < self._size:
             try:
-                threading.Thread(target=self._work, name=f"toolbus-handler-{self._threads}", daemon=True).start()
+                threading.Thread(target=self._work, name=f"toolbus-handler_{self._threads}", daemon=True).start()
             except RuntimeError:
                 # The threads that there are run everything, one thing after another.
                 return False
