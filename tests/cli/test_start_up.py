@@ -108,6 +108,8 @@ ON_DEMAND = {
     "toolbus.schema.validate",
     "toolbus.worker.isolation.child",
     "toolbus.worker.isolation.fork_server",
+    "toolbus.worker.process.health",
+    "toolbus.worker.process.supervisor",
     "tomllib",
 }
 

@@ -120,7 +120,6 @@ async def _work(
     from toolbus import telemetry
     from toolbus.worker.loading import installed
     from toolbus.worker.loading.command_line import load
-    from toolbus.worker.process.health import keep_file, serve_port
     from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
     from toolbus.worker.worker import Worker
 
@@ -132,8 +131,12 @@ async def _work(
         async with asyncio.TaskGroup() as tasks:
             probes = []
             if health_file is not None:
+                from toolbus.worker.process.health import keep_file
+
                 probes.append(tasks.create_task(_probe("--health-file", keep_file(worker, health_file))))
             if health_port is not None:
+                from toolbus.worker.process.health import serve_port
+
                 probes.append(tasks.create_task(_probe("--health-port", serve_port(worker, health_port))))
             await worker.run(lambda: tell(lifeline, Told(instance=worker.instance)))
             for probe in probes:
