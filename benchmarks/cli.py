@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import signal
 import sys
 import time
@@ -13,11 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import backlog, hotplug, idle, latency, limits, memory, report, runner, snapshot, toolkit
-from benchmarks.peers import HERE, InstallError, PeerSpec, install, load, missing_server
+from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, startup, toolkit
+from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.report import Outcome
 from benchmarks.runner import Plan
-from benchmarks.servers import RedisServer, Server, ServerError, nats_server, redis_server
+from benchmarks.servers import NoServer, RedisServer, Server, ServerError, nats_server, redis_server
 from benchmarks.workloads import WORKLOADS, Workload
 
 ABOUT = """\
@@ -39,11 +40,13 @@ examples:
   python -m benchmarks run --quick --peers toolbus,floor --rounds 3
   python -m benchmarks run --full --workloads stream --peers toolbus,nats-py,floor
   python -m benchmarks run --quick --concurrency 64 --seconds 5 --peers toolbus,saq
+  python -m benchmarks features                          what `once`, threads, sessions, middleware, tracing add to a call
   python -m benchmarks list                              peers, versions, workloads
   python -m benchmarks backlog --json backlog.json       a million queued requests: a minute, 1 GB
   python -m benchmarks recovery --lease 2                workers killed in mid-stream
   python -m benchmarks cancel                            cancelled calls, stopped workers
   python -m benchmarks memory                            10,000 calls that wait, 10,000 services in the registry
+  python -m benchmarks startup                           starts of commands, workers and agents, an idle worker: a minute
   python -m benchmarks toolkit                           recommendations from 10,000 actions and 50,000 tools: seconds
 
 The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
@@ -79,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="run | list | backlog | recovery | cancel | memory | toolkit")
+    commands = parser.add_subparsers(required=True, metavar="run | features | list | …")
     run = commands.add_parser("run", help="measure and report", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.set_defaults(function=_run)
     mode = run.add_mutually_exclusive_group()
@@ -88,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     mode.add_argument("--full", dest="mode", action="store_const", const="full", help="every peer, every workload")
     run.set_defaults(mode="quick")
+    run.add_argument("--ways", type=_words, metavar="A,B", default=WAYS, help="of: shipped, quiet (both)")
     run.add_argument("--peers", type=_words, metavar="A,B", help="only these peers")
     run.add_argument("--workloads", type=_words, metavar="A,B", help="only these workloads")
     run.add_argument(
@@ -102,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--repetitions", type=_positive(int), default=200, help="services plugged in for the hot-plug figure (%(default)s)")
     run.add_argument("--idle-seconds", type=_positive(float), default=20.0, help="length of the idle measurement (%(default)s)")
     run.add_argument("--no-extras", action="store_true", help="leave hot-plug and idle cost out")
+    _add_features(commands)
     listing = commands.add_parser("list", help="show the peers and workloads")
     listing.set_defaults(function=_list)
     large = commands.add_parser("backlog", help="rates, scripts, memory and exactness with a million queued requests")
@@ -127,8 +132,28 @@ def _parser() -> argparse.ArgumentParser:
     idle_calls.add_argument("--services", type=_positive(int), default=10_000, metavar="N", help="services of two tools (%(default)s)")
     idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="runs of each measurement (%(default)s)")
     _json_option(idle_calls)
+    _add_startup(commands)
     _add_toolkit(commands)
     return parser
+
+
+def _add_features(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    kinds = commands.add_parser("features", help="what each kind of tool, and each thing around one, adds to a call")
+    kinds.set_defaults(function=_features)
+    kinds.add_argument("--features", type=_words, metavar="A,B", help="only these, beside the coroutine")
+    kinds.add_argument("--rounds", type=_positive(int), default=5, metavar="N", help="repetitions of each measurement (%(default)s)")
+    kinds.add_argument("--seconds", type=_positive(float), default=1.5, metavar="S", help="length of one measurement (%(default)s)")
+    kinds.add_argument("--callers", type=_positive(int), default=64, metavar="N", help="concurrent callers (%(default)s)")
+    kinds.add_argument("--seed", type=int, default=1, help="seed of the order (%(default)s)")
+    _json_option(kinds)
+
+
+def _add_startup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    starts = commands.add_parser("startup", help="how fast commands, workers and agents start, and the memory of an idle worker")
+    starts.set_defaults(function=_startup)
+    starts.add_argument("--rounds", type=_positive(int), default=15, metavar="N", help="starts of each (%(default)s)")
+    starts.add_argument("--seed", type=int, default=1, help="seed of their order (%(default)s)")
+    _json_option(starts)
 
 
 def _add_toolkit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -200,6 +225,7 @@ def _run(options: argparse.Namespace) -> int:
         warmup=options.warmup,
         seed=options.seed,
         levels=options.concurrency,
+        ways=tuple(_chosen(options.ways, {way: way for way in WAYS}, "way")),
     )
     outcome = Outcome(plan, absent=absent, began=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
     with contextlib.ExitStack() as stack:
@@ -207,6 +233,7 @@ def _run(options: argparse.Namespace) -> int:
         if any(spec.server == "nats" for spec in plan.peers):
             servers["nats"] = stack.enter_context(nats_server())
         outcome.servers = [server.description for server in servers.values()]
+        servers["none"] = NoServer()
         outcome.measurements = runner.run(plan, servers)
         if not options.no_extras:
             _extras(outcome, stack.enter_context(redis_server(options.server)), options)
@@ -214,6 +241,22 @@ def _run(options: argparse.Namespace) -> int:
     report.print_tables(outcome)
     print(f"{path} written after {time.monotonic() - began:.0f} s")
     return _verdict(outcome, options.peers)
+
+
+def _features(options: argparse.Namespace) -> int:
+    known = {feature.name: feature for feature in features.FEATURES}
+    names = tuple(feature.name for feature in _chosen(options.features, known, "feature"))
+    with redis_server() as server:
+        found = features.measure(
+            names, {"redis": server}, rounds=options.rounds, seconds=options.seconds, callers=options.callers, seed=options.seed
+        )
+    print("\n".join(features.table(found)))
+    if options.json:
+        options.json.write_text(json.dumps([one.as_dict() for one in found], indent=1))
+    failed = {one.peer: one.failure for one in found if one.failure}
+    for name, reason in failed.items():
+        print(f"no clean result: {name}: {reason}", file=sys.stderr)
+    return int(bool(failed))
 
 
 def _backlog(options: argparse.Namespace) -> int:
@@ -235,6 +278,11 @@ def _memory(options: argparse.Namespace) -> int:
     found, figures = memory.measure(options.calls, options.runs)
     more, registry = snapshot.measure(options.services, options.runs)
     return limits.report([*found, *more], {"calls": figures, "registry": registry}, options.json)
+
+
+def _startup(options: argparse.Namespace) -> int:
+    found, figures = startup.measure(options.rounds, options.seed)
+    return limits.report(found, figures, options.json)
 
 
 def _toolkit(options: argparse.Namespace) -> int:

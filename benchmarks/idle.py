@@ -22,7 +22,7 @@ def measure(server: RedisServer, toolbus: PeerSpec, seconds: float) -> dict[str,
     agent_command = [sys.executable, "-P", "-m", "benchmarks.idle", "--url", server.url]
     try:
         with (
-            child("the idle worker", toolbus.command("worker", url=server.url)) as worker,
+            child("the idle worker", toolbus.command("worker", "quiet", url=server.url)) as worker,
             child("the idle agent", agent_command) as agent,
         ):
             worker.expect("ready", 30)

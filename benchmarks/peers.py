@@ -16,6 +16,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 VENVS = HERE / ".venvs"
 INSTALL_SECONDS = 300.0
+NAMESPACE = "bench"
+
+Way = Literal["shipped", "quiet"]
+"""``shipped``: workers started as users start them, with their logging as it is, to a file; ``quiet``: nothing is logged on any side."""
+
+WAYS: tuple[Way, ...] = ("shipped", "quiet")
 
 
 class InstallError(Exception):
@@ -28,14 +34,16 @@ class PeerSpec:
 
     name: str
     adapter: str
-    server: Literal["redis", "nats"]
+    server: Literal["redis", "nats", "none"]
     role: Literal["self", "floor", "peer"]
     tuning: str
     requirements: tuple[str, ...] = ()
+    shipped: tuple[str, ...] = ()
     quick: bool = False
     slots: int = 1024
     most: int = 1_000_000
     offers: tuple[str, ...] = ("echo", "nap")
+    variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def python(self) -> Path:
@@ -47,9 +55,18 @@ class PeerSpec:
         """The pinned version of the peer's package."""
         return self.requirements[0].partition("==")[2] if self.requirements else "this checkout"
 
-    def command(self, subcommand: str, **options: Any) -> list[str]:
+    def worker(self, way: Way, url: str, concurrency: int) -> list[str]:
+        """Return the command line of a worker: the peer's own if it has one and is measured as shipped, else its adapter's."""
+        if way == "shipped" and self.shipped:
+            program, *words = (word.format(url=url, concurrency=concurrency, port=url.rpartition(":")[2]) for word in self.shipped)
+            return [str(self.python.with_name(program)), *words]
+        return self.command("worker", way, url=url, concurrency=concurrency)
+
+    def command(self, subcommand: str, way: Way, **options: Any) -> list[str]:
         """Return the command line of the peer's adapter."""
         words = [str(self.python), "-P", "-m", f"benchmarks.adapters.{self.adapter}", subcommand]
+        if way == "quiet":
+            words.append("--quiet")
         for name, value in options.items():
             words += [f"--{name}", str(value)]
         return words
@@ -73,10 +90,15 @@ def missing_server(spec: PeerSpec) -> str:
     return ""
 
 
-def environment() -> dict[str, str]:
+def environment(way: Way = "quiet", url: str = "") -> dict[str, str]:
     """Return the environment of adapters: this checkout can be imported, settings of the harness are not inherited."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLBUS_", "PYTHON"))}
-    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TOOLBUS_LOG_LEVEL": "error"}
+    made = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "BENCH_URL": url, "TOOLBUS_NAMESPACE": NAMESPACE}
+    if url.startswith("redis://"):
+        made["TOOLBUS_URL"] = url
+    if way == "quiet":
+        made["TOOLBUS_LOG_LEVEL"] = "error"
+    return {**kept, **made}
 
 
 def install(spec: PeerSpec) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +26,7 @@ class ChildError(Exception):
 class Child:
     """A process in its own session, so that its children are counted and ended with it."""
 
-    def __init__(self, name: str, command: list[str]) -> None:
+    def __init__(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self.process = subprocess.Popen(
@@ -35,7 +35,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             cwd=ROOT,
-            env=environment(),
+            env=environment() if env is None else env,
             start_new_session=True,
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -124,9 +124,9 @@ class Child:
 
 
 @contextlib.contextmanager
-def child(name: str, command: list[str], grace: float = 3.0) -> Iterator[Child]:
+def child(name: str, command: list[str], grace: float = 3.0, env: Mapping[str, str] | None = None) -> Iterator[Child]:
     """Run a child process for the duration of a ``with``."""
-    process = Child(name, command)
+    process = Child(name, command, env)
     try:
         yield process
     finally:
@@ -134,15 +134,23 @@ def child(name: str, command: list[str], grace: float = 3.0) -> Iterator[Child]:
 
 
 def session_cpu(session: int) -> float:
-    """Return the CPU seconds used by the processes of a session."""
-    ticks = 0
+    """Return the CPU seconds used by the processes of a session, and by those that they started in sessions of their own."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    members: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # pid (comm) state ppid pgrp session …; comm may hold spaces and brackets.
             fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
             if int(fields[3]) == session:
-                ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-    return ticks / TICKS
+                members.add(pid)
+    found = 0
+    while found < len(members):
+        found = len(members)
+        members |= {pid for pid, parent in parents.items() if parent in members}
+    return sum(ticks[pid] for pid in members) / TICKS
 
 
 def resident() -> int:

@@ -6,14 +6,15 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import PeerSpec
+from benchmarks.peers import WAYS, PeerSpec, Way
 from benchmarks.plot import bars
 from benchmarks.runner import Measurement, Plan
-from benchmarks.summary import Row, rows
+from benchmarks.summary import Row, ratio, rows
 from benchmarks.workloads import Workload
 
 HEADERS = (
@@ -32,13 +33,16 @@ HEADERS = (
     "commands",
 )
 NOT_ON_TERMINAL = {"p90 ms"}
+TITLES: dict[Way, str] = {"shipped": "as shipped", "quiet": "both sides quiet"}
 
 METHOD = """\
 One client process, one worker process (unless a heading says otherwise) and one server share the machine. Callers call in
 closed loops: each awaits its result before it calls again. Rates and latencies are medians over the rounds, the spread is
 from the slowest round to the fastest. CPU (µs, from /proc) and server commands (from INFO commandstats, including those inside
 scripts) are per unit of work. Every asyncio peer runs on uvloop, on both sides; dramatiq and Celery have blocking clients,
-so their callers are threads. "Best peer" is the fastest one over Redis; nats-py, which stores nothing, is shown beside them.
+so their callers are threads. "As shipped" means that workers are
+started by the peer's own command with its logging as it is, into a file; "both sides quiet" that nothing is logged. "Best peer" is the
+fastest one over Redis; nats-py, which stores nothing, is shown beside them.
 In streams that trickle, a chunk's way from the tool to the caller is timed by the clock that processes share."""
 
 
@@ -79,12 +83,12 @@ def write(outcome: Outcome, folder: Path) -> Path:
     """Write the report into a folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = _head(outcome)
-    for workload in outcome.plan.workloads:
-        found = rows(outcome.measurements, workload.name, outcome.specs)
-        if not found:
-            continue
-        (folder / f"{workload.name}.svg").write_text(bars(workload.title, workload.unit, found))
-        lines += [f"## {workload.title}", "", f"![{workload.title}]({workload.name}.svg)", "", *_table(workload, found), ""]
+    for workload, way, found in _tables(outcome):
+        title = f"{workload.title}, {TITLES[way]}"
+        picture = f"{workload.name}-{way}.svg"
+        (folder / picture).write_text(bars(title, workload.unit, found))
+        lines += [f"## {title}", "", f"![{title}]({picture})", "", *_table(workload, found), ""]
+    lines += _cost_of_shipping(outcome)
     for heading, figures in outcome.extras.items():
         lines += [f"## {heading}", "", *(f"- {name}: {_figure(value)}" for name, value in figures.items()), ""]
     lines += _tail(outcome)
@@ -101,11 +105,8 @@ def print_tables(outcome: Outcome) -> None:
     from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for workload in outcome.plan.workloads:
-        found = rows(outcome.measurements, workload.name, outcome.specs)
-        if not found:
-            continue
-        table = Table(title=f"{workload.title}: medians of {outcome.plan.rounds} rounds; p50 and p99 of {workload.timed}")
+    for workload, way, found in _tables(outcome):
+        table = Table(title=f"{workload.title}, {TITLES[way]}: medians of {outcome.plan.rounds} rounds; p50 and p99 of {workload.timed}")
         shown = [number for number, header in enumerate(HEADERS) if header not in NOT_ON_TERMINAL]
         for number in shown:
             table.add_column(HEADERS[number].format(unit=workload.unit), justify="left" if number == 1 else "right", no_wrap=True)
@@ -119,6 +120,30 @@ def print_tables(outcome: Outcome) -> None:
         console.print(f"{heading}: " + ", ".join(f"{name} {_figure(value)}" for name, value in figures.items()), highlight=False)
     for name, reason in outcome.failures().items():
         console.print(f"no clean result: {name}: {reason}", highlight=False, markup=False)
+
+
+def _tables(outcome: Outcome) -> Iterator[tuple[Workload, Way, list[Row]]]:
+    for workload in outcome.plan.workloads:
+        for way in outcome.plan.ways:
+            found = rows(outcome.measurements, workload.name, outcome.specs, way)
+            if found:
+                yield workload, way, found
+
+
+def _cost_of_shipping(outcome: Outcome) -> list[str]:
+    """Return what is left of the quiet rates when users start the workers, where both were measured."""
+    if set(outcome.plan.ways) != set(WAYS):
+        return []
+    lines = []
+    for workload in outcome.plan.workloads:
+        shipped, quiet = (
+            {(row.peer, row.concurrency): row.rate for row in rows(outcome.measurements, workload.name, outcome.specs, way)} for way in WAYS
+        )
+        lines += [
+            f"- {workload.name} at {level}, {peer}: {_percent(ratio(rate, quiet.get((peer, level))))}"
+            for (peer, level), rate in shipped.items()
+        ]
+    return ["## As shipped, of the quiet rate", "", *lines, ""]
 
 
 def _next(found: list[Row], row: Row) -> Row:

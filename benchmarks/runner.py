@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import PeerSpec
+from benchmarks.peers import PeerSpec, Way, environment
 from benchmarks.processes import Child, ChildError, child
 from benchmarks.servers import Server
 from benchmarks.workloads import Workload
@@ -36,6 +36,7 @@ class Plan:
         warmup: seconds of load before each measurement.
         seed: seed of the shuffling.
         levels: numbers of concurrent callers, instead of each workload's own.
+        ways: how workers are started, and what they log.
     """
 
     mode: str
@@ -46,6 +47,7 @@ class Plan:
     warmup: float
     seed: int
     levels: tuple[int, ...] = ()
+    ways: tuple[Way, ...] = ("quiet",)
 
     def levels_of(self, workload: Workload, spec: PeerSpec) -> list[int]:
         """Return the numbers of concurrent callers for a peer."""
@@ -79,6 +81,7 @@ class Measurement:
     commands: float | None = None
     loop: str = ""
     failure: str = ""
+    way: Way = "quiet"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -101,13 +104,14 @@ class _Visit:
 
     plan: Plan
     spec: PeerSpec
+    way: Way
     workload: Workload
     round: int
     server: Server
 
     def measure(self, levels: list[int]) -> list[Measurement]:
         """Start the workers on an empty server and measure at each level."""
-        if not levels:
+        if not levels or (self.workload.workers > 1 and self.spec.server == "none"):
             return []
         slots = max(levels) if self.workload.operation == "nap" else self.spec.slots
         self.server.reset()
@@ -125,9 +129,12 @@ class _Visit:
 
     @contextlib.contextmanager
     def _worker(self, slots: int) -> Iterator[Child]:
-        command = self.spec.command("worker", url=self.server.url, concurrency=slots)
-        with child(f"{self.spec.name}'s worker", command, grace=5.0) as process:
-            process.expect("ready", READY_SECONDS)
+        spec, url = self.spec, self.server.url
+        command = spec.worker(self.way, url, slots)
+        with child(f"{spec.name}'s worker", command, grace=5.0, env=self._environment()) as process:
+            # A peer's own program does not say so; the client tries until it answers.
+            if self.way == "quiet" or not spec.shipped:
+                process.expect("ready", READY_SECONDS)
             yield process
 
     def _measure_at(self, level: int, workers: list[Child]) -> Measurement:
@@ -136,7 +143,8 @@ class _Visit:
             out = Path(folder) / "figures.json"
             options = {"concurrency": level, "seconds": plan.seconds, "warmup": plan.warmup, "workload": self.workload.name}
             try:
-                with child(f"{self.spec.name}'s client", self.spec.command("client", url=self.server.url, **options, out=out)) as client:
+                command = self.spec.command("client", self.way, url=self.server.url, **options, out=out)
+                with child(f"{self.spec.name}'s client", command, env=self._environment()) as client:
                     client.expect("start", START_SECONDS + plan.warmup)
                     begin = self._sample(client, workers)
                     client.expect("end", plan.seconds + DRAIN_SECONDS)
@@ -147,11 +155,14 @@ class _Visit:
                 return self._failed(level, str(error))
         return self._measurement(level, figures, begin, end)
 
+    def _environment(self) -> dict[str, str]:
+        return {**environment(self.way, self.server.url), **dict(self.spec.variables)}
+
     def _sample(self, client: Child, workers: list[Child]) -> _Sample:
         return _Sample(client.cpu(), sum(worker.cpu() for worker in workers), self.server.process.cpu(), self.server.commands())
 
     def _failed(self, level: int, reason: str) -> Measurement:
-        return Measurement(self.spec.name, self.workload.name, level, self.round, failure=reason)
+        return Measurement(self.spec.name, self.workload.name, level, self.round, failure=reason, way=self.way)
 
     def _measurement(self, level: int, figures: dict[str, Any], begin: _Sample, end: _Sample) -> Measurement:
         units = figures["units"]
@@ -172,6 +183,7 @@ class _Visit:
             server_cpu=(end.server - begin.server) / units * 1e6,
             commands=None if begin.commands is None or end.commands is None else (end.commands - begin.commands) / units,
             failure=failure,
+            way=self.way,
         )
 
 
@@ -179,24 +191,24 @@ def run(plan: Plan, servers: dict[str, Server]) -> list[Measurement]:
     """Make every measurement of a plan; a failed one is in the list with its reason."""
     chance = random.Random(plan.seed)
     found: list[Measurement] = []
-    failures: Counter[tuple[str, str]] = Counter()
+    failures: Counter[tuple[str, str, str]] = Counter()
     for number in range(plan.rounds):
         for workload in plan.workloads:
-            peers = plan.taking_part(workload)
-            chance.shuffle(peers)
-            for spec in peers:
+            turns = [(spec, way) for spec in plan.taking_part(workload) for way in plan.ways]
+            chance.shuffle(turns)
+            for spec, way in turns:
                 levels = plan.levels_of(workload, spec)
                 chance.shuffle(levels)
-                if failures[spec.name, workload.name] >= FAILURES:
+                if failures[spec.name, workload.name, way] >= FAILURES:
                     continue
-                made = _Visit(plan, spec, workload, number, servers[spec.server]).measure(levels)
-                failures[spec.name, workload.name] += any(one.failure for one in made)
+                made = _Visit(plan, spec, way, workload, number, servers[spec.server]).measure(levels)
+                failures[spec.name, workload.name, way] += any(one.failure for one in made)
                 found += made
-                _show(plan, spec, workload, number, made)
+                _show(plan, spec, way, workload, number, made)
     return found
 
 
-def _show(plan: Plan, spec: PeerSpec, workload: Workload, number: int, made: list[Measurement]) -> None:
+def _show(plan: Plan, spec: PeerSpec, way: Way, workload: Workload, number: int, made: list[Measurement]) -> None:
     ordered = sorted(made, key=lambda one: one.concurrency)
     figures = "  ".join(f"{one.concurrency}: {'failed' if one.failure else format(one.rate, ',.0f')}" for one in ordered)
-    print(f"round {number + 1}/{plan.rounds}  {workload.name:<12} {spec.name:<13} {workload.unit}/s at {figures}", flush=True)
+    print(f"round {number + 1}/{plan.rounds}  {workload.name:<12} {spec.name:<15} {way:<8} {workload.unit}/s at {figures}", flush=True)

@@ -23,8 +23,11 @@ class Server(Protocol):
     """A running server."""
 
     url: str
-    process: Child
     description: str
+
+    @property
+    def process(self) -> Timed:
+        """The server's process."""
 
     def reset(self) -> None:
         """Drop all data."""
@@ -102,6 +105,37 @@ class NatsServer:
                 time.sleep(0.05)
             else:
                 return
+
+
+class NoServer:
+    """The place of a server for peers whose workers are servers themselves: a port of its own for each worker."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.description = "none"
+        self.process = NoProcess()
+
+    def reset(self) -> None:
+        """Give the next worker another port."""
+        self.url = f"http://127.0.0.1:{_free_port()}"
+
+    def commands(self) -> None:
+        """Return None, since there is nothing to count."""
+
+
+class NoProcess:
+    """A process that uses no time."""
+
+    def cpu(self) -> float:
+        """Return 0."""
+        return 0.0
+
+
+class Timed(Protocol):
+    """A process whose CPU time is known."""
+
+    def cpu(self) -> float:
+        """Return the CPU seconds so far."""
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.peers import PeerSpec
+from benchmarks.peers import PeerSpec, Way
 from benchmarks.runner import Measurement
 
 
@@ -55,11 +55,11 @@ def ratio(value: float | None, base: float | None) -> float | None:
     return value / base if value is not None and base else None
 
 
-def rows(measurements: Iterable[Measurement], workload: str, specs: dict[str, PeerSpec]) -> list[Row]:
-    """Return a workload's rows, by number of callers and then by rate."""
+def rows(measurements: Iterable[Measurement], workload: str, specs: dict[str, PeerSpec], way: Way) -> list[Row]:
+    """Return a workload's rows of one way, by number of callers and then by rate."""
     groups: dict[tuple[int, str], list[Measurement]] = {}
     for one in measurements:
-        if one.workload == workload and one.rate:
+        if one.workload == workload and one.way == way and one.rate:
             groups.setdefault((one.concurrency, one.peer), []).append(one)
     found: list[Row] = []
     for level in sorted({level for level, _ in groups}):

@@ -6,7 +6,6 @@ import ast
 import graphlib
 import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
@@ -39,6 +38,7 @@ LOWEST = (
     "descriptors",
     "options",
     "settings",
+    "urls",
     "deadlines",
     "telemetry",
     "confirmations",
@@ -142,15 +142,6 @@ def test_other_public_names_are_where_the_package_says() -> None:
             assert name not in toolbus.__all__
 
 
-def test_help_loads_nothing_that_only_running_needs() -> None:
-    """Neither the client of the server nor logging and tracing are imported to print help, which is what makes it quick."""
-    program = "import sys; from toolbus.cli import main; main(['--help'], standalone_mode=False); print('loaded', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
-    text, _, loaded = done.stdout.rpartition("loaded")
-    assert "Start here" in text
-    assert not {"redis", "opentelemetry", "toolbus.client.bus", "toolbus.worker.worker"} & set(loaded.split())
-
-
 INDIRECT = re.compile(r"(What|Who|Whose|Whoever|Whatever|Whether|Those|How|Which|Where|That|These)\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -158,7 +149,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 @pytest.mark.parametrize("folder", ["toolbus", "workers", "tests", "benchmarks"])
 def test_docstrings_are_plain_sentences(folder: str) -> None:
     """A docstring begins with a statement, an imperative or a noun phrase, never with a word like "What" or "Whether"."""
-    paths = [*(PACKAGE.parent / folder).rglob("*.py")]
+    # The environments of a benchmark's peers hold the code of others.
+    paths = [path for path in (PACKAGE.parent / folder).rglob("*.py") if ".venvs" not in path.parts]
     assert paths
     found = []
     for path in paths:

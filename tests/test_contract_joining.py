@@ -125,7 +125,7 @@ async def test_a_joiner_with_less_time_ends_alone(place: Place) -> None:
         began = time.monotonic()
         error = (await calls(bus, 0.5, first=1.5)[0]).error
         assert error is not None
-        assert (error.type, error.message) == ("deadline_exceeded", "no result within 0.5 s")
+        assert (error.type, error.message.partition(":")[0]) == ("deadline_exceeded", "no result within 0.5 s")
         assert time.monotonic() - began < 1.4
         assert (await first[0]).output == "one two"
     assert len(runs) == 1

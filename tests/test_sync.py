@@ -14,7 +14,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from tests.servers import eventually
-from toolbus import ConfigurationError, Settings, ToolError, Worker, tool
+from toolbus import ConfigurationError, Settings, ToolError, ToolResult, Worker, tool
 from toolbus.events import Finished, Text
 from toolbus.sync import ToolBus
 
@@ -104,6 +104,30 @@ def test_a_closed_bus_says_so() -> None:
     bus.close()
     with pytest.raises(ConfigurationError, match="not open"):
         view.call("x")
+
+
+def test_views_are_of_the_bus_that_is_open(valkey_server: str, namespace: str) -> None:
+    """Views made before it was opened, or before it was opened again, work while it is open, and say so while it is not."""
+    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    bus = ToolBus(settings=settings)
+    views = [bus.bind(user="a"), bus.bind(user="b").bind(session="s")]
+    lower = bus.service("sync-tests")
+    uses = [lambda: lower.call("a", {}, {"text": "a"}), *(lambda view=view: view.call("repeat", {"text": "a"}) for view in views)]
+    with (
+        start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(portal.call(lambda: Worker(repeat, settings=settings))),
+    ):
+        for _ in range(2):
+            for use in uses:
+                with pytest.raises(ConfigurationError, match="not open"):
+                    use()
+            with bus:
+                bus.wait_for_tool("repeat")
+                for view in views:
+                    assert view.call("repeat", {"text": "a"}).output == "a"
+                assert isinstance(lower.call("a", {}, {"text": "a"}), ToolResult)
+    with pytest.raises(ConfigurationError, match="nonsense"):
+        bus.bind(nonsense=1)  # type: ignore[call-arg]
 
 
 def test_an_open_bus_is_opened_once(bus: ToolBus) -> None:

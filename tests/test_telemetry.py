@@ -228,7 +228,7 @@ def test_what_repeats_is_an_event() -> None:
 
 
 # A line for each request, session, start or end.
-ONCE_EACH = {"call.abandoned", "cancel.done", "service.registered", "session.handed_over", "worker.close_incomplete"}
+ONCE_EACH = {"task.given_up", "call.abandoned", "cancel.done", "service.registered", "session.handed_over", "worker.close_incomplete"}
 
 
 def test_what_the_server_can_have_repeated_is_bounded() -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import UserString, deque
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from typing import Any
@@ -26,6 +26,11 @@ _MOST_KEY = 40
 _TOO_DEEP = f"more than {MOST_LEVELS} levels of objects and lists, or a value that contains itself"
 _INFINITE = "not a finite number"
 _ADVICE = "use texts, numbers, lists, objects, dataclasses"
+_UNFINISHED: tuple[tuple[type, str], ...] = (
+    (Awaitable, "was an `await` left out?"),
+    (AsyncIterator, "yield its items: `async for item in …: yield item`"),
+    (Iterator, "yield its items, or return a list of them"),
+)
 
 
 def simpler(value: Any) -> Any:
@@ -47,6 +52,9 @@ def simpler(value: Any) -> Any:
     for known, convert in _CONVERSIONS:
         if isinstance(value, known):
             return convert(value)
+    for unfinished, advice in _UNFINISHED:
+        if isinstance(value, unfinished):
+            raise TypeError(f"a value of the type {kind.__module__}.{kind.__qualname__} can't be sent; {advice}")
     raise TypeError(f"a value of the type {kind.__module__}.{kind.__qualname__} can't be sent; {_ADVICE}")
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from toolbus.encoding import whole_text
 from toolbus.results import ConfigurationError
+from toolbus.urls import check_url, redact
 
 # Event loops and servers refuse infinity as a time.
 _FOREVER = 1e9
@@ -46,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: _Count = 100
     isolated: Annotated[int, msgspec.Meta(ge=0)] = 0
     grace: _NotNegative = 30.0
+    start_patience: _NotNegative | None = None
     max_deliveries: _Count = 5
     timeout: _Positive = 60.0
     max_timeout: _Positive = 86_400.0
@@ -83,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
         variables = {} if base is not None else os.environ if environ is None else environ
         for name, (value, source) in _given(variables, arguments).items():
+            if name == "url" and isinstance(value, str):
+                _check_url(value, source)
             if isinstance(value, str) and name not in _FILES and whole_text(value) != value:
                 raise ConfigurationError(f"{source} is wrong: its text is not UTF-8")
             try:
@@ -106,6 +110,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def _types(cls) -> dict[str, Any]:
         return {field.name: field.type for field in msgspec.structs.fields(cls)}
+
+
+def _check_url(url: str, source: str) -> None:
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise ConfigurationError(f"{source} is wrong: {error} (given: {redact(url)!r})") from None
 
 
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:

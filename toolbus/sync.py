@@ -20,7 +20,7 @@ from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.events import Event
 from toolbus.middleware.chain import Middleware, checked
-from toolbus.options import CallOptions, ServiceCallOptions
+from toolbus.options import CallOptions, ServiceCallOptions, merged, session_id
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
 
@@ -113,19 +113,23 @@ class Call:
 class _View:
     """The methods that a bus and a bound view share."""
 
-    _view: views.BusView
+    @property
+    def _view(self) -> views.BusView:
+        """The asynchronous view of the bus that is open now."""
+        raise NotImplementedError
 
     def _portal_or_fail(self) -> BlockingPortal:
         raise NotImplementedError
 
     def bind(self, **options: Unpack[CallOptions]) -> BoundBus:
-        """Return a cheap view with these options as defaults."""
-        return BoundBus(self._portal_or_fail, self._view.bind(**options))
+        """Return a cheap view with these options as defaults, for whenever the bus is open."""
+        merged({}, options)  # tells of unknown options here already
+        return BoundBus(self._portal_or_fail, lambda: self._view.bind(**options))
 
     @contextmanager
     def session(self, id: str, **options: Unpack[CallOptions]) -> Iterator[BoundBus]:
         """Return a view bound to a session, which is closed at the end of the ``with``."""
-        options["session"] = id
+        options["session"] = session_id(id)
         view = self.bind(**options)
         try:
             yield view
@@ -157,32 +161,36 @@ class _View:
         return _run(self._portal_or_fail(), lambda: self._view.usage(days))
 
     def service(self, id: str) -> Service:
-        """Return the untyped lower tier of one service."""
-        return Service(self._portal_or_fail, self._view.service(id))
+        """Return the untyped lower tier of one service, for whenever the bus is open."""
+        return Service(self._portal_or_fail, lambda: self._view.service(id))
 
 
 class BoundBus(_View):
     """A bus with default options; what ``bind`` returns."""
 
-    def __init__(self, portal: Callable[[], BlockingPortal], view: views.BusView) -> None:
+    def __init__(self, portal: Callable[[], BlockingPortal], view: Callable[[], views.BusView]) -> None:
         self._portal_or_fail = portal  # type: ignore[method-assign] # the bus's own check, so that a closed bus says so here too
-        self._view = view
+        self._made = view
+
+    @property
+    def _view(self) -> views.BusView:
+        return self._made()
 
 
 class Service:
     """The untyped lower tier of one service."""
 
-    def __init__(self, portal: Callable[[], BlockingPortal], view: views.ServiceView) -> None:
+    def __init__(self, portal: Callable[[], BlockingPortal], view: Callable[[], views.ServiceView]) -> None:
         self._portal = portal
         self._view = view
 
     def call(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> ToolResult:
         """Call the service; ``str()`` of the result is the observation."""
-        return _run(self._portal(), lambda: self._view.call(user, config, arguments, **options))
+        return _run(self._portal(), lambda: self._view().call(user, config, arguments, **options))
 
     def stream(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> Call:
         """Call the service and read its answer as it is produced."""
-        return Call(self._portal(), lambda: self._view.stream(user, config, arguments, **options))
+        return Call(self._portal(), lambda: self._view().stream(user, config, arguments, **options))
 
 
 class Tools(dict[str, Tool]):
@@ -229,6 +237,7 @@ class ToolBus(_View):
         self._lock = threading.Lock()
         self._process = 0
         self._bus: aio.ToolBus
+        self._opened: views.BusView
 
     def __enter__(self) -> Self:
         self.open()
@@ -251,7 +260,7 @@ class ToolBus(_View):
                 return bus
 
             self._bus = portal.call(opened)
-            self._view = self._bus.bind()
+            self._opened = self._bus.bind()
             stack.callback(lambda: portal.call(self._bus.aclose))
             self._stack = stack.pop_all()
             self._process = os.getpid()
@@ -264,6 +273,11 @@ class ToolBus(_View):
                 self._portal_or_fail()
             self._portal = None
             self._stack.close()
+
+    @property
+    def _view(self) -> views.BusView:
+        self._portal_or_fail()
+        return self._opened
 
     @property
     def tools(self) -> Tools:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from arq import create_pool
 from arq.connections import ArqRedis, RedisSettings
@@ -43,6 +44,16 @@ class Caller:
     async def nap(self, seconds: float) -> None:
         """Have the worker sleep."""
         await self._call("nap", seconds)
+
+
+class WorkerSettings:
+    """Tells `arq` what to serve with its own command."""
+
+    functions: ClassVar[list[Any]] = [echo, nap]
+    redis_settings = RedisSettings.from_dsn(os.environ.get("BENCH_URL") or "redis://127.0.0.1")
+    max_jobs = 1024
+    poll_delay = 0.001
+    keep_result = 60
 
 
 async def serve(setup: Setup) -> None:

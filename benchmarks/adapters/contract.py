@@ -169,6 +169,25 @@ async def dated(count: int, size: int, seconds: float) -> AsyncIterator[str]:
         await asyncio.sleep(seconds)
 
 
+async def listening(setup: Setup) -> None:
+    """Wait until a worker that is a server itself accepts connections.
+
+    Raises:
+        OSError: it accepts none in time.
+    """
+    limit = clock() + PROBE_SECONDS
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(setup.host, setup.port)
+        except OSError:
+            if clock() > limit:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            return
+
+
 def ready() -> None:
     """Tell the harness that the worker serves."""
     print("ready", flush=True)
@@ -182,6 +201,7 @@ def main(peer: Peer | ThreadedPeer) -> None:
     client = commands.add_parser("client", help="measure a worker that runs")
     for command in (worker, client):
         command.add_argument("--url", required=True, help="the server, as redis://host:port or nats://host:port")
+        command.add_argument("--quiet", action="store_true", help="log nothing")
     worker.add_argument("--concurrency", type=int, default=1024, help="calls it may run at once")
     client.add_argument("--concurrency", type=int, default=1, help="concurrent callers")
     client.add_argument("--seconds", type=float, default=1.0, help="length of the measured window")
@@ -189,7 +209,8 @@ def main(peer: Peer | ThreadedPeer) -> None:
     client.add_argument("--workload", choices=sorted(WORKLOADS), default="unary")
     client.add_argument("--out", type=Path, help="where the figures go; standard output by default")
     options = parser.parse_args()
-    logging.disable(logging.CRITICAL)
+    if options.quiet:
+        logging.disable(logging.CRITICAL)
     setup = Setup(options.url, options.concurrency)
     if options.command == "worker":
         _serve(peer, setup)

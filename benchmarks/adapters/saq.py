@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -52,6 +53,14 @@ class Caller:
     async def nap(self, seconds: float) -> None:
         """Have the worker sleep."""
         await self._call("nap", seconds=seconds)
+
+
+# What `saq` serves with its own command, where concurrency is the number of dequeuing tasks.
+settings = {
+    "queue": Queue.from_url(f"{os.environ.get('BENCH_URL') or 'redis://127.0.0.1'}?max_connections=8192"),
+    "functions": [echo, nap],
+    "concurrency": 100,
+}
 
 
 async def serve(setup: Setup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +28,10 @@ def _broker(setup: Setup) -> tuple[RedisStreamBroker, Any, Any]:
         await asyncio.sleep(seconds)
 
     return broker, echo, nap
+
+
+# What `taskiq worker` serves.
+broker = _broker(Setup(os.environ.get("BENCH_URL") or "redis://127.0.0.1", 1024))[0]
 
 
 class Caller:

@@ -66,6 +66,17 @@ async def test_once_work_begins_under_the_fence(reply: bytes, confirmed: bool, b
     assert master.args == [(keys, ("mine", *FENCE, b"1-0", 2, one.run, left))]
 
 
+@pytest.mark.parametrize(("recovered", "beginning"), [(False, "lost"), (True, "began")])
+async def test_a_first_delivery_whose_work_has_begun_is_left_alone(recovered: bool, beginning: str) -> None:
+    """The group was set back and somebody runs it, unless nobody renewed it and it was taken over."""
+    bench = Bench()
+    one = bench.hold(b"1-0")
+    one.recovered = recovered
+    assert await begun(bench, Master(reply=b"began"), one) == beginning
+    assert bench.stream.held == ({b"1-0": one} if recovered else {})
+    assert bench.listener.lost == []
+
+
 async def test_the_mark_outlives_a_deadline_that_has_passed() -> None:
     """By the retention, from now on."""
     bench, master = Bench(), Master()

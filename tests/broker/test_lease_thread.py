@@ -14,6 +14,7 @@ import redis
 from tests.broker.conftest import Observed
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.servers import eventually
+from toolbus import telemetry
 from toolbus.background import MOST_FAILURES
 from toolbus.broker import scripts
 from toolbus.broker.lease.thread import Beat, LeaseThread
@@ -104,6 +105,7 @@ class Beating:
         self.failures: list[ToolbusError] = []
         self.demoted = 0
         self.shutdown_fails = False
+        self.connects_with: BaseException | None = None
         self.alarm = Alarm()
         self.thread = LeaseThread(
             cast("Any", self),
@@ -120,6 +122,8 @@ class Beating:
 
     def sync_client(self, timeout: float) -> Client:
         """Connect."""
+        if self.connects_with is not None:
+            raise self.connects_with
         self.timeouts.append(timeout)
         self.clients.append(Client(self))
         return self.clients[-1]
@@ -298,6 +302,36 @@ async def test_the_traceback_of_a_bug_is_logged(beating: Beating, caplog: pytest
     beating.answers["EVALSHA"] = [b"nonsense", [], []]
     await beating.beat(beating.thread.start)
     assert caplog.records[0].exc_info is not None
+
+
+async def test_what_can_not_be_logged_ends_no_thread(beating: Beating, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a connection that can't be closed; the worker fails when it goes on."""
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise ValueError("no words")
+
+    monkeypatch.setattr(Client, "close", fail)
+    monkeypatch.setattr(type(telemetry.log), "warning", fail)
+    beating.answers["EVALSHA"] = redis.exceptions.ConnectionError("lost")
+    await beating.beat(beating.thread.start)
+    beating.answers["EVALSHA"] = [b"5000", [], []]
+    assert await beating.beat() is not None
+    beating.answers["EVALSHA"] = redis.exceptions.ConnectionError("lost")
+    for _ in range(MOST_FAILURES):
+        assert beating.failures == []
+        await beating.beat()
+    await eventually(lambda: beating.failures)
+    assert "no words" in str(beating.failures[0])
+
+
+async def test_the_end_of_the_thread_fails_the_worker(beating: Beating, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that does not beat must not run on as if it did, for any reason."""
+    beating.connects_with = SystemExit(3)
+    beating.thread.start()
+    await eventually(lambda: beating.failures)
+    assert str(beating.failures[0]) == "the lease thread ended with SystemExit: 3"
+    assert "task.given_up" in caplog.text
+    await eventually(lambda: not beating.thread._thread.is_alive())
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -307,7 +307,27 @@ def test_what_is_taken_over_comes_with_its_fields_and_who_had_it(pool: Still) ->
     args = ("mine", "pool", 256, LEASE_MS, 0, 0, 3, 1, pool.notes)
     answer = pool.redis.eval(scripts.REAP.source, 4, pool.queue, pool.fence, pool.live, pool.pulse, *args)
     taken = [[back, 1, 0, [b"r", b"0"], b"~back", b""], [dead, 1, 1, [b"r", b"0"], b"other", b""]]
-    assert answer == [b"one", b"0", taken, 0]
+    assert answer == [b"one", b"0", taken, 0, max(back, dead)]
+
+
+def test_a_reap_tells_how_far_the_group_has_delivered(pool: Still) -> None:
+    """Also when it was set back behind what is pending; a position beyond the stream is no entry's."""
+
+    def delivered() -> bytes:
+        args = ("mine", "pool", 0, LEASE_MS, 1, 0, 3, 1, pool.notes)
+        answer: list[bytes] = pool.redis.eval(scripts.REAP.source, 4, pool.queue, pool.fence, pool.live, pool.pulse, *args)
+        return answer[4]
+
+    assert delivered() == b"0-0"
+    ids = pool.take("other", 3)
+    assert delivered() == ids[-1]
+    pool.redis.xgroup_setid(pool.queue, "g", "0")
+    assert delivered() == ids[-1]
+    pool.redis.xack(pool.queue, "g", ids[-1])
+    pool.redis.xgroup_setid(pool.queue, "g", f"{2 * NOW}-0")
+    assert delivered() == ids[-2]
+    pool.redis.delete(pool.queue)
+    assert delivered() == b"0-0"
 
 
 def test_one_slot_is_enough_for_what_was_lost_on_its_way(pool: Still) -> None:

@@ -29,6 +29,7 @@ class Recovery:
         bench.link.answers["TIME"] = lambda keys, args: [0, int(bench.times.now * 1_000_000)]
         for name in ("reap", "count", "EXISTS"):
             bench.link.answers[name] = self._noted(name)
+        bench.link.answers["rescue"] = [0, b""]
         self.entries: list[tuple[Any, ...]] = []
         self.left = 0
         self.counted: list[Any] = []
@@ -57,7 +58,7 @@ class Recovery:
             if name == "reap":
                 most = int(args[2])
                 taken, self.entries = self.entries[:most], self.entries[most:]
-                return [*FENCE, taken, self.left]
+                return [*FENCE, taken, self.left, b"0-0"]
             if name == "count":
                 self.counted.append((args[3], args[4]))
                 return int(args[3] not in self.refuses_to_count)
@@ -359,3 +360,16 @@ async def test_hand_back_gives_what_is_held_under_the_known_fence(recovery: Reco
     many = [bench.hold(f"{number}-1".encode()) for number in range(300)]
     await hand_back(bench.as_link, many)
     assert [len(args) for args in bench.link.args("hand_back")[2:]] == [5 + 2 * 256, 5 + 2 * 44]
+
+
+async def test_what_a_group_passed_over_is_looked_for_in_stretches(recovery: Recovery, caplog: pytest.LogCaptureFixture) -> None:
+    """On and on while there is something; where nothing was found the next look goes on behind it."""
+    link = recovery.bench.link
+    found = iter([[16, b"16-0"], [3, b"32-0"], [0, b"48-0"], [0, b""], [0, b""]])
+    link.answers["rescue"] = lambda keys, args: next(found)
+    for _ in range(3):
+        await recovery.upkeep.turn(once_a_lease=True)
+    await recovery.upkeep.turn(once_a_lease=False)
+    assert [args[0] for args in link.args("rescue")] == [b"", b"16-0", b"32-0", b"48-0", b""]
+    assert link.args("rescue")[0][1:] == (6_000, KEYS.wake("pool"), "pool")
+    assert [record.message for record in caplog.records] == ["requests.passed_over service=pool calls=19"]

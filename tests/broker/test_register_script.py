@@ -259,6 +259,25 @@ def test_a_name_that_is_held_for_no_service_is_free(registry: Registry, field: s
     assert registry.name(field) == ("owner", "pool", 0)
 
 
+@pytest.mark.parametrize("key", ["tool/echo", "tool-service/pool"])
+def test_a_document_takes_a_name_that_is_held_for_no_service(registry: Registry, key: str) -> None:
+    """Like a registration; a service with a row or a table holds its names."""
+    keys = registry.keys
+    registry.hold("t:echo" if key == "tool/echo" else "s:pool", "evil", "nosuch")
+
+    def put(*holders: str) -> Any:
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *(keys.instances(holder) for holder in holders))
+        return registry.redis.eval(scripts.ITEM.source, len(tables), *tables, keys.prefix, "put", 60_000, COOLDOWN, key, "{}", "")
+
+    for table, name in ((keys.services, "nosuch"), (keys.instances("nosuch"), "owner")):
+        registry.redis.hset(table, name, "-{}")
+        assert put("nosuch") == [b"refused", b"evil"]
+        registry.redis.delete(table)
+    assert put() == [b"refused", b"evil"], "the script can't look at tables that it was not given"
+    assert put("other", "nosuch") == [b"ok", 1]
+    assert registry.redis.hkeys(keys.items) == [key.encode()]
+
+
 def test_a_cooldown_holds_after_its_service(registry: Registry) -> None:
     """A name that was given up stays its owner's for a while, though no service has it."""
     registry.hold("t:echo", "another", "nosuch", registry.now() + 10_000)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
 from toolbus.broker.protocols import RefusedTool
+from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.registry.registration import WorkerRegistration
-from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer, RegistryFollower
+from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
 from toolbus.broker.transport.command import ReplyError
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 from toolbus.results import BrokerUnavailable, RegistrationRefused
@@ -201,27 +202,45 @@ async def test_a_sweep_names_what_seems_dead_and_distrusts_another_clock(registe
     now = int(bench.clock.server_ms())
     far = now + 7_200_000
     ranges = [(KEYS.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, 64), (KEYS.live, f"({far}", "+inf", "BYSCORE", "LIMIT", 0, 64)]
-    assert bench.link.args("ZRANGE") == ranges
-    assert bench.link.args("sweep")[0][4:] == (now, 6_000, 3_600_000, b"pool/dead", b"pool/endless")
+    assert bench.link.args("ZRANGE") == ranges[: 1 if answer < 0 else 2]
+    swept = [args[4:] for args in bench.link.args("sweep")]
+    assert swept == [(now, 6_000, 3_600_000, member) for member in (b"pool/dead", b"pool/endless")][: 1 if answer < 0 else 2]
     assert bench.clock.trusted is trusted
 
 
+@pytest.mark.parametrize(("kind", "at"), [("ended", 0), ("endless", 1)])
 @pytest.mark.parametrize(("answer", "then"), [(64, 0), (0, 64), (60, 4), (ReplyError("WRONGTYPE"), 64)])
-async def test_a_sweep_goes_on_after_members_that_stay(registering: Registering, answer: Any, then: int) -> None:
+async def test_a_sweep_goes_on_after_members_that_stay(registering: Registering, kind: str, at: int, answer: Any, then: int) -> None:
     """Members that it could not remove, or for which the script failed, hide no others; after the last it begins anew."""
     bench = registering.bench
     full = [b"x%d/y" % number for number in range(64)]
-    bench.link.answers |= {"ZRANGE": lambda keys, args: full if args[1] == "-inf" else [], "sweep": answer, "HGET": None}
+    bench.link.answers |= {"ZRANGE": lambda keys, args: full if (args[1] == "-inf") == (kind == "ended") else [], "HGET": None}
+    bench.link.answers["sweep"] = lambda keys, args: answer if len(args) > 7 else 0
 
     async def after() -> int:
         bench.link.seen.clear()
         with contextlib.suppress(ReplyError):
             await registering.registry.sweep(bench.clock)
-        return int(bench.link.args("ZRANGE")[0][5])
+        return int(bench.link.args("ZRANGE")[at][5])
 
     assert [await after(), await after()] == [0, then]
     full.clear()
     assert [await after(), await after()][1] == 0
+
+
+async def test_a_member_whose_sweep_fails_keeps_no_other(registering: Registering) -> None:
+    """They are swept one by one when the script fails for several, and the failure is told in the end."""
+    bench = registering.bench
+    members = [b"good/1", b"bad/2", b"good/3"]
+    bench.link.answers |= {"ZRANGE": lambda keys, args: members, "HGET": None}
+    bench.link.answers["sweep"] = lambda keys, args: ReplyError("ERR damaged") if b"bad/2" in args else len(args) - 7
+    with pytest.raises(ReplyError, match="damaged"):
+        await registering.registry.sweep(bench.clock)
+    assert [args[7:] for args in bench.link.args("sweep")] == [tuple(members), *((member,) for member in members)] * 2
+    bench.link.answers["sweep"] = BrokerUnavailable("gone")
+    with pytest.raises(BrokerUnavailable):
+        await registering.registry.sweep(bench.clock)
+    assert len(bench.link.args("sweep")) == 9
 
 
 async def test_a_table_of_a_wrong_type_does_not_stop_a_sweep(registering: Registering) -> None:
@@ -247,6 +266,7 @@ async def test_items_are_put_and_deleted_by_their_owners(registering: Registerin
     assert bench.link.args("item")[1][4:] == ("tool/x", "", "")
     bench.link.answers["item"] = lambda keys, args: [b"ok", 0]
     assert not await registering.registry.delete_item("tool/x")
+    bench.link.answers["HMGET"] = [None]
     bench.link.answers["item"] = lambda keys, args: [b"refused", b"another"]
     with pytest.raises(RegistrationRefused, match="published by 'another'"):
         await registering.registry.put_item("tool/x", b"{}")

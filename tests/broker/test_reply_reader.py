@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
-from toolbus.broker.registry.registry import RegistryFollower
+from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.replies.reader import ReplyReader
 from toolbus.broker.transport.command import ReplyError
 from toolbus.envelope import Frame, encode, join_frames

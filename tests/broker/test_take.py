@@ -318,6 +318,36 @@ async def test_a_worker_that_can_take_nothing_for_long_is_told_that_it_failed(ta
     assert failing.failures == ["no requests could be taken for 30 s: NOPERM no permissions to run 'xreadgroup'"]
 
 
+@pytest.mark.parametrize("lost", ["before", "meanwhile"])
+async def test_a_worker_without_the_connection_that_waits_fails_in_time(taking: Taking, lost: str) -> None:
+    """It beats over another one, so it looks alive; when both are gone the server is, which comes back."""
+    failing = Failing(taking)
+    taking.blocking.connected = lost != "before"
+    gone = BrokerUnavailable("gone")
+    await failing.read(gone)
+    await failing.read(gone, after=29.9)
+    taking.writing.connected = False
+    await failing.read(gone, after=60.0)
+    taking.writing.connected = True
+    await failing.read(gone)
+    assert failing.failures == []
+    await failing.read(gone, after=30.1)
+    assert failing.failures == ["no requests could be taken for 30 s: the connection that waits for them is lost or can't be made"]
+
+
+async def test_a_connection_that_is_there_again_has_not_failed(taking: Taking) -> None:
+    """Also with nothing to take, and while the worker drains or everything is paused nothing is missed."""
+    failing = Failing(taking)
+    await failing.read(BrokerUnavailable("gone"))
+    await failing.read(None, after=20.0)
+    await failing.read(BrokerUnavailable("gone"), after=20.0)
+    taking.taking = False
+    await failing.read(BrokerUnavailable("gone"), after=40.0)
+    taking.taking, taking.blocking.connected, taking.bench.stream.paused = True, False, True
+    await failing.read(None, after=40.0)
+    assert failing.failures == []
+
+
 async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
     """Three leases, if those are longer than half a minute."""
     taking.intake = Intake(
@@ -334,11 +364,11 @@ async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [None, BrokerUnavailable("gone"), ReplyError("MISCONF no disk"), ReplyError("OOM no memory")],
-    ids=["read", "gone", "disk", "memory"],
+    [None, ReplyError("MISCONF no disk"), ReplyError("OOM no memory")],
+    ids=["read", "disk", "memory"],
 )
 async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking, answer: Any) -> None:
-    """Nor does it count while the connection is lost, or while the server refuses the writes of all processes."""
+    """Nor does it count while the server refuses the writes of all processes."""
     failing = Failing(taking)
     await failing.read(FORBIDDEN)
     await failing.read(answer, after=40.0)
@@ -346,3 +376,38 @@ async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking, 
     assert failing.failures == []
     await failing.read(FORBIDDEN, after=31.0)
     assert len(failing.failures) == 1
+
+
+async def test_what_was_delivered_before_is_left_alone(taking: Taking, caplog: pytest.LogCaptureFixture) -> None:
+    """A group that was set back delivers it again; whoever runs it goes on, and what is new is taken."""
+    stream = taking.bench.stream
+    taking.writing.answers["HGET"] = stream.fence_known.generation
+    taking.found = [[[stream.key.encode(), taking.entries(*numbers)]] for numbers in ((7, 8), (7, 8, 9), (8,))]
+    running = await taking.intake.take(10)
+    assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"9-0"]
+    assert await taking.intake.take(10) == []
+    assert [stream.held[each.entry] for each in running] == running
+    assert taking.writing.args("HGET") == [(stream.fence, "generation")] * 2
+    assert [record.message for record in caplog.records] == [f"requests.delivered_again service=pool calls={calls}" for calls in (2, 1)]
+
+
+async def test_what_others_have_taken_is_left_alone(taking: Taking) -> None:
+    """A reap tells how far the group had come, by its number and not by its text; also where the server is gone just now."""
+    stream = taking.bench.stream
+    taking.writing.answers["HGET"] = BrokerUnavailable("gone")
+    stream.position.advance(b"10-1")
+    stream.position.advance(b"9-5")
+    taking.found = [[[stream.key.encode(), taking.entries(9, 10, 11)]]]
+    assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"11-0"]
+
+
+async def test_a_group_that_was_made_anew_delivers_everything_again(taking: Taking) -> None:
+    """All of it is taken, since what was held is lost."""
+    stream = taking.bench.stream
+    taking.writing.answers["HGET"] = b"2.b"
+    taking.found = [[[stream.key.encode(), taking.entries(*numbers)]] for numbers in ((7, 8), (7, 8))]
+    await taking.intake.take(10)
+    assert len(await taking.intake.take(10)) == 2
+    stream.position.advance(b"20-0")
+    stream.fence_is(b"3.c", b"1")
+    assert not stream.position.has_passed(b"1-0")

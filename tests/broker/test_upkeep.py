@@ -92,7 +92,7 @@ async def test_one_slot_is_enough_to_go_on(recovery: Recovery) -> None:
 async def test_what_is_taken_over_is_held_under_the_fence_of_the_reap(recovery: Recovery) -> None:
     """It was moved here under that state, and the stream knows it."""
     newer = Fence(b"1.a", b"9")
-    recovery.bench.link.answers["reap"] = lambda keys, args: [*newer, [recovery.entry(1)] if not recovery.ran else [], 0]
+    recovery.bench.link.answers["reap"] = lambda keys, args: [*newer, [recovery.entry(1)] if not recovery.ran else [], 0, b"0-0"]
     await recovery.upkeep.recover()
     assert recovery.bench.stream.held[b"1-0"].fence == newer == recovery.bench.stream.fence_known
 

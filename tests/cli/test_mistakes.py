@@ -166,3 +166,24 @@ def test_reload_without_its_extra_is_one_line(shell: Shell) -> None:
 def test_reload_with_nothing_to_watch_is_told(shell: Shell) -> None:
     """The examples of ``dev`` do not change."""
     assert "name one" in shell.run("dev", "--reload").stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        ("calculater", "calculator"),
+        ("toolbus_workers.calculater", "toolbus_workers.calculator"),
+        ("toolbus_workers.x", "`toolbus workers` lists"),
+        ("spokne", "spoken.py"),
+        ("nothing_like_it", "`toolbus workers` lists"),
+        ("nothing.like.it", "`toolbus workers` lists"),
+    ],
+)
+def test_a_misspelt_target_is_told_what_there_is(shell: Shell, target: str, meant: str) -> None:
+    """Installed services, files beside, and modules of a package are named where they look like it, and nothing is served."""
+    (shell.folder / "spoken.py").write_text(TOOL.format("x"))
+    done = shell.run("worker", "calculator", target)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert f"there is no module {target!r}" in line
+    assert meant in line

@@ -170,8 +170,8 @@ async def test_the_wait_for_a_worker_is_part_of_the_timeout(place: Place, wait: 
         await asyncio.Event().wait()
         return ""
 
-    began = time.monotonic()
     async with place.bus() as bus:
+        began = time.monotonic()
         call = asyncio.create_task(bus.call("tell_late", wait=wait, timeout=2.0))
         await eventually(lambda: time.monotonic() > began + 1.0)
         async with place.worker(tell_late):

@@ -102,6 +102,21 @@ async def test_an_unpublished_call_is_given_up_at_once() -> None:
     assert host.inquired == []
 
 
+async def test_what_became_of_an_expired_call_is_asked_or_known() -> None:
+    """The broker is asked where a call stands that was queued; one of which frames have come was taken."""
+    host = Host()
+    queued = made(host, request=request(timeout=2.5), entry="1-0")
+    queued.expire()
+    assert [call for call, _ in host.inquired] == [queued]
+    begun = made(host, streaming=True, request=request(timeout=2.5), entry="2-0")
+    begun.feed(run(1, "a", end=False)[0], 1.0)
+    begun.expire()
+    error = (await begun.result()).error
+    assert error is not None
+    assert (error.type, error.code) == ("deadline_exceeded", "not_finished")
+    assert len(host.inquired) == 1
+
+
 async def test_a_call_expires() -> None:
     """Past its deadline a call ends with an error that names its timeout and may be tried again."""
     call = made(Host(), request=request(timeout=2.5))

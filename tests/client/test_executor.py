@@ -13,7 +13,8 @@ import pytest
 
 from tests.client.executing import TwoTier, chat, pay, ran, repeat
 from tests.contract import Place
-from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, tool
+from tests.servers import eventually
+from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, invocation, tool
 from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.executor.arguments import said
 from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
@@ -319,3 +320,26 @@ async def test_options_reach_every_call(place: Place) -> None:
             again = await restarted.process_tool_calls(turn, idempotency_key="turn-1")
             assert [each["content"] for each in again] == ["once", "once"]
             assert len(ran) == 2
+
+
+@pytest.mark.parametrize("wait", [True, 30.0])
+async def test_the_wait_of_a_models_call_is_part_of_its_timeout(place: Place, wait: float) -> None:
+    """Like that of a program's call: its worker comes late, and gets what is left."""
+    left: list[float] = []
+
+    @tool(service="later", effect="read", replace=True)
+    async def tell_later() -> str:
+        """Tell how much time is left, then take it."""
+        left.append(invocation().remaining)
+        await asyncio.Event().wait()
+        return ""
+
+    async with place.bus() as bus:
+        began = time.monotonic()
+        turn = asyncio.create_task(bus.process_tool_calls([chat("c1", "tell_later", {})], wait=wait, timeout=3.0))
+        await eventually(lambda: time.monotonic() > began + 1.5)
+        async with place.worker(tell_later):
+            [answer] = await turn
+    assert "deadline_exceeded" in answer["content"]
+    assert 2.9 < time.monotonic() - began < 4.2
+    assert 0 < left[0] <= 1.6

@@ -162,6 +162,7 @@ class Scene:
             Run(scripts.LISTEN, (one,), (1000,)),
             Run(scripts.PAUSE, (keys.paused,), ("pool", 1000)),
             Run(scripts.MEND, (queue, fence, keys.live, keys.paused), ("stream", "string", "zset", "string")),
+            Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -115,3 +116,30 @@ async def test_a_signal_ends_a_worker_that_waits_for_its_server(redis_place: Pla
         assert not running.done()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, 5)
+
+
+async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(redis_place: Place) -> None:
+    """It serves as soon as there is one."""
+    way = Dropping(redis_place.settings.url, b"", 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    async with redis_place.bus() as bus:
+        worker = Worker([here], settings=redis_place.with_(url=f"redis://127.0.0.1:{port}", start_patience=30.0))
+        running = asyncio.create_task(worker.run())
+        assert (await bus.call("here", wait=0.3)).error is not None
+        assert not running.done()
+        server = await asyncio.start_server(way.serve, "127.0.0.1", port)
+        assert (await bus.call("here", wait=20.0)).output == "here"
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 10)
+        server.close()
+
+
+async def test_the_patience_of_a_worker_ends(redis_place: Place) -> None:
+    """It does so for servers that have answered, and for those that have not."""
+    async with dropping(redis_place, b"SCRIPT", float("inf")) as way:
+        for url in (way.url, "redis://127.0.0.1:1"):
+            began = time.monotonic()
+            with pytest.raises(BrokerUnavailable, match="can't reach"):
+                await asyncio.wait_for(Worker([here], settings=redis_place.with_(url=url, start_patience=1.0)).run(), 10)
+            assert 0.5 < time.monotonic() - began < 8.0

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from toolbus_workers.confined import Refused
-from toolbus_workers.graph_engine import check
+from toolbus_workers.graph_gate import MAX_HOPS, check
 
 pytestmark = pytest.mark.anyio
 
@@ -81,3 +81,28 @@ def test_past_the_gate_nothing_is_reached_or_changed(tmp_path, statement, stored
     assert "'code': 'no_access'" in refused, done.stderr
     assert "[['ann', 1]]" in after
     assert not (tmp_path / "out.csv").exists()
+
+
+EDGES = ["-[:KNOWS]->", "<-[k:KNOWS]-", "-[:KNOWS*1..3]->", "-->", "<--", "--", " - [ :KNOWS ] - ", "<-[]->"]
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("form", ["chain", "list", "clauses", "subquery"])
+def test_a_statement_has_a_bounded_number_of_edges(edge: str, form: str) -> None:
+    """Joins are planned for each, wherever it stands, and planning can't be interrupted."""
+    made = {
+        "chain": lambda count: "MATCH (a)" + f"{edge}(b)" * count + " RETURN a",
+        "list": lambda count: "MATCH " + ", ".join(f"(a{number}){edge}(b)" for number in range(count)) + " RETURN 1",
+        "clauses": lambda count: f"MATCH (a){edge}(b) " * count + "RETURN a",
+        "subquery": lambda count: "MATCH (a) WHERE EXISTS { MATCH (a)" + f"{edge}(b)" * count + " } RETURN a",
+    }[form]
+    check(made(MAX_HOPS))
+    with pytest.raises(Refused, match=f"more than {MAX_HOPS} edges") as told:
+        check(made(MAX_HOPS + 1))
+    assert "KNOWS*1..5" in str(told.value)
+
+
+def test_arithmetic_is_no_edge() -> None:
+    """Neither are lists after a minus, unless they stand behind a bracket."""
+    check("RETURN " + ", ".join(f"{number} - 1 AS x{number}" for number in range(100)))
+    check("MATCH (n) WHERE " + " AND ".join("(n.a) - 1 > 0" for _ in range(100)) + " RETURN n")

@@ -14,8 +14,9 @@ from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
+from toolbus.broker.registry.follower import read_items, read_services
 from toolbus.broker.registry.publications import read_record
-from toolbus.broker.registry.registry import TTL, RedisRegistry, read_items, read_services
+from toolbus.broker.registry.registry import TTL, RedisRegistry
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication

@@ -16,7 +16,8 @@ from toolbus.broker.protocols import AgentListener
 from toolbus.broker.publish.publisher import Publisher
 from toolbus.broker.publish.sharing import SharedCalls
 from toolbus.broker.recover.key_repair import KeyRepair
-from toolbus.broker.registry.registry import RedisRegistry, RegistryFollower
+from toolbus.broker.registry.follower import RegistryFollower
+from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.replies.reader import ReplyReader
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links

@@ -1,4 +1,4 @@
-"""Open a broker again while its server answers, but drops the connection."""
+"""Open a broker again while its server can't be reached."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from toolbus.results import BrokerUnavailable
 _FIRST, _MOST = 0.05, 1.0
 
 
-async def open_patiently(open: Callable[[], Awaitable[None]], connector: Connector, patience: float) -> None:
-    """Open, and again for ``patience`` seconds when a server that has answered can't be reached for a moment.
+async def open_patiently(open: Callable[[], Awaitable[None]], connector: Connector, patience: float, *, unseen: bool = False) -> None:
+    """Open, and again for ``patience`` seconds while the server can't be reached.
 
-    One that never answered may not be there at all, or be none of ours, so that is said at once.
+    One that never answered may not be there at all, or be none of ours, so that is said at once, unless ``unseen`` servers are waited for.
 
     Raises:
         BrokerUnavailable: the server can't be reached, or not for so long.
@@ -27,7 +27,7 @@ async def open_patiently(open: Callable[[], Awaitable[None]], connector: Connect
         try:
             return await open()
         except BrokerUnavailable as error:
-            if not connector.reached or time.monotonic() + pause >= until:
+            if not (connector.reached or unseen) or time.monotonic() + pause >= until:
                 raise
             telemetry.log.warning("open.interrupted", error=str(error), retry_in=pause)
         await asyncio.sleep(pause)

@@ -68,7 +68,7 @@ class RedisWorkerBroker:
     # -- connecting -------------------------------------------------------------------------------
 
     async def open(self, listener: WorkerListener) -> None:
-        """Connect; a connection that is lost meanwhile is made anew until that is cancelled.
+        """Connect; a connection that is lost meanwhile is made anew until that is cancelled, or for ``start_patience`` seconds.
 
         Raises:
             BrokerError: the server can't be reached or can't serve.
@@ -78,7 +78,9 @@ class RedisWorkerBroker:
             self._steps = WorkerSteps(self._settings, self._connector, self._keys, self._instance, self._clock, listener)
             await self._steps.start()
 
-        await open_patiently(start, self._connector, math.inf)
+        patience = self._settings.start_patience
+        unseen = patience is not None
+        await open_patiently(start, self._connector, math.inf if patience is None else patience, unseen=unseen)
 
     async def aclose(self) -> None:
         """Send what is still to be sent, leave the streams, and disconnect."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import gc
 import importlib
-import importlib.metadata
 import os
 import sys
 from typing import Any
@@ -13,39 +14,58 @@ import click
 from toolbus.cli.common import Failure, reason
 from toolbus.cli.everywhere import accepting, options
 from toolbus.cli.output import say
+from toolbus.cli.streams import drop_unwritable_output, open_closed
 from toolbus.display import harmless
 from toolbus.results import ToolbusError
 from toolbus.settings import misspelt
 
 _COMMANDS = {
-    "agent": "agent",
-    "call": "calls",
-    "confirm": "confirm",
-    "dead": "dead",
-    "demo": "demo",
-    "describe": "inspection",
-    "dev": "dev",
-    "doctor": "doctor",
-    "get": "items",
-    "list": "items",
-    "new": "new",
-    "pause": "operate",
-    "purge": "operate",
-    "put": "items",
-    "resume": "operate",
-    "rm": "items",
-    "services": "inspection",
-    "settings": "inspection",
-    "toolkit": "toolkit",
-    "tools": "inspection",
-    "usage": "usage",
-    "worker": "worker",
-    "workers": "workers",
+    "agent": ("agent", "Let a model answer QUESTION with tools."),
+    "call": ("calls", "Call a tool."),
+    "confirm": ("confirm", "Show and answer confirmation requests."),
+    "dead": ("dead", "Handle dead letters."),
+    "demo": ("demo", "Run and check the main features."),
+    "describe": ("inspection", "Show everything known about a tool or a service, as JSON."),
+    "dev": ("dev", "Start all you need to try toolbus."),
+    "doctor": ("doctor", "Check the server and say what to fix."),
+    "get": ("items", "Print a static descriptor as JSON."),
+    "list": ("items", "List static descriptors whose key starts with PREFIX."),
+    "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
+    "pause": ("operate", "Make a service's workers stop taking requests."),
+    "purge": ("operate", "Remove the requests that wait for a service."),
+    "put": ("items", "Store a static descriptor."),
+    "resume": ("operate", "Let a paused service's workers take requests again."),
+    "rm": ("items", "Delete a static descriptor."),
+    "services": ("inspection", "List the services, their workers and their backlog."),
+    "settings": ("inspection", "Show each setting, its value, and the source of the value."),
+    "toolkit": ("toolkit", "Manage the graph of actions and tools."),
+    "tools": ("inspection", "List the tools that can be called now."),
+    "usage": ("usage", "Show the usage of tools by user."),
+    "worker": ("worker", "Serve the tools of each TARGET."),
+    "workers": ("workers", "List the installed tool services."),
 }
+"""The module of each command, and the first sentence of its help, so that the list of commands loads none of them."""
 
 
 class _Commands(click.Group):
     """Imports a command's module only when the command is used, so that --help is quick, and reports errors in one line."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line; help that can't be written ends it with exit code 1."""
+        open_closed()
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            _unwritable(error).show()
+            sys.exit(1)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or fail with the names that look like it."""
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _COMMANDS)
+            advice = f"did you mean {', '.join(near)}?" if near else "`toolbus --help` lists them"
+            raise click.UsageError(f"there is no command {args[0]!r}; {advice}", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command. A ToolbusError or an error of the system ends it with exit code 1, Ctrl-C with 130."""
@@ -57,8 +77,7 @@ class _Commands(click.Group):
         except ToolbusError as error:
             raise Failure(str(error)) from None
         except OSError as error:
-            _drop_unwritable_output()
-            raise Failure(reason(error)) from None
+            raise _unwritable(error) from None
         except KeyboardInterrupt:
             ctx.exit(130)
         except click.UsageError as error:
@@ -74,21 +93,25 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"toolbus.cli.{_COMMANDS[cmd_name]}")
+        module = importlib.import_module(f"toolbus.cli.{_COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return accepting(command)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without loading them."""
+        width = formatter.width - 6 - max(map(len, _COMMANDS))
+        rows = [(name, click.Command(name, help=about).get_short_help_str(width)) for name, (_, about) in sorted(_COMMANDS.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
-def _drop_unwritable_output() -> None:
-    """Discard unwritable output, since Python would try to write it again at exit and then report exit code 120."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+def _unwritable(error: OSError) -> Failure:
+    """Return the failure that an error of the system is, and drop output that it keeps from being written."""
+    return Failure(f"can't write to standard output: {reason(error)}" if drop_unwritable_output() else reason(error))
 
 
 @click.command(cls=_Commands, params=options(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(importlib.metadata.version("toolbus"), prog_name="toolbus")
+@click.version_option(package_name="toolbus", prog_name="toolbus")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
     """Tools for LLM agents, run by a pool of workers over Redis Streams.
@@ -102,6 +125,8 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 
     The options below may also stand after the command's name.
     """
+    # A command's own modules are loaded from here on, and last: rare looks for garbage save a tenth of its start.
+    gc.set_threshold(20_000, 20, 20)
     ctx.obj = {name: value for name, value in given.items() if value is not None}
     for variable, meant in misspelt(os.environ).items():
         say(f"{variable} is no setting; did you mean {meant}?", err=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, settings_of
+from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, settings_with_server
+from toolbus.cli.given import read_text
 from toolbus.cli.output import print_json, say
 from toolbus.cli.prompt import TerminalPrompt
 from toolbus.display import visible
@@ -64,8 +64,8 @@ def agent_command(ctx: click.Context, /, question: str, output: str, **options: 
       toolbus agent "chart the orders of March" --walk --hops 1
       OPENAI_BASE_URL=http://localhost:11434/v1 OPENAI_API_KEY=none toolbus agent "tell a pun" --model qwen3
     """
-    settings = settings_of(ctx)
-    text = sys.stdin.read() if question == "-" else question
+    settings = settings_with_server(ctx)
+    text = read_text("-") if question == "-" else question
     screen = _Screen(quiet=output == "json")
     if not text.strip():
         raise click.UsageError("QUESTION is empty")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from toolbus.cli.common import Seconds, fail, output_option, with_bus
+from toolbus.cli.given import read_json, read_text
 from toolbus.cli.output import print_json, say, say_content
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def call_command(
 
     options: dict[str, Any] = {"user": user, "session": session}
     options |= {} if timeout is None else {"timeout": timeout}
+    # Before the bus is opened: reading blocks, and a blocked event loop can't be interrupted.
+    words = _Words(pairs, document)
     streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
 
     async def main(bus: ToolBus) -> ToolResult:
@@ -72,7 +74,7 @@ def call_command(
         if wait is not None and (known is None or not known.available):
             with contextlib.suppress(TimeoutError):
                 known = await bus.wait_for_tool(tool, wait)
-        arguments = _arguments(pairs, document, known)
+        arguments = words.arguments(known)
         questions = HandlerQuestions(bus, tool, known, arguments, user=user, session=session)
         if known is None or yes:
             async with bus.stream(tool, arguments, **options) as call, questions:
@@ -96,7 +98,12 @@ def call_command(
     elif not streaming and result.output:
         say_content(result.output)
     if result.error is not None:
-        fail(f"{result.error.type}: {result.error.message or result.error.code}")
+        error = result.error
+        fail(
+            f"{error.type} ({error.code}): {error.message}"
+            if error.code and error.message
+            else f"{error.type}: {error.message or error.code}"
+        )
 
 
 async def _allowed(
@@ -159,55 +166,54 @@ async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> Too
     return await call.result()
 
 
-def _arguments(pairs: tuple[str, ...], document: str | None, tool: Tool | None) -> dict[str, Any]:
-    import msgspec
+class _Words:
+    """The arguments as they stand on the command line, with the contents of the files that they name.
 
-    arguments: dict[str, Any] = {}
-    if document is not None:
-        text = sys.stdin.read() if document == "-" else document
-        try:
-            arguments = msgspec.json.decode(text, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise click.UsageError(f"--json is not a JSON object: {error}") from None
-    properties = tool.parameters.get("properties", {}) if tool is not None else {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key.rstrip(":"):
-            raise click.UsageError(f"{pair!r} is not KEY=VALUE")
-        if key.endswith(":"):
-            arguments[key[:-1]] = _json(key[:-1], value)
-        elif value.startswith("@"):
-            arguments[key] = _file(value[1:])
-        else:
-            arguments[key] = _value(value, properties.get(key, {}))
-    return arguments
+    Raises:
+        UsageError: one can't be read, or is given twice.
+    """
+
+    def __init__(self, pairs: tuple[str, ...], document: str | None) -> None:
+        text = read_text("-") if document == "-" else document
+        self._document = {} if text is None else read_json(text, dict[str, Any], "--json")
+        self._known: dict[str, Any] = {}
+        self._texts: dict[str, str] = {}
+        for pair in pairs:
+            key, separator, value = pair.partition("=")
+            name = key.removesuffix(":")
+            if not separator or not name:
+                raise click.UsageError(f"{pair!r} is not KEY=VALUE")
+            if name in self._known or name in self._texts:
+                raise click.UsageError(f"{name!r} is given twice; a list is written {name}:='[…, …]'")
+            if key.endswith(":"):
+                self._known[name] = read_json(value, object, f"the value of {name!r}")
+            elif value.startswith("@"):
+                self._known[name] = read_text(value[1:])
+            else:
+                self._texts[name] = value
+
+    def arguments(self, tool: Tool | None) -> dict[str, Any]:
+        """Return the arguments as the tool's schema wants them.
+
+        Raises:
+            UsageError: a value has a key twice in one object.
+        """
+        properties = tool.parameters.get("properties", {}) if tool is not None else {}
+        texts = {name: _value(name, value, properties.get(name, {})) for name, value in self._texts.items()}
+        return {**self._document, **self._known, **texts}
 
 
-def _value(value: str, schema: Any) -> Any:
+def _value(name: str, value: str, schema: Any) -> Any:
     """Return a value as its schema wants it: text wherever text is allowed, else JSON if it is valid JSON."""
-    import msgspec
+    from toolbus.schema.documents import RepeatedKeyError, read_document
 
     kinds = schema.get("type") if isinstance(schema, dict) else None
     options = schema.get("anyOf", []) if isinstance(schema, dict) else []
     if kinds == "string" or (isinstance(kinds, list) and "string" in kinds) or any(o.get("type") == "string" for o in options):
         return value
     try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError:
+        return read_document(value, object)
+    except RepeatedKeyError as error:
+        raise click.UsageError(f"the value of {name!r} can't be read as JSON: {error}") from None
+    except ValueError:
         return value
-
-
-def _json(key: str, value: str) -> Any:
-    import msgspec
-
-    try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
-        raise click.UsageError(f"the value of {key!r} is not JSON: {error}") from None
-
-
-def _file(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"can't read {path!r}: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from toolbus.cli.output import say
+from toolbus.cli.output import is_confirmed, say
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import reason_of
 from toolbus.settings import PREFIX, Settings, misspelt
@@ -83,6 +82,8 @@ def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) ->
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
+    import asyncio
+
     from toolbus.broker.admin import Admin
 
     settings = settings_with_server(context)
@@ -100,9 +101,11 @@ def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) ->
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
+    import asyncio
+
     from toolbus import ToolBus
 
-    settings = settings_of(context)
+    settings = settings_with_server(context)
 
     async def connected() -> T:
         async with ToolBus(settings=settings) as bus:
@@ -134,6 +137,12 @@ def reason(error: OSError) -> str:
     """Return the system's message for an error, with the file's name if there is one."""
     message = error.strerror or reason_of(error)
     return f"{error.filename}: {message}" if error.filename else message
+
+
+def ask_first(question: str) -> None:
+    """Ask on the terminal; end the command unless the answer is yes."""
+    if not is_confirmed(question):
+        fail("not confirmed, so nothing was done; --yes answers in advance")
 
 
 def fail(message: str) -> NoReturn:

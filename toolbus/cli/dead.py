@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, json_option, one_line, output_option, with_admin
-from toolbus.cli.output import ask_first, print_json, print_table, say
+from toolbus.cli.common import Failure, Seconds, ask_first, fail, json_option, one_line, output_option, with_admin
+from toolbus.cli.output import print_json, print_table, say
 from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, settings_of
+from toolbus.cli.common import fail, one_line, output_option, settings_with_server
 from toolbus.cli.output import print_json, print_table
 from toolbus.results import BrokerError, ToolbusError
 from toolbus.settings import Settings
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SLOW_MS = 5.0
 _SKEWED = 5.0
+_SERVICE = "the service {0!r}, which no worker has served yet: start one that serves it, or `toolbus rm tool/{1}`"
 
 
 class Finding(NamedTuple):
@@ -32,7 +33,7 @@ class Finding(NamedTuple):
 @click.pass_context
 def doctor_command(ctx: click.Context, output: str) -> None:
     """Check the server and say what to fix. Memory policy, persistence and latency are checked, too."""
-    settings = settings_of(ctx)
+    settings = settings_with_server(ctx)
     findings = asyncio.run(_examine(settings))
     if output == "json":
         print_json([finding._asdict() for finding in findings])
@@ -44,15 +45,16 @@ def doctor_command(ctx: click.Context, output: str) -> None:
 
 async def _examine(settings: Settings) -> list[Finding]:
     from toolbus.broker.admin import Admin
-    from toolbus.broker.transport.connection import redact
-    from toolbus.client.tools.review import catalogue_of, unusable
+    from toolbus.cli.review import pending, refused, title
+    from toolbus.client.tools.review import catalogue_of
+    from toolbus.urls import redact
 
     findings = [Finding("url", "ok", redact(settings.url))]
     try:
         async with Admin(settings) as admin:
             health = await admin.health()
             services = await admin.services()
-            refused = unusable(catalogue_of(await admin.snapshot()))
+            catalogue = catalogue_of(await admin.snapshot())
     except BrokerError as error:
         return [*findings, Finding("server", "fail", str(error))]
     except ToolbusError as error:
@@ -78,7 +80,11 @@ async def _examine(settings: Settings) -> list[Finding]:
             f"server is {round(health.skew, 1) + 0.0:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
         ),
         Finding("registry", "ok", f"{len(services)} services in namespace {settings.namespace!r}"),
-        *(Finding("tool", "fail", f"{tool.name} of {tool.service} can't be used: {one_line(tool.reason, 300)}") for tool in refused),
+        *(
+            Finding("tool" if tool.service else "preset", "fail", f"{title(tool)} can't be used: {one_line(tool.reason, 300)}")
+            for tool in refused(catalogue)
+        ),
+        *(Finding("tool", "warn", f"{tool.name} waits for {_SERVICE.format(tool.service, tool.name)}") for tool in pending(catalogue)),
         Finding("owner", "ok" if settings.owner else "warn", owner),
     ]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from toolbus.cli.common import fail, json_option, output_option, settings_of, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, one_line, output_option, settings_of, with_admin, with_bus
 from toolbus.cli.output import print_json, print_table, say, say_content
+from toolbus.display import visible
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -254,14 +256,25 @@ def _graph(ctx: click.Context, file: Path | None) -> Toolkit:
     async def main(admin: Admin) -> dict[str, bytes]:
         return await admin.items("toolkit/")
 
-    return merged({key.removeprefix("toolkit/"): document for key, document in with_admin(ctx, main).items()})
+    documents = {key.removeprefix("toolkit/"): document for key, document in with_admin(ctx, main).items()}
+    _tell_left_out(documents)
+    return merged(documents)
 
 
 def _recommended(bus: ToolBus, start: tuple[str, ...], file: Path | None, threshold: float, hops: int) -> ActionView:
     from toolbus.toolkit.live import for_actions, published, starts_of
 
+    if file is None:
+        _tell_left_out(bus.tools.catalogue.presets)
     graph = published(bus.tools.catalogue) if file is None else _read(file)
     return for_actions(bus.tools, starts_of(graph, start), threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
+
+
+def _tell_left_out(documents: Mapping[str, bytes]) -> None:
+    from toolbus.toolkit.live import unreadable
+
+    for name, why in unreadable(documents).items():
+        say(f"toolkit/{visible(name)} is left out: {one_line(visible(why), 300)}; `toolbus toolkit load` replaces it", err=True)
 
 
 def _read(file: Path) -> Toolkit:

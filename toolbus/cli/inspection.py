@@ -45,7 +45,8 @@ def tools_command(
       toolbus tools --category text
       toolbus tools --format openai --strict
     """
-    from toolbus.client.tools.review import unusable
+    from toolbus.cli.review import refused as refused_of
+    from toolbus.cli.review import title
 
     if strict and wanted is None:
         raise click.UsageError("--strict needs --format; give both")
@@ -54,7 +55,7 @@ def tools_command(
         view = bus.tools.filter(groups=groups or None, categories=categories or None)
         if wanted is not None:
             return view.definitions(wanted, strict=strict), []
-        return [tool for tool in view.values() if tool.available or everything], unusable(bus.tools.catalogue)
+        return [tool for tool in view.values() if tool.available or everything], refused_of(bus.tools.catalogue)
 
     found, refused = with_bus(ctx, main)
     if wanted is not None:
@@ -70,7 +71,7 @@ def tools_command(
     nothing = "no tools of these groups and categories" if groups or categories else "no tools; start a worker: toolbus worker FILE.py"
     print_table(("TOOL", "SERVICE", "LIVE", "DESCRIPTION"), rows, empty=nothing)
     if refused and not everything:
-        say(f"{len(refused)} cannot be used: {_list_of(refused)}; `toolbus tools --all` says why", err=True)
+        say(f"{len(refused)} cannot be used: {one_line(', '.join(map(title, refused)), 200)}; `toolbus tools --all` says why", err=True)
 
 
 @click.command("services")
@@ -83,14 +84,16 @@ def services_command(ctx: click.Context, output: str) -> None:
     Example:
       toolbus services --output json
     """
-    from toolbus.client.tools.review import catalogue_of, unusable
+    from toolbus.cli.review import refused as refused_of
+    from toolbus.cli.review import title
+    from toolbus.client.tools.review import catalogue_of
 
     async def main(admin: Admin) -> tuple[list[ServiceOverview], list[RefusedTool]]:
-        return await admin.services(), unusable(catalogue_of(await admin.snapshot()))
+        return await admin.services(), refused_of(catalogue_of(await admin.snapshot()))
 
     found, refused = with_admin(ctx, main)
     known = {each.publication.service.id for each in found}
-    others = sorted({tool.service for tool in refused} - known)
+    others = sorted({tool.service for tool in refused if tool.service} - known)
     if output == "json":
         print_json(
             [
@@ -128,7 +131,7 @@ def services_command(ctx: click.Context, output: str) -> None:
     columns = ("SERVICE", "OWNER", "DIGEST", "WORKERS", "QUEUED", "RUNNING", "DEAD", "STATE")
     print_table(columns, rows, empty="no services; start a worker: toolbus worker FILE.py")
     for tool in refused:
-        say(f"{visible(tool.name)} of {visible(tool.service)} can't be used: {one_line(visible(tool.reason), 300)}", err=True)
+        say(f"{visible(title(tool))} can't be used: {one_line(visible(tool.reason), 300)}", err=True)
 
 
 @click.command("describe")
@@ -165,7 +168,7 @@ def describe_command(ctx: click.Context, name: str) -> None:
 @click.pass_context
 def settings_command(ctx: click.Context, output: str) -> None:
     """Show each setting, its value, and the source of the value."""
-    from toolbus.broker.transport.connection import redact
+    from toolbus.urls import redact
 
     found = {
         name: (redact(str(value)) if name == "url" else value, source)
@@ -176,10 +179,6 @@ def settings_command(ctx: click.Context, output: str) -> None:
         return
     rows = [(name, value, source, PREFIX + name.upper()) for name, (value, source) in found.items()]
     print_table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows, empty="")
-
-
-def _list_of(refused: list[RefusedTool]) -> str:
-    return one_line(", ".join(f"{tool.name} of {tool.service}" for tool in refused), 200)
 
 
 def _reasons(refused: list[RefusedTool], service: str) -> list[dict[str, str]]:

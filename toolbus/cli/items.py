@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from toolbus.cli.common import fail, json_option, output_option, with_admin
+from toolbus.cli.given import read_bytes, read_json
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.display import visible
 
@@ -138,20 +137,16 @@ def _read(key: str, file: str) -> bytes:
     if kind not in {"tool", "tool-service"} or not name:
         raise click.UsageError(f"{key!r} is neither tool/NAME nor tool-service/ID")
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        document = msgspec.json.decode(data, type=dict[str, Any])
-        if kind == "tool":
-            document, changes = mended_document(document)
-            for change in changes:
-                say(f"parameters corrected: {change}", err=True)
-            tool = parse_tool(document, None)
-            found = tool.name
-        else:
-            found = parse_service({"id": name, **document}).id
-    except OSError as error:
-        fail(f"can't read {file!r}: {error.strerror}")
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        fail(f"the descriptor is not a JSON object: {error}")
+        document = read_json(read_bytes(file), dict[str, Any], "the descriptor")
+    except click.UsageError as error:
+        fail(error.message)
+    if kind == "tool":
+        document, changes = mended_document(document)
+        for change in changes:
+            say(f"parameters corrected: {change}", err=True)
+        found = parse_tool(document, None).name
+    else:
+        found = parse_service({"id": name, **document}).id
     if found != name:
         fail(f"the descriptor names {found!r}, the key {name!r}")
     return msgspec.json.encode(document)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolbus.cli.common import fail, with_admin
-from toolbus.cli.output import ask_first, say
+from toolbus.cli.common import ask_first, fail, with_admin
+from toolbus.cli.output import say
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin

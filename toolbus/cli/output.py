@@ -31,13 +31,14 @@ def say_content(text: str, *, nl: bool = True) -> None:
     click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl, color=True)
 
 
-def ask_first(question: str) -> None:
-    """Ask on the terminal.
-
-    Raises:
-        Abort: the answer is not yes.
-    """
-    click.confirm(harmless(question), abort=True)
+def is_confirmed(question: str) -> bool:
+    """Ask on the terminal, apart from the output, and return whether the answer is yes."""
+    try:
+        return click.confirm(harmless(question), err=True)
+    except click.Abort:
+        # The input has ended, or Ctrl-C was pressed, within the line of the question.
+        say(err=True)
+        return False
 
 
 def print_json(value: Any) -> None:

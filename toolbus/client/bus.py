@@ -214,9 +214,9 @@ class ToolBus:
         """The tools whose descriptors can't be used, with the reason; their siblings can."""
         return self._dispatcher.catalogue.refused()
 
-    def near(self, name: str) -> list[str]:
-        """Return names of tools that look like a wrong one."""
-        return self._dispatcher.catalogue.near(name)
+    def near(self, name: str, user: str | None = None) -> list[str]:
+        """Return names of tools that look like a wrong one: of those that a user may see, or of all for None."""
+        return self._dispatcher.catalogue.near(name, user)
 
     async def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
         """Wait until a tool can be called.

@@ -1,15 +1,14 @@
-"""Check arguments against a given JSON Schema."""
+"""Check arguments against a given JSON Schema. Importing this module loads the compiler of schemas, which takes milliseconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema_rs
 from jsonschema_rs import ValidationError, ValidationErrorKind
 
-from toolbus.descriptors import ToolDescriptor
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import bounds, refusal
@@ -25,17 +24,6 @@ _MOST_WEIGHT = 1000
 # Even a single violation includes those of all choices that did not fit.
 _MOST_DESCRIBED = 2_000
 _MOST_LEVELS_COUNTED = 64
-
-
-class Checker(Protocol):
-    """Checks whether a tool may be called with some arguments."""
-
-    def check(self, arguments: Mapping[str, Any], /) -> None:
-        """Check the arguments.
-
-        Raises:
-            ToolError: ``invalid_arguments``; the message names the place and what is expected there.
-        """
 
 
 class Validator:
@@ -128,49 +116,6 @@ def flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
 
 def _compiled(schema: dict[str, Any]) -> Any:
     return jsonschema_rs.validator_for(schema, offline=True, pattern_options=_PATTERNS, mask=_MASK)
-
-
-class _RequiredOnly:
-    """Checks that some arguments are present, with any values."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(dict.fromkeys(names))
-
-    def check(self, arguments: Mapping[str, Any], /) -> None:
-        if not isinstance(arguments, Mapping):
-            raise refusal.not_an_object(arguments)
-        for name in self._names:
-            if name not in arguments:
-                raise refusal.of([refusal.missing(name) for name in self._names if name not in arguments])
-
-
-class _Anything:
-    """Accepts all arguments."""
-
-    __slots__ = ()
-
-    def check(self, arguments: Mapping[str, Any], /) -> None:
-        pass
-
-
-def required_only(names: Iterable[str]) -> Checker:
-    """Return a checker for the two-tier form, which only requires these arguments to be present."""
-    return _RequiredOnly(names)
-
-
-def check_for(tool: ToolDescriptor) -> Checker:
-    """Return the checker that a tool's descriptor asks for: its schema, its required arguments, or none.
-
-    Raises:
-        DescriptorError: the tool's schema is invalid.
-    """
-    if tool.parameters is not None:
-        return Validator(tool.parameters, path="$.parameters")
-    if tool.arguments is not None:
-        return _RequiredOnly(argument.name for argument in tool.arguments if argument.required)
-    return _Anything()
 
 
 def _as_dict(arguments: object) -> dict[str, Any]:

@@ -6,11 +6,10 @@ import logging
 import sys
 from typing import Any
 
-from opentelemetry import trace
-
 from toolbus.safe_text import is_printable, traceback_of
 from toolbus.telemetry.events import NAME
 from toolbus.telemetry.lines import word
+from toolbus.telemetry.listening import current_span
 from toolbus.telemetry.output import FIELDS, ExcInfo, LineHandler
 from toolbus.telemetry.repeats import BOUNDED, repeats
 
@@ -67,10 +66,9 @@ def _emit(level: int, event: str, fields: dict[str, Any], raised: ExcInfo | None
         return
     if more:
         fields["more"] = more
-    context = trace.get_current_span().get_span_context()
-    if context.is_valid:
-        fields["trace_id"] = trace.format_trace_id(context.trace_id)
-        fields["span_id"] = trace.format_span_id(context.span_id)
+    span = current_span()
+    if span is not None:
+        fields["trace_id"], fields["span_id"] = span
     handlers = logger.handlers
     if len(handlers) == 1 and not logger.propagate and not logger.filters:
         handler = handlers[0]

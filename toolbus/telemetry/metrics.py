@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
-
-from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider
+import functools
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
 
 from toolbus.results import ErrorInfo
 from toolbus.telemetry.events import NAME
 from toolbus.telemetry.listening import meter_provider, metering
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
 
 # Every metric: its kind, unit and description.
 METRICS: Mapping[str, tuple[Literal["counter", "histogram"], str, str]] = {
@@ -33,36 +36,84 @@ OTHER = "_OTHER"
 
 _MOST_NAMES = 1_000
 _names: set[str] = set()
-_instruments: tuple[MeterProvider, dict[str, Counter | Histogram]] | None = None
+_lock = threading.Lock()
+_instruments: Instruments | None = None
+
+_Attributes = tuple[tuple[str, str], ...]
+
+
+class Instruments:
+    """The instruments of one provider.
+
+    Counters are kept here and told when metrics are collected: a number in a dictionary takes a tenth of the time of the SDK's.
+    """
+
+    def __init__(self, provider: MeterProvider) -> None:
+        self.provider = provider
+        self._counts: dict[str, dict[_Attributes, int]] = {}
+        self._histograms: dict[str, Histogram] = {}
+        meter = provider.get_meter(NAME)
+        for name, (kind, unit, description) in METRICS.items():
+            if kind == "counter":
+                self._counts[name] = {}
+                meter.create_observable_counter(name, [functools.partial(self._observe, name)], unit, description)
+            else:
+                histogram = meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=_BUCKETS)
+                self._histograms[name] = histogram
+
+    def add(self, name: str, amount: int, attributes: _Attributes) -> None:
+        """Add to a counter.
+
+        Raises:
+            TypeError: the metric is no counter.
+            KeyError: there is no such metric.
+        """
+        if name in self._histograms:
+            raise TypeError(f"{name} is not a counter")
+        counts = self._counts[name]
+        with _lock:
+            counts[attributes] = counts.get(attributes, 0) + amount
+
+    def record(self, name: str, value: float, attributes: dict[str, str]) -> None:
+        """Record a value in a histogram."""
+        self._histograms[name].record(value, attributes)
+
+    def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
+        from opentelemetry.metrics import Observation  # noqa: PLC0415 - only an SDK calls this
+
+        with _lock:
+            counts = list(self._counts[name].items())
+        return [Observation(amount, dict(attributes)) for attributes, amount in counts]
 
 
 def count(name: str, amount: int = 1, **attributes: str) -> None:
     """Add to a counter of ``METRICS``; ``__`` in attribute names stands for a dot. Do nothing without a meter provider."""
     if metering():
-        _counter(name).add(amount, {key.replace("__", "."): value for key, value in attributes.items()})
+        _all().add(name, amount, tuple([(key.replace("__", "."), value) for key, value in attributes.items()]))
 
 
 def record_call(tool: str, service: str, seconds: float, error: ErrorInfo | None) -> None:
     """Record the end of a call, at the caller's side; ``service`` is empty when no service was found for it."""
     if not metering():
         return
-    outcome = _outcome(error)
-    about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": _label(tool or service, known=bool(service))}
-    _histogram("gen_ai.execute_tool.duration").record(seconds, about | outcome)
-    _counter("toolbus.calls").add(1, {"messaging.destination.name": service} | outcome)
+    instruments, outcome = _all(), _outcome(error)
+    name = _label(tool or service, known=bool(service))
+    about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, **dict(outcome)}
+    instruments.record("gen_ai.execute_tool.duration", seconds, about)
+    instruments.add("toolbus.calls", 1, (("messaging.destination.name", service), *outcome))
 
 
 def record_run(service: str, seconds: float, queued: float, frames: int, error: ErrorInfo | None) -> None:
     """Record the end of a handler, at the worker's side; ``queued`` is how many seconds its request had waited."""
     if not metering():
         return
-    outcome = _outcome(error)
-    about = {"messaging.destination.name": service}
-    process = {"messaging.system": "redis", "messaging.operation.name": "process"}
-    _histogram("messaging.process.duration").record(seconds, process | about | outcome)
-    _histogram("toolbus.queue.duration").record(queued, about)
-    _counter("toolbus.attempts").add(1, about)
-    _counter("toolbus.frames").add(frames, about)
+    instruments, about = _all(), {"messaging.destination.name": service}
+    process = {"messaging.system": "redis", "messaging.operation.name": "process", **about, **dict(_outcome(error))}
+    instruments.record("messaging.process.duration", seconds, process)
+    instruments.record("toolbus.queue.duration", queued, about)
+    counted = (("messaging.destination.name", service),)
+    instruments.add("toolbus.attempts", 1, counted)
+    instruments.add("toolbus.frames", frames, counted)
 
 
 def _label(name: str, *, known: bool) -> str:
@@ -74,35 +125,13 @@ def _label(name: str, *, known: bool) -> str:
     return name
 
 
-def _outcome(error: ErrorInfo | None) -> dict[str, str]:
-    return {} if error is None else {"error.type": error.type}
+def _outcome(error: ErrorInfo | None) -> _Attributes:
+    return () if error is None else (("error.type", error.type),)
 
 
-def _counter(name: str) -> Counter:
-    instrument = _instrument(name)
-    if not isinstance(instrument, Counter):
-        raise TypeError(f"{name} is not a counter")
-    return instrument
-
-
-def _histogram(name: str) -> Histogram:
-    instrument = _instrument(name)
-    if not isinstance(instrument, Histogram):
-        raise TypeError(f"{name} is not a histogram")
-    return instrument
-
-
-def _instrument(name: str) -> Counter | Histogram:
+def _all() -> Instruments:
     global _instruments  # noqa: PLW0603 - a cache per provider
     provider = meter_provider()
-    if _instruments is None or _instruments[0] is not provider:
-        meter = provider.get_meter(NAME)
-        _instruments = provider, {each: _made(meter, each) for each in METRICS}
-    return _instruments[1][name]
-
-
-def _made(meter: Meter, name: str) -> Counter | Histogram:
-    kind, unit, description = METRICS[name]
-    if kind == "counter":
-        return meter.create_counter(name, unit, description)
-    return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=_BUCKETS)
+    if _instruments is None or _instruments.provider is not provider:
+        _instruments = Instruments(provider)
+    return _instruments

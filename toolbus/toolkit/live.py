@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -158,12 +158,25 @@ def published(catalogue: Catalogue) -> Toolkit:
 def merged(documents: Mapping[str, bytes]) -> Toolkit:
     """One graph of several presets, see ``published``."""
     graph = Toolkit()
+    for name, found in _read(documents):
+        if isinstance(found, Toolkit):
+            graph.update(found)
+        else:
+            telemetry.log.warning("toolkit.left_out", toolkit=name, error=str(found))
+    return graph
+
+
+def unreadable(documents: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the published presets that agents leave out, each with the reason."""
+    return {name: str(found) for name, found in _read(documents) if isinstance(found, ToolkitError)}
+
+
+def _read(documents: Mapping[str, bytes]) -> Iterator[tuple[str, Toolkit | ToolkitError]]:
     for name, document in sorted(documents.items()):
         try:
-            graph.update(toolkit_of(read_preset(document, f"toolkit/{name}"), functions=False))
+            yield name, toolkit_of(read_preset(document, f"toolkit/{name}"), functions=False)
         except ToolkitError as error:
-            telemetry.log.warning("toolkit.left_out", toolkit=name, error=str(error))
-    return graph
+            yield name, error
 
 
 def operator_of(catalogue: Catalogue, name: str) -> OperatorEntry:

@@ -6,11 +6,11 @@ import json
 import re
 from typing import Any
 
-import msgspec
 import ryaml
 import yaml
 
 from toolbus.results import ToolkitError
+from toolbus.schema.documents import RepeatedKeyError, read_document
 
 _BRACKET = re.compile(r"[\[\]{}]")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
@@ -43,12 +43,12 @@ class Source:
             raise ToolkitError(f"{self._name}:{line}: not UTF-8 text") from None
         if text.lstrip()[:1] == "{":
             try:
-                document = msgspec.json.decode(text)
-            except (msgspec.DecodeError, RecursionError):
+                return read_document(text, object)
+            except RepeatedKeyError as error:
+                key = json.dumps(error.key)
+                raise ToolkitError(f"{self._name}{self._repeated(key)}: {error}") from None
+            except ValueError:
                 pass  # it may be YAML in flow style
-            else:
-                self._check_keys(text)
-                return document
         if _brackets(text) > _MOST_BRACKETS:
             raise ToolkitError(f"{self._name}: not YAML that a preset can be: more than {_MOST_BRACKETS} brackets are open")
         try:
@@ -56,24 +56,10 @@ class Source:
         except ryaml.InvalidYamlError as error:
             message = str(error)
             found = re.search(r" at line (\d+) column \d+", message)
-            place = f":{found[1]}" if found else self._repeated(message)
+            place = f":{found[1]}" if found else self._line_of_repeated(message)
             raise ToolkitError(f"{self._name}{place}: not YAML: {re.sub(r' at line [0-9]+ column [0-9]+', '', message)}") from None
         except (ValueError, TypeError, RecursionError) as error:
             raise ToolkitError(f"{self._name}: not YAML that a preset can be: {error}") from None
-
-    def _check_keys(self, text: str) -> None:
-        """Refuse JSON with a key that stands twice in one object: parsers take the last one, and lose what the first one says.
-
-        Raises:
-            ToolkitError: there is one; the message names it, and its line where that is clear.
-        """
-        try:
-            json.loads(text, object_pairs_hook=_object)
-        except _RepeatedKeyError as error:
-            key = json.dumps(error.key)
-            lines = [number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith(key)]
-            place = f":{lines[-1]}" if len(lines) == 2 else ""
-            raise ToolkitError(f"{self._name}{place}: the key {key} stands twice in one object") from None
 
     def error(self, path: str, message: str) -> ToolkitError:
         """Return an error for a path (``$.actions[3].next[0]``); the message begins with file and line."""
@@ -93,34 +79,15 @@ class Source:
                 break
         return line
 
-    def _repeated(self, message: str) -> str:
+    def _line_of_repeated(self, message: str) -> str:
         """Return the line of a key that stands twice, since the parser reports only the key."""
         found = re.search(r'duplicate entry with key "(.*)"', message)
-        if found is None:
-            return ""
-        lines = [number for number, line in enumerate(self._data.splitlines(), 1) if line.strip().startswith(found[1].encode() + b":")]
+        return "" if found is None else self._repeated(f"{found[1]}:")
+
+    def _repeated(self, start: str) -> str:
+        """Return the line of the second key of two, of lines that start with it; empty when that is not clear."""
+        lines = [number for number, line in enumerate(self._data.splitlines(), 1) if line.strip().startswith(start.encode())]
         return f":{lines[-1]}" if len(lines) == 2 else ""
-
-
-class _RepeatedKeyError(Exception):
-    """An object has a key twice."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _object(pairs: list[tuple[str, Any]]) -> None:
-    """Take the keys of one object.
-
-    Raises:
-        _RepeatedKeyError: one stands there twice.
-    """
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise _RepeatedKeyError(key)
-        seen.add(key)
 
 
 def _brackets(text: str) -> int:

@@ -204,7 +204,7 @@ class Outbox:
             if isinstance(reply, BrokerError):
                 telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
             else:
-                for index in reply:
+                for index in _within(reply, len(part)):
                     self._gone(part[index - 1][0])
             self._append(further, then)
             self._answered()
@@ -335,11 +335,16 @@ class Outbox:
             return
         generation, counter, lost, gone, stream.depth = reply
         stream.fence_is(generation, counter)
-        for index in lost:
+        for index in _within(lost, len(batch)):
             self.lost += 1
             self._on_lost(batch[index - 1][0])
         for key in gone:
-            self._gone(key.decode())
+            self._gone(key.decode("utf-8", "replace"))
+
+
+def _within(indexes: list[int], most: int) -> list[int]:
+    """Return the numbers by which a script may have named what it was given, from 1 to ``most``."""
+    return [index for index in indexes if 0 < index <= most] if indexes else indexes
 
 
 def _nothing() -> None:

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- include take/_fence
--- Renew the leases of running entries: XCLAIM with JUSTID resets their idle time and leaves the count alone.
+-- Renew the leases of running entries: XCLAIM with JUSTID resets their idle time and leaves the count alone. FORCE has those pending again
+-- that the group dropped (XGROUP DELCONSUMER); an entry that is deleted stays so.
 -- KEYS: 1 request stream, 2 fence
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, then each id and the number of its attempt
 -- Returns {generation, counter, {lost id, ...}}
@@ -17,6 +18,7 @@ for i = 4, #ARGV, 2 do
   end
 end
 if #owned > 0 then
+  owned[#owned + 1] = 'FORCE'
   owned[#owned + 1] = 'JUSTID'
   redis.call('XCLAIM', queue, 'g', consumer, 0, unpack(owned))
 end

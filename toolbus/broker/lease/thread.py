@@ -127,32 +127,42 @@ class LeaseThread:
         self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        pause = self._lease / 3
         try:
-            while not self._stop:
-                self._wake.wait(pause * random.uniform(0.9, 1.0))  # noqa: S311 - jitter
-                self._wake.clear()
-                if self._stop:
-                    return
-                if self._stale.is_set():
-                    self._disconnect()
-                try:
-                    beat = self._beat(self._connected())
-                except Exception as error:  # noqa: BLE001 - without this thread the worker is taken for dead
-                    self._complain(error)
-                    # The next one looks afresh for the server, and for the password.
-                    self._disconnect()
-                    self._tell(None)
-                    if isinstance(error, redis.exceptions.ReadOnlyError):
-                        self._call(self._demoted)
-                    # The next try must come well before the lease ends.
-                    pause = min(0.5, self._lease / 10)
-                else:
-                    self._bugs = 0
-                    self._tell(beat)
-                    pause = until_next_beat(beat.asked, self._monotonic(), self._lease)
+            self._go_on_beating()
+        except BaseException as error:  # noqa: BLE001 - nobody else would hear of it, and the worker would be taken for dead
+            with contextlib.suppress(Exception):
+                telemetry.log.error("task.given_up", task="leases", failures=1, exc_info=error)
+            self._call(self._on_failed, ToolbusError(f"the lease thread ended with {described(error)}"))
         finally:
             self._disconnect()
+
+    def _go_on_beating(self) -> None:
+        pause = self._lease / 3
+        while not self._stop:
+            self._wake.wait(pause * random.uniform(0.9, 1.0))  # noqa: S311 - jitter
+            self._wake.clear()
+            if self._stop:
+                return
+            if self._stale.is_set():
+                self._disconnect()
+            try:
+                beat = self._beat(self._connected())
+            except Exception as error:  # noqa: BLE001 - without this thread the worker is taken for dead
+                try:
+                    self._complain(error)
+                except Exception as bug:  # noqa: BLE001 - what can't be logged must not end the thread
+                    self._count_bug(bug)
+                # The next one looks afresh for the server, and for the password.
+                self._disconnect()
+                self._tell(None)
+                if isinstance(error, redis.exceptions.ReadOnlyError):
+                    self._call(self._demoted)
+                # The next try must come well before the lease ends.
+                pause = min(0.5, self._lease / 10)
+            else:
+                self._bugs = 0
+                self._tell(beat)
+                pause = until_next_beat(beat.asked, self._monotonic(), self._lease)
 
     def _connected(self) -> redis.Redis:
         if self._client is None:
@@ -164,7 +174,9 @@ class LeaseThread:
     def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            client.close()
+            # A connection that can't be closed is left.
+            with contextlib.suppress(Exception):
+                client.close()
 
     def _beat(self, client: redis.Redis) -> Beat:
         streams = dict(self._streams)
@@ -210,12 +222,14 @@ class LeaseThread:
         if isinstance(error, (redis.RedisError, OSError, BrokerError)):
             telemetry.log.warning("lease.beat_failed", server=self._connector.display, namespace=self._keys.namespace, error=_words(error))
             return
-        self._bugs += 1
+        self._count_bug(error)
         telemetry.log.error("task.failed", task="leases", failures=self._bugs, exc_info=error)
+
+    def _count_bug(self, error: Exception) -> None:
+        self._bugs += 1
         if self._bugs == MOST_FAILURES:
             failure = ToolbusError(f"beats failed {self._bugs} times in a row, at last with {described(error)}")
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._on_failed, failure)
+            self._call(self._on_failed, failure)
 
     def _tell(self, beat: Beat | None) -> None:
         self._call(self._report, beat)

@@ -11,7 +11,7 @@ from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
-from toolbus.broker.publish.sharing import ended_for_another, readdressed
+from toolbus.broker.protocols.sharing import ended_for_another, readdressed
 from toolbus.broker.registry.refusals import item_refused
 from toolbus.envelope import Request, decode_frames, encode_request, entry_limit, new_id, share_digest, work_digest
 from toolbus.results import BrokerUnavailable

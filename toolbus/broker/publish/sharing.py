@@ -9,21 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Fate, Sender, Verdict
+from toolbus.broker.protocols.sharing import ended_for_another, readdressed
 from toolbus.broker.publish.publisher import ABSENT, failure, fate_of
 from toolbus.broker.reading import identifier, integer, skip, text
 from toolbus.broker.transport.command import Reply
 from toolbus.broker.transport.mastership import Mastership
 from toolbus.broker.transport.transport import Transport
-from toolbus.envelope import NOT_BEGUN, Frame, Request, share_digest, work_digest
+from toolbus.envelope import Frame, Request, share_digest, work_digest
 from toolbus.results import BrokerError, EnvelopeError
 
 _MOST_KEPT = 10_000
-_ENDS_OF_ANOTHER = frozenset({("cancelled", NOT_BEGUN), ("deadline_exceeded", "")})
 
 
 class _Followed:
@@ -78,8 +76,8 @@ class SharedCalls:
         def done(reply: Reply) -> None:
             try:
                 verdict = failure(reply) if isinstance(reply, BrokerError) else self._verdict(request.id, reply, left, again)
-            except EnvelopeError as error:
-                skip(record, error)
+            except (EnvelopeError, IndexError) as error:
+                skip(record, str(error))
                 verdict = Verdict("unknown", message=f"the record of the idempotency key can't be read: {error}")
             sender.settle(verdict)
             if sender.done:
@@ -204,16 +202,3 @@ class SharedCalls:
         followed.newcomers.append(call)
         self._stream_of[call] = stream
         self._wake()
-
-
-def ended_for_another(frame: Frame) -> bool:
-    """Return whether a shared call ended before it began, since no caller waited for it, or because its first caller's time was up."""
-    error = frame.error
-    return error is not None and frame.end_of_stream and (error.type, error.code) in _ENDS_OF_ANOTHER
-
-
-def readdressed(frame: Frame, call: str, attempts: int) -> Frame:
-    """Return a shared call's frame for one of its callers, which had ``attempts`` attempts before."""
-    if frame.id == call and not attempts:
-        return frame
-    return msgspec.structs.replace(frame, id=call, attempt=frame.attempt + attempts)

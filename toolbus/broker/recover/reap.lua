@@ -3,6 +3,7 @@
 -- include lease/_pulse
 -- include lease/_lease
 -- include transport/_moving
+-- include recover/_stream_ids
 -- Move to this consumer what was handed back or over to it, and entries of dead consumers, and entries that are not renewed.
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back or over,
@@ -10,7 +11,8 @@
 --       8 "1" when this worker could make room for one, 9 prefix of the notes of later deadlines
 -- Returns {generation, counter,
 --          {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now, note or ""}, ...},
---          1 when this worker is to make room for an entry that must run alone}
+--          1 when this worker is to make room for an entry that must run alone,
+--          id up to which entries have been delivered to anyone}
 local STRETCH, MOST_DELIVERIES = 1000, 1000000000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
@@ -39,10 +41,23 @@ local function may_make_room()
   return mine
 end
 
+-- Entries are delivered in their order. Who set the group back or forward changed nothing about what had been delivered.
+local function delivered()
+  local groups = redis.pcall('XINFO', 'GROUPS', queue)
+  for _, group in ipairs(groups.err and {} or groups) do
+    if field(group, 'name') == 'g' then
+      local position, pending = field(group, 'last-delivered-id'), redis.call('XPENDING', queue, 'g')[3] or '0-0'
+      if is_beyond(position, newest(queue)) then position = '0-0' end
+      return is_beyond(pending, position) and pending or position
+    end
+  end
+  return '0-0'
+end
+
 local function answer()
   if left == 1 and (ARGV[8] == '0' or not may_make_room()) then left = 0 end
   local generation, counter = fence_state(fence, me)
-  return {generation, counter, taken, left}
+  return {generation, counter, taken, left, delivered()}
 end
 
 -- A suspect, which may have killed its workers, is taken alone: it must not take others with it, not even those behind it. A worker
@@ -91,7 +106,7 @@ if (lease_end_of(KEYS[3], fence, ARGV[2], me, now) or 0) < now then return answe
 for _, consumer in ipairs({'~to:' .. me, '~back'}) do
   if room > 0 then
     local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), consumer)
-    if back.err then return {'', '', {}, 0} end
+    if back.err then return {'', '', {}, 0, '0-0'} end
     if #taken == 0 and take_suspect(back, 0) then return answer() end
     for _, entry in ipairs(back) do
       if is_suspect(entry[4]) then

@@ -74,8 +74,9 @@ async def reap(
         stream.pause_key(b""),
     )
     reply: Reply = await link.execute_script(scripts.REAP, (stream.key, stream.fence, keys.live, keys.pulse), args)
-    generation, counter, taken, left = reply
+    generation, counter, taken, left, delivered = reply
     stream.fence_is(generation, counter)
+    stream.position.advance(delivered)
     return Reaped([entry for entry in itertools.starmap(ReapedEntry, taken) if _is_news(stream, entry)], stream.fence_known, bool(left))
 
 

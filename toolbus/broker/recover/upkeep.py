@@ -13,6 +13,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import WorkerListener
 from toolbus.broker.recover.abandoned import AbandonedCalls
+from toolbus.broker.recover.passed_over import PassedOver
 from toolbus.broker.recover.reaping import ReapedEntry, reap
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
@@ -65,6 +66,7 @@ class Upkeep:
         self._notes = notes
         self._abandoned = abandoned
         self._register_lost = register_lost
+        self._passed_over = PassedOver(link)
         self.taking = True
         self.recovered = 0
         self.postponed: dict[RequestStream, bool] = {}
@@ -86,10 +88,15 @@ class Upkeep:
                 await self.turn(once_a_lease=turn % _TURNS_A_LEASE == 0)
 
     async def turn(self, *, once_a_lease: bool) -> None:
-        """Reap every stream, then stop abandoned calls; ``once_a_lease`` also restore the registration and sweep the registry."""
+        """Reap every stream, then stop abandoned calls.
+
+        With ``once_a_lease`` also look for what was passed over, restore the registration and sweep the registry.
+        """
         async with self._tried():
             for stream in list(self._streams.values()):
                 await self._apart(self._reap(stream))
+                if once_a_lease:
+                    await self._apart(self._passed_over.rescue(stream))
             if once_a_lease:
                 await self._apart(self._register_lost())
             if self._clock.trusted:
@@ -184,6 +191,8 @@ class Upkeep:
         if entry.counted and not await stream.count(self._link, entry.id, entry.attempt, fence):
             return
         deliveries = stream.deliveries([(entry.id, entry.attempt, entry.fields)], fence)
+        for delivery in deliveries:
+            delivery.recovered = True
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
         if stream.sticky:

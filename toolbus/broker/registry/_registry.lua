@@ -32,6 +32,18 @@ local function holder(field)
   return owner, service, tonumber(free_at)
 end
 
+-- The tables of services, given from a position in KEYS on, that do not exist.
+local function missing_tables(first)
+  local missing = {}
+  for i = first, #KEYS do missing[KEYS[i]] = redis.call('EXISTS', KEYS[i]) == 0 end
+  return missing
+end
+
+-- A service that is gone gives its names up, so one that never was would hold them for ever.
+local function is_nowhere(service, missing)
+  return missing[prefix .. 'reg:s:' .. service] and redis.call('HEXISTS', services, service) == 0
+end
+
 local function hold(field, owner, service) redis.call('HSET', names, field, owner .. '\n' .. service .. '\n0') end
 
 local function release(field, owner, service)

@@ -1,6 +1,7 @@
 -- include finish/_append
 -- include registry/_registry
 -- Put or delete a static descriptor or a toolkit preset.
+-- KEYS (after the common six): tables of services for which the name may be held that do not exist any more
 -- ARGV (after the common four): 5 key ("tool/x", "tool-service/x", "toolkit/x"), 6 document or "" to delete, 7 owner of the key or ""
 -- Returns {"ok", how many changed} or {"refused", owner}
 local field = ARGV[5]:gsub('^tool%-service/', 's:'):gsub('^tool/', 't:'):gsub('^toolkit/', 'k:')
@@ -16,12 +17,13 @@ if ARGV[7] ~= '' then
 end
 if ARGV[6] == '' then
   local removed = redis.call('HDEL', items, ARGV[5])
-  if field:sub(1, 2) == 'k:' then redis.call('HDEL', names, field) end
+  local freed = field:sub(1, 2) == 'k:' and redis.call('HDEL', names, field) or 0
   if removed == 1 then record('item', ARGV[5], '') end
-  return {'ok', removed}
+  return {'ok', math.max(removed, freed)}
 end
-local owner, _, free_at = holder(field)
-if owner and (free_at == 0 or now < free_at) then return {'refused', owner} end
+local owner, held_for, free_at = holder(field)
+local held = owner and free_at == 0 and not is_nowhere(held_for, missing_tables(7))
+if held or (owner and now < free_at) then return {'refused', owner} end
 redis.call('HSET', items, ARGV[5], ARGV[6])
 record('item', ARGV[5], ARGV[6])
 return {'ok', 1}

@@ -27,14 +27,23 @@ def registration_refused(owner: str, names: Mapping[str, str], waits: Mapping[st
     return RegistrationRefused(f"not registered as {owner!r}: {listed}. {' '.join(ways)}", dict(names))
 
 
-def item_refused(key: str, owner: str, *, owned: bool, cooldown: float) -> RegistrationRefused:
-    """Return the error for a static document; ``owned`` when it was to be an owner's."""
+def item_refused(key: str, owner: str, *, owned: bool, cooldown: float, record: str = "") -> RegistrationRefused:
+    """Return the error for a static document.
+
+    Args:
+        key: the document's key.
+        owner: who has its name.
+        owned: whether it was to be an owner's.
+        cooldown: seconds that a name stays its owner's after its service is gone.
+        record: where the server says so.
+    """
+    said = f" (record {record})" if record else ""
     if owned:
-        message = f"{key} belongs to {owner!r}; choose another name, or remove it with `toolbus rm {key}`"
+        message = f"{key} belongs to {owner!r}{said}; choose another name, or remove it with `toolbus rm {key}`"
     else:
         message = (
-            f"{key} is published by {owner!r}; choose another name, or stop that service first: its names are free {cooldown:g} s later, "
-            f"or at once after `toolbus rm --force {key}`"
+            f"{key} is published by {owner!r}{said}; choose another name, or stop that service first: its names are free "
+            f"{cooldown:g} s later, or at once after `toolbus rm --force {key}`"
         )
     return RegistrationRefused(message, {key: owner})
 

@@ -9,17 +9,13 @@ local service, instance, owner, digest = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local own = keys_of(1)
 local queue, fence = own.queue, own.fence
 local refused = {'refused'}
-local missing = {}
-for i = 11, #KEYS do missing[KEYS[i]] = redis.call('EXISTS', KEYS[i]) == 0 end
-
--- A service that is gone gives its names up, so one that never was would hold them for ever.
-local function is_nowhere(name) return missing[prefix .. 'reg:s:' .. name] and redis.call('HEXISTS', services, name) == 0 end
+local missing = missing_tables(11)
 
 local function check(field, label, own_service)
   local held_by, held_for, free_at = holder(field)
   if not held_by then return end
   local held = free_at == 0
-  if held and is_nowhere(held_for) then return end
+  if held and is_nowhere(held_for, missing) then return end
   if held_by ~= owner and (held or now < free_at) then
     refused[#refused + 1] = label
     refused[#refused + 1] = held_by

@@ -14,22 +14,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.protocols import ALL_TOOLS, AgentListener, RefusedTool, ServiceRecord
-from toolbus.broker.reading import integer, shown, skip, text, uses_up
-from toolbus.broker.registry.publications import read_record
+from toolbus.broker.reading import integer, shown
 from toolbus.broker.registry.refusals import item_refused, registration_refused
 from toolbus.broker.scripts import Script
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.replies import fields_of, scan_hash
+from toolbus.broker.transport.replies import scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication
 from toolbus.encoding import whole_text
-from toolbus.results import BrokerUnavailable, DescriptorError, EnvelopeError
+from toolbus.results import BrokerError, BrokerUnavailable, EnvelopeError, RegistrationRefused
 from toolbus.settings import LONGEST_LEASE, Settings
 
 TTL = 30 * 86_400
@@ -38,7 +35,7 @@ TTL = 30 * 86_400
 _SWEEP_LIMIT = 64
 _LONGEST_LEASE = int(LONGEST_LEASE * 1000)
 # How the table of names begins those of each kind.
-_FIELDS = {"tool": "t:", "tool-service": "s:", "queue": "q:"}
+_FIELDS = {"tool": "t:", "tool-service": "s:", "queue": "q:", "toolkit": "k:"}
 # The record of a name that a service holds: its owner, the service, and no end of a cooldown.
 _HELD = re.compile(rb"[^\n]*\n(.+)\n0+", re.DOTALL)
 
@@ -59,8 +56,8 @@ class RedisRegistry:
         self._replication = replication
         self._keys = keys
         self._settings = settings
-        # How many of the members with the oldest leases the next sweep leaves out.
-        self._passed = 0
+        # The first ones of each kind of member that the next sweep leaves out.
+        self._passed: dict[str, int] = {}
 
     async def register(self, publication: Publication, instance: str, start: int) -> RegisterAnswer:
         """Publish for one instance; ``start`` is an earlier answer's, or 0 at a process start.
@@ -113,21 +110,43 @@ class RedisRegistry:
         await self._run(scripts.UNREGISTER, await self._keys_of_all(encoded), *encoded)
 
     async def sweep(self, clock: ServerClock) -> None:
-        """Drop instances whose lease has ended, or ends later than any can, unless the server's clock is not what ``clock`` expects."""
-        now = int(clock.server_ms())
-        ended, endless = await asyncio.gather(
-            self._members("-inf", f"({now}", self._passed), self._members(f"({now + 2 * _LONGEST_LEASE}", "+inf", 0)
-        )
-        # Members that could not be removed, or for which the script failed, must not hide those after them.
-        full = len(ended) == _SWEEP_LIMIT
-        self._passed = self._passed + len(ended) if full else 0
-        members = [*ended, *endless]
-        keys = await self._keys_of_all(members)
-        removed = int(await self._run(scripts.SWEEP, keys, now, int(self._settings.lease * 1000), _LONGEST_LEASE, *members))
-        if removed < 0:
-            clock.distrust()
-        elif full:
-            self._passed = max(self._passed - removed, 0)
+        """Drop instances whose lease has ended, or ends later than any can, unless the server's clock is not what ``clock`` expects.
+
+        Raises:
+            BrokerError: some could not be dropped; the others are.
+        """
+        now, failures = int(clock.server_ms()), list[BrokerError]()
+        for kind, least, most in (("ended", "-inf", f"({now}"), ("endless", f"({now + 2 * _LONGEST_LEASE}", "+inf")):
+            after = self._passed.pop(kind, 0)
+            members = await self._members(least, most, after)
+            if not members and kind == "endless":
+                break
+            # Members that could not be removed, or for which the script failed, must not hide those after them.
+            full = len(members) == _SWEEP_LIMIT
+            if full:
+                self._passed[kind] = after + len(members)
+            removed = await self._drop(members, now, failures)
+            if removed < 0:
+                clock.distrust()
+                break
+            if full:
+                self._passed[kind] -= min(removed, self._passed[kind])
+        if failures:
+            raise failures[0]
+
+    async def _drop(self, members: list[bytes], now: int, failures: list[BrokerError]) -> int:
+        """Drop members that seem dead; return how many were, or -1 when the server's clock is another. One that fails keeps no other."""
+        try:
+            keys = await self._keys_of_all(members)
+            return int(await self._run(scripts.SWEEP, keys, now, int(self._settings.lease * 1000), _LONGEST_LEASE, *members))
+        except BrokerUnavailable:
+            raise
+        except BrokerError as error:
+            if len(members) < 2:
+                failures.append(error)
+                return 0
+        dropped = [await self._drop([member], now, failures) for member in members]
+        return -1 if -1 in dropped else sum(dropped)
 
     async def _members(self, least: str, most: str, after: int) -> list[bytes]:
         """Return a bounded number of live members with a score in a range, but for the first ones."""
@@ -142,9 +161,11 @@ class RedisRegistry:
             RegistrationRefused: a service publishes the name, or it belongs to another owner.
             BrokerUnavailable: it is stored, but too few replicas have it.
         """
-        reply = await self._put(key, document, owner)
+        reply = await self._put((), key, document, owner)
+        if reply[0] == b"refused" and not owner and (holders := await self._holders([key])):
+            reply = await self._put(holders, key, document, owner)
         if reply[0] == b"refused":
-            raise item_refused(key, shown(reply[1]), owned=bool(owner), cooldown=self._settings.cooldown)
+            raise self._item_refused(key, reply[1], owned=bool(owner))
 
     async def delete_item(self, key: str, owner: str = "") -> bool:
         """Delete a static descriptor; False when there was none.
@@ -153,9 +174,9 @@ class RedisRegistry:
             RegistrationRefused: it belongs to another owner.
             BrokerUnavailable: it is deleted, but too few replicas know it.
         """
-        reply = await self._put(key, "", owner)
+        reply = await self._put((), key, "", owner)
         if reply[0] == b"refused":
-            raise item_refused(key, shown(reply[1]), owned=True, cooldown=self._settings.cooldown)
+            raise self._item_refused(key, reply[1], owned=True)
         return int(reply[1]) > 0
 
     async def transfer(self, key: str) -> bool:
@@ -168,8 +189,7 @@ class RedisRegistry:
         return sorted({self._keys.instances("").encode() + held[1] for held in found if held})
 
     async def _records(self, names: Iterable[str]) -> list[bytes | None]:
-        fields = [_FIELDS.get(kind, "") + name for kind, _, name in (each.partition("/") for each in names)]
-        found: list[bytes | None] = await self._link.execute("HMGET", self._keys.names, *fields, repeatable=True)
+        found: list[bytes | None] = await self._link.execute("HMGET", self._keys.names, *map(_field, names), repeatable=True)
         return found
 
     async def _waits(self, names: Iterable[str]) -> dict[str, float]:
@@ -211,10 +231,14 @@ class RedisRegistry:
             return None
         return found
 
-    async def _put(self, key: str, document: bytes | str, owner: str) -> Any:
+    def _item_refused(self, key: str, holder: bytes, *, owned: bool) -> RegistrationRefused:
+        record = f"{_field(key)!r} of {self._keys.names}"
+        return item_refused(key, shown(holder), owned=owned, cooldown=self._settings.cooldown, record=record)
+
+    async def _put(self, holders: Iterable[bytes], key: str, document: bytes | str, owner: str) -> Any:
         if self._replication is None:
-            return await self._run(scripts.ITEM, (), key, document, owner)
-        reply, confirmed = await self._replication.run(scripts.ITEM, *self._call((), key, document, owner))
+            return await self._run(scripts.ITEM, holders, key, document, owner)
+        reply, confirmed = await self._replication.run(scripts.ITEM, *self._call(holders, key, document, owner))
         if not confirmed and reply[0] != b"refused":
             raise BrokerUnavailable(f"{key} is written, but {self._replication.shortage}: a failover may lose it; write it again")
         return reply
@@ -231,137 +255,10 @@ class RedisRegistry:
         )
 
 
+def _field(key: str) -> str:
+    kind, _, name = key.partition("/")
+    return _FIELDS.get(kind, "") + name
+
+
 def _read(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
-
-
-class RegistryFollower:
-    """Keeps a listener up to date: a snapshot, then the log's changes in order.
-
-    ``position`` is the log id to read after. ``apply`` returns False when a change is
-    missing, and then ``load`` must be run again.
-    """
-
-    def __init__(self, link: Transport, keys: Keys, listener: AgentListener) -> None:
-        self._link = link
-        self._keys = keys
-        self._listener = listener
-        self._token: bytes | None = None
-        # The tables' token, while no entry of the log has had it.
-        self._unread: bytes | None = None
-        self.position: bytes = b"0"
-
-    async def load(self) -> None:
-        """Load a fresh snapshot, in bounded parts that never block the server for long."""
-        # The position is read first: a change during the scan is read twice rather than missed.
-        newest, self._token = await asyncio.gather(
-            self._link.execute("XREVRANGE", self._keys.log, "+", "-", "COUNT", 1, repeatable=True), self._current()
-        )
-        if newest and uses_up(newest[0][0]):
-            # Entries that are added to a log that was made anew would stand before our position.
-            skip(self._keys.log, "the id of an entry leaves no room for others; the log is made anew", field=newest[0][0])
-            await self._link.execute("DEL", self._keys.log, repeatable=True)
-            newest = []
-        self.position, self._unread = newest[0][0] if newest else b"0", None
-        self._listener.on_registry(await read_services(self._link, self._keys), await read_items(self._link, self._keys))
-
-    async def lags(self) -> bool:
-        """Return whether the tables had changed when this was asked last, and no entry has told of it since.
-
-        A forged entry, or one with a lower id than the last that was read, leaves the listener without the changes behind it.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-        read = self._token
-        current = await self._current()
-        if self._token != read:
-            # Entries came meanwhile, maybe the one that is looked for.
-            return False
-        lags = self._unread is not None and current != read
-        self._unread = None if lags or current == read else current
-        return lags
-
-    def apply(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
-        """Apply log entries; False when one is missing before them."""
-        for entry, flat in entries:
-            fields = fields_of(flat)
-            before = fields.get(b"prev")
-            if uses_up(entry) or (self._token is not None and before != self._token):
-                return False
-            self.position, self._token = entry, fields.get(b"token")
-            if self._token == self._unread:
-                self._unread = None
-            try:
-                self._change(fields)
-            except EnvelopeError as error:
-                skip(self._keys.log, error, field=fields.get(b"op", b""))
-        return True
-
-    async def _current(self) -> bytes | None:
-        found: bytes | None = await self._link.execute("HGET", self._keys.meta, "token", repeatable=True)
-        return found
-
-    def _change(self, fields: dict[bytes, bytes]) -> None:
-        op, key = fields.get(b"op", b""), text(fields.get(b"key", b""))
-        said = fields.get(b"doc", b"")
-        if op == b"item":
-            self._listener.on_item(key, said or None)
-        elif op == b"gone":
-            self._listener.on_service(key, None)
-        elif op in {b"up", b"down"}:
-            self._listener.on_service(key, _read_logged(key, (b"+" if op == b"up" else b"-") + said))
-
-
-def _read_logged(service: str, value: bytes) -> ServiceRecord | RefusedTool:
-    """Return a service's record, or the reason why it can't be read; that, and parts that can't be used, are logged."""
-    try:
-        record = _record_of(service, value)
-    except DescriptorError as error:
-        telemetry.log.warning("registry.unreadable", service=service, error=str(error))
-        return RefusedTool(ALL_TOOLS, service, str(error))
-    for tool in record.refused:
-        telemetry.log.warning("descriptor.invalid", key=f"{service}/{tool.name}", error=tool.reason)
-    return record
-
-
-def _record_of(service: str, value: bytes) -> ServiceRecord:
-    record = read_record(value)
-    named = record.publication.service.id
-    if named != service:
-        raise DescriptorError(f"it describes another service, {shown(named)!r}", path="$.service.id")
-    return record
-
-
-async def read_services(link: Transport, keys: Keys) -> dict[str, ServiceRecord | RefusedTool]:
-    """Return the services by name, with the reason in place of one that can't be read.
-
-    Raises:
-        BrokerError: the server could not be asked.
-    """
-    services: dict[str, ServiceRecord | RefusedTool] = {}
-    async for name, value in scan_hash(link, keys.services):
-        try:
-            key = text(name)
-        except EnvelopeError as error:
-            skip(keys.services, error, field=name)
-            services[shown(name)] = RefusedTool(ALL_TOOLS, shown(name), f"its name can't be read: {error}")
-        else:
-            services[key] = _read_logged(key, value)
-    return services
-
-
-async def read_items(link: Transport, keys: Keys) -> dict[str, bytes | RefusedTool]:
-    """Return the static documents by key, with the reason in place of one whose key can't be read.
-
-    Raises:
-        BrokerError: the server could not be asked.
-    """
-    items: dict[str, bytes | RefusedTool] = {}
-    async for name, value in scan_hash(link, keys.items):
-        try:
-            items[text(name)] = value
-        except EnvelopeError as error:
-            skip(keys.items, error, field=name)
-            items[shown(name)] = RefusedTool(shown(name), "?", f"its key can't be read: {error}")
-    return items

@@ -12,7 +12,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import AgentListener
 from toolbus.broker.publish.sharing import SharedCalls
 from toolbus.broker.reading import identifier, skip, uses_up
-from toolbus.broker.registry.registry import RegistryFollower
+from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.transport.command import Reply, ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.transport import Transport

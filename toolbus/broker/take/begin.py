@@ -8,8 +8,8 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import Beginning
-from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery
-from toolbus.broker.transport.command import Reply
+from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, tell_delivered_again
+from toolbus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.broker.transport.mastership import Mastership
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.server import may_have_forgotten
@@ -56,6 +56,11 @@ class Beginnings:
             if await may_have_forgotten(self._link, delivery.server):
                 return "unsure"
             reply, confirmed = await self._mark(delivery)
+            if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
+                # Nobody has died of it: the group was set back, and whoever began it runs it.
+                tell_delivered_again(delivery.queue, 1)
+                delivery.queue.leave(delivery)
+                return "lost"
             if reply != b"started":
                 return "began" if reply == b"began" else "lost"
             if not confirmed:
@@ -87,6 +92,8 @@ class Beginnings:
             args += (delivery.entry, delivery.attempt, delivery.run, int(left * 1000))
 
         def done(reply: Reply, confirmed: bool) -> None:
+            if not isinstance(reply, BrokerError) and len(reply) != len(part):
+                reply = WrongAnswerError(f"the server said {len(reply)} words about {len(part)} runs")
             for index, (_, answer) in enumerate(part):
                 if answer.done():
                     continue

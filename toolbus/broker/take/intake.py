@@ -15,7 +15,7 @@ from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery
+from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery, tell_delivered_again
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.links import Links
@@ -36,10 +36,11 @@ _FOR_ALL = frozenset({"MISCONF", "OOM"})
 
 
 class Batch(NamedTuple):
-    """The entries that one read found, with the streams that could not be read and their errors."""
+    """The entries that one read found, the streams that could not be read and their errors, and whether its connection was lost."""
 
     found: list[tuple[RequestStream, Sequence[Any]]]
     refused: list[tuple[RequestStream, str]]
+    lost: bool = False
 
 
 class Intake:
@@ -98,17 +99,22 @@ class Intake:
             return []
         streams = [stream for stream in self._streams.values() if not stream.paused]
         if not streams or not self._links.blocking.connected:
+            if streams:
+                self._miss_connection()
             await self.pause()
             return []
         # The fence as it is known before anything is delivered: a later state may be the result of losing it again.
         fences = {stream: stream.fence_known for stream in streams}
         batch = await self._read(streams, slots)
-        taken = [
-            delivery
-            for stream, entries in batch.found
-            for delivery in stream.deliveries([(entry, 1, fields) for entry, fields in entries], fences[stream])
-        ]
-        if not batch.refused:
+        taken: list[StreamDelivery] = []
+        for stream, found in batch.found:
+            # Entries come in order, so the first and the last tell of all.
+            entries = await self._new(stream, found) if stream.position.has_passed(found[0][0]) else found
+            stream.position.advance(found[-1][0])
+            taken += stream.deliveries([(entry, 1, fields) for entry, fields in entries], fences[stream])
+        if batch.lost:
+            self._miss_connection()
+        elif not batch.refused:
             self._failing_since = None
         elif self._upkeep.taking:
             await self._restore(batch.refused)
@@ -151,7 +157,7 @@ class Intake:
                     return batch
             return await self._wait(streams, slots)
         except BrokerUnavailable:
-            return Batch([], [])
+            return Batch([], [], lost=True)
         except ReplyError as error:
             return Batch([], [(stream, str(error)) for stream in streams])
         finally:
@@ -204,12 +210,34 @@ class Intake:
             self._give_up_in_time(refused[0][1])
             await self.pause()
 
+    def _miss_connection(self) -> None:
+        """Take in that there is no connection for reading; when the other one is gone as well, the server is, and comes back."""
+        if not self._links.writing.connected:
+            self._failing_since = None
+        elif self._upkeep.taking:
+            self._give_up_in_time("the connection that waits for them is lost or can't be made")
+
     def _give_up_in_time(self, error: str) -> None:
         now = self._monotonic()
         if self._failing_since is None or error.partition(" ")[0] in _FOR_ALL:
             self._failing_since = now
         elif now - self._failing_since >= self._most_failing:
             self._listener.on_failed(ToolbusError(f"no requests could be taken for {now - self._failing_since:.0f} s: {error}"))
+
+    async def _new(self, stream: RequestStream, entries: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries that had not been delivered before.
+
+        The group was set back. Whoever holds the others renews and finishes them; those that nobody renews are taken over after a lease.
+        """
+        with contextlib.suppress(BrokerError):
+            generation = await self._links.writing.execute("HGET", stream.fence, "generation", repeatable=True)
+            if generation != stream.fence_known.generation:
+                # It was made anew, and what was held under it is lost.
+                stream.position.reset()
+                return entries
+        new = [each for each in entries if not stream.position.has_passed(each[0])]
+        tell_delivered_again(stream, len(entries) - len(new))
+        return new
 
     # -- what is too much -------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
@@ -62,6 +63,38 @@ def entries_of(deliveries: Iterable[StreamDelivery]) -> list[bytes | int]:
     return [word for delivery in deliveries for word in (delivery.entry, delivery.attempt)]
 
 
+def tell_delivered_again(stream: RequestStream, calls: int) -> None:
+    """Log that a group was set back."""
+    telemetry.log.error("requests.delivered_again", service=stream.service, calls=calls)
+
+
+class GroupPosition:
+    """The newest entry that is known to have been delivered to anyone.
+
+    The server delivers in the order of ids, so a group that delivers an entry up to here once more was set back.
+    """
+
+    def __init__(self) -> None:
+        self._newest = (0, 0)
+
+    def advance(self, entry: bytes) -> None:
+        """Take in that an entry and those before it have been delivered."""
+        self._newest = max(self._newest, _numbers(entry))
+
+    def has_passed(self, entry: bytes) -> bool:
+        """Return whether an entry is known to have been delivered."""
+        return _numbers(entry) <= self._newest
+
+    def reset(self) -> None:
+        """Forget everything: the group was made anew."""
+        self._newest = (0, 0)
+
+
+def _numbers(entry: bytes) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition(b"-")
+    return int(milliseconds), int(number)
+
+
 class BadEntry(Exception):
     """An entry whose request can't be read; ``address`` is its (id, agent) when those can."""
 
@@ -83,12 +116,14 @@ class StreamDelivery(Delivery, eq=False):
         fence: the state under which it is known to be this worker's.
         server: run id of the server that accepted it, when it must not happen twice.
         extended: whether its handler has waited for a confirmation, so that the deadline is later than the request says.
+        recovered: whether it was taken over, and not delivered by the group.
     """
 
     queue: RequestStream
     fence: Fence
     server: bytes = b""
     extended: bool = False
+    recovered: bool = False
 
 
 class RequestStream:
@@ -122,6 +157,7 @@ class RequestStream:
         self.cancelled = keys.cancelled(queue)
         self.wake = keys.wake(queue)
         self.fence_known = Fence(b"", b"")
+        self.position = GroupPosition()
         self.held: dict[bytes, StreamDelivery] = {}
         # How many requests the stream held, queued and running, when this worker last finished one.
         self.depth = 0
@@ -151,6 +187,7 @@ class RequestStream:
         if generation != self.fence_known.generation and self.fence_known.generation:
             for delivery in [held for held in self.held.values() if held.fence.generation != generation]:
                 self.lose(delivery)
+            self.position.reset()
         if self.fence_known != (generation, counter):
             self.fence_known = Fence(generation, counter)
 
@@ -159,6 +196,11 @@ class RequestStream:
         if self.held.get(delivery.entry) is delivery:
             del self.held[delivery.entry]
             self._on_lost(delivery)
+
+    def leave(self, delivery: StreamDelivery) -> None:
+        """Leave an entry to whoever runs it; if nobody renews it, it is taken over after a lease."""
+        if self.held.get(delivery.entry) is delivery:
+            del self.held[delivery.entry]
 
     def deliveries(self, entries: Iterable[Found], fence: Fence) -> list[StreamDelivery]:
         """Make deliveries from stream entries, held from now on; ``fence`` was known before they were made, or with them.

@@ -14,7 +14,7 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
 from toolbus.client.calls.assembly import Assembly
 from toolbus.client.calls.buffer import EventBuffer
-from toolbus.client.calls.refusals import refusal_of
+from toolbus.client.calls.refusals import refusal_of, unfinished
 from toolbus.client.confirmations.grant import Grant
 from toolbus.envelope import Frame, Request
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
@@ -52,7 +52,7 @@ class CallHost(Protocol):
         """Tell the broker that the caller no longer waits for the call."""
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
-        """End a ``once`` call: with ``error`` if it certainly did not begin, else as ``outcome_unknown``."""
+        """End a call with ``error`` and what became of it; a ``once`` call that may have begun as ``outcome_unknown``."""
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
@@ -300,7 +300,13 @@ class Call(msgspec.Struct, eq=False):
     def expire(self) -> None:
         """End the call because its deadline has passed."""
         timeout = self.options.get("timeout") or (self.request.timeout if self.request is not None else 0)
-        self.give_up(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+        error = ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True)
+        if self._result is None and self._assembly is not None:
+            self.give_up(unfinished(error))
+        elif self._result is None and self.entry:
+            self._host.inquire(self, error)
+        else:
+            self.give_up(error)
 
     def give_up(self, error: ErrorInfo) -> None:
         """End the call although it may be running; the broker is first asked whether a ``once`` call has begun."""

@@ -13,7 +13,7 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Fate, RefusedTool, ServiceRecord
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.connection import BusConnection, process_forks
-from toolbus.client.calls.refusals import unavailable, unknown_service, unknown_tool, wrong_arguments
+from toolbus.client.calls.refusals import unavailable, unfinished, unknown_service, unknown_tool, untaken, wrong_arguments
 from toolbus.client.calls.sessions import UsedSessions
 from toolbus.client.calls.waiting import WaitingCalls, may_appear
 from toolbus.client.tools.catalogue import Catalogue
@@ -25,6 +25,8 @@ from toolbus.settings import Settings
 
 # Seconds that a `once` call whose time is up waits to learn whether it began.
 _INQUIRY = 1.0
+# Seconds that another call whose time is up waits to learn whether a worker took it.
+_MOMENT = 0.2
 _NOTHING: Mapping[str, Any] = {}
 _NOT_OPEN = "the bus is not open: use `async with ToolBus(...) as bus`, or `await bus.open()`"
 
@@ -190,25 +192,33 @@ class Dispatcher:
             self._connection.broker.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all)
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
-        """End a ``once`` call when it is known whether it began, and after a second in any case."""
+        """End a call when it is known whether a worker took it, and after a moment in any case."""
         connection = self._connection
         if connection is None:
             return
+        once, expired = call.request is not None and call.request.effect == "once", error.type == "deadline_exceeded"
 
         def heard(fate: Fate) -> None:
+            if fate in {"removed", "signalled"}:
+                # The broker has cancelled it.
+                call.entry = ""
             if fate == "removed":
-                call.complete_with(error)
+                call.complete_with(self._untaken(call, error, connection) if expired else error)
             elif fate != "gone" or not connection.is_open:
                 # When it is gone it was answered, and the answer may be on its way.
-                unknown()
+                end(unfinished(error) if expired and fate == "signalled" else error)
 
-        def unknown() -> None:
-            message = f"{error.message}; it may or may not have taken effect"
-            call.complete_with(ErrorInfo("outcome_unknown", error.type, message))
+        def end(error: ErrorInfo) -> None:
+            unknown = ErrorInfo("outcome_unknown", error.type, f"{error.message}; it may or may not have taken effect")
+            call.complete_with(unknown if once else error)
 
-        connection.deadlines.add(time.monotonic() + _INQUIRY, (call.id, "inquiry"), unknown)
+        connection.deadlines.add(time.monotonic() + (_INQUIRY if once else _MOMENT), (call.id, "inquiry"), lambda: end(error))
         if call.request is not None and connection.is_open:
             connection.broker.cancel(call.request, call.queue, call.entry, heard, waited=call.waited_in_all)
+
+    def _untaken(self, call: Call, error: ErrorInfo, connection: BusConnection) -> ErrorInfo:
+        service = call.target.service if call.request is None else call.request.service
+        return untaken(error, service, available=connection.catalogue.service(service)[1])
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
@@ -249,7 +259,7 @@ class Dispatcher:
         if call.arguments is not None and type(call.arguments) is not dict and not isinstance(call.arguments, Mapping):
             return wrong_arguments(call.arguments)
         name = call.target.tool
-        if not name:
+        if not name and (call.target.service or name == ""):
             service, config = call.target.service, call.target.config
             descriptor, available = catalogue.service(service)
             if descriptor is None:
@@ -257,7 +267,11 @@ class Dispatcher:
             if not available:
                 return unavailable(f"service {service!r}", service)
             return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config)
-        tool = catalogue.tools.get(name)
+        try:
+            tool = catalogue.tools.get(name)
+        except TypeError:
+            # It can't be a key, so it is no text.
+            tool = None
         if tool is None or (tool.descriptor.tenants and not tool.is_for(call.options.get("user", ""))):
             return unknown_tool(name, catalogue, call.options.get("user", ""))
         if not tool.available:

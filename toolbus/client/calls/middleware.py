@@ -11,6 +11,7 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
+from toolbus.client.calls.refusals import check_name
 from toolbus.envelope import new_id
 from toolbus.events import Event, Finished, Text, size_of
 from toolbus.middleware.chain import Middleware, ToolCall, chained
@@ -135,6 +136,8 @@ class MiddlewareRunner:
 
     def make_call(self, target: CallTarget, arguments: Any, options: Mapping[str, Any], *, streaming: bool) -> Call:
         """Return a call that has not been started yet, see ``Dispatcher.make_call``."""
+        if target.tool or not target.service:
+            check_name(target.tool)
         done: asyncio.Future[ToolResult] = self._dispatcher.check().loop.create_future()
         limit = self._dispatcher.settings.call_buffer
         host, started = self._dispatcher, time.monotonic()

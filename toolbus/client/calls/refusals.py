@@ -1,26 +1,51 @@
-"""The errors of calls that were not published."""
+"""The errors of calls that were not published, not taken or not finished."""
 
 from __future__ import annotations
+
+import msgspec
 
 from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
-from toolbus.results import ErrorInfo
+from toolbus.results import ConfigurationError, ErrorInfo
+from toolbus.rules import told
 from toolbus.safe_text import type_name
 
 
+def check_name(name: object) -> None:
+    """Refuse what can't be a tool's name.
+
+    Raises:
+        ConfigurationError: it is no text.
+    """
+    if not isinstance(name, str):
+        raise ConfigurationError(f"the name of a tool is a text, not {told(name)}")
+
+
+NOT_TAKEN = "not_taken"
+"""The code of a call whose time was up before a worker took it."""
+NOT_FINISHED = "not_finished"
+"""The code of a call whose time was up while a worker had it."""
+
+
 def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
-    """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names.
+    """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names that the user may see.
 
     One that this bus has known is ``unavailable``.
+
+    Raises:
+        ConfigurationError: the name is no text.
     """
-    for refused in catalogue.refused():
-        if refused.name == name:
-            return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
-    former = None if name in catalogue.tools else catalogue.former.get(name)
-    if former is not None and (not former.descriptor.tenants or former.is_for(user)):
-        return withdrawn(former, catalogue)
-    near = catalogue.near(name)
+    check_name(name)
+    # One that is there is hidden from this user, who learns nothing of what became of its name.
+    if name not in catalogue.tools:
+        for refused in catalogue.refused():
+            if refused.name == name:
+                return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
+        former = catalogue.former.get(name)
+        if former is not None and former.is_for(user):
+            return withdrawn(former, catalogue)
+    near = catalogue.near(name, user)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
     return ErrorInfo("not_found", message=f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
 
@@ -41,6 +66,17 @@ def unavailable(what: str, service: str) -> ErrorInfo:
     """Return ``unavailable`` for a tool or service that no live worker serves."""
     message = f"{what} is known, but no live worker serves {service!r}; pass wait=… to wait for one"
     return ErrorInfo("unavailable", message=message, retryable=True)
+
+
+def untaken(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
+    """Return the error of a call whose time was up before a worker took it; ``available`` when workers of its service live."""
+    why = f"every worker of {service!r} was busy, or the service is paused" if available else f"no live worker serves {service!r} now"
+    return msgspec.structs.replace(error, code=NOT_TAKEN, message=f"{error.message}: no worker took the call, so it did not run; {why}")
+
+
+def unfinished(error: ErrorInfo) -> ErrorInfo:
+    """Return the error of a call whose time was up while a worker had it."""
+    return msgspec.structs.replace(error, code=NOT_FINISHED, message=f"{error.message}: a worker took it and did not finish it in time")
 
 
 def wrong_arguments(arguments: object) -> ErrorInfo:

@@ -14,6 +14,7 @@ from toolbus.broker import protocols
 from toolbus.client.confirmations.confirmation import Confirmation, Confirmer
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, denied
 from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, ErrorInfo, ToolError
+from toolbus.rules import told
 
 # Seconds that an answer of this process waits for the server to say that it is the first one.
 _TELLING = 1.0
@@ -233,5 +234,9 @@ async def _ask(confirmer: Confirmer, confirmation: Confirmation) -> None:
         return
     if said is True:
         confirmation.allow()
-    elif said is not None:
+    elif said is False:
         confirmation.deny()
+    elif said is not None:
+        error = f"the confirmer returned {told(said)}; it returns True, False or None"
+        telemetry.log.error("confirmation.failed", tool=confirmation.tool, id=confirmation.call, error=error)
+        confirmation.deny("the confirmer answered neither True nor False")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from toolbus.client.calls.refusals import NOT_FINISHED, NOT_TAKEN
 from toolbus.client.tools.tool import Tool
 from toolbus.results import Blob, ErrorInfo, ErrorType, ToolResult
 
@@ -26,6 +27,12 @@ NEXT: Mapping[ErrorType, str] = {
     "slow_consumer": "try again",
     "tool_error": "change the arguments or use another tool; the same call is likely to fail again",
 }
+
+_NEXT_AFTER: Mapping[str, str] = {
+    NOT_TAKEN: "its workers are busy or have stopped: try again later, or use another tool; asking for less does not help",
+    NOT_FINISHED: "it runs too long: ask for less, or use another tool",
+}
+"""After a time that was up, when it is known what happened."""
 
 
 def observe(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT) -> str:
@@ -66,6 +73,8 @@ def next_step(error: ErrorInfo) -> str:
     """Return the next step that the model can take after this failure."""
     if error.type == "tool_error" and error.retryable:
         return "try again, or use another tool"
+    if error.type == "deadline_exceeded" and error.code in _NEXT_AFTER:
+        return _NEXT_AFTER[error.code]
     wait = f" {error.retry_after:g} s" if error.retry_after else ""
     return NEXT[error.type].replace("{wait}", wait)
 

@@ -63,9 +63,12 @@ class Catalogue:
         published = (tool for record in self.services.values() for tool in record.refused)
         return sorted([*published, *self._hidden(), *self._refused_services.values(), *self._refused_items.values()])
 
-    def near(self, name: str) -> list[str]:
-        """Names that look like a wrong one."""
-        return difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
+    def near(self, name: str, user: str | None = None) -> list[str]:
+        """Return names that look like a wrong one, of tools that a user may see; of all tools for None."""
+        names = self.names()
+        if user is not None and self.restricted():
+            names = [each for each in names if self.tools[each].is_for(user)]
+        return difflib.get_close_matches(name, names, n=3, cutoff=0.5)
 
     def service(self, id: str) -> tuple[ServiceDescriptor | None, bool]:
         """Return the descriptor of a service, named by its id or queue, or None, and whether it can be called now.

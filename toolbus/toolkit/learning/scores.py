@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus.results import ConfigurationError
+from toolbus.schema.documents import read_document
 from toolbus.toolkit.learning.records import Name
 
 EdgeKind = Literal["call", "next"]
@@ -111,8 +112,8 @@ def load_json(path: str | Path, kind: type[T], what: str) -> T:
     try:
         if Path(path).stat().st_size > MAX_FILE:
             raise ConfigurationError(f"{path} is larger than {MAX_FILE} bytes")
-        return msgspec.json.decode(Path(path).read_bytes(), type=kind)
+        return read_document(Path(path).read_bytes(), kind)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"{path} is not a valid {what}: {error}") from None

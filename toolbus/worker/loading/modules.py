@@ -16,6 +16,10 @@ from toolbus.worker.definition.function import tools_of_module
 from toolbus.worker.definition.service import ToolService
 
 
+class MissingModuleError(ConfigurationError):
+    """There is no module of a name."""
+
+
 def init_tools(*places: str | ModuleType) -> list[object]:
     """Import modules, and packages with all that is in them, and return the tools they define.
 
@@ -38,17 +42,23 @@ def init_tools(*places: str | ModuleType) -> list[object]:
     return list(found.values())
 
 
+def absent(name: str) -> str:
+    """Return the message about a module that is not there."""
+    return f"there is no module {name!r} (a file needs its .py)"
+
+
 def import_module(name: str) -> ModuleType:
     """Import a module.
 
     Raises:
-        ConfigurationError: it can't be found or imported; names the line that failed.
+        MissingModuleError: there is none of that name.
+        ConfigurationError: it can't be imported; names the line that failed.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigurationError(f"there is no module {name!r} (a file needs its .py)") from None
+            raise MissingModuleError(absent(name)) from None
         raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's module raises is told in one line
         raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -25,6 +26,8 @@ _MOST_CODE = 200
 # Seconds until which a caller may be told to wait.
 _MOST_AFTER = 1e9
 
+# A text without any letter, such as the number that was raised, says nothing alone.
+_WORD = re.compile(r"[^\W\d_]")
 _CONTENT = "content is a tuple of Blobs"
 
 _decode = msgspec.json.Decoder(ErrorInfo).decode
@@ -53,6 +56,14 @@ async def without_exits(work: Awaitable[T]) -> T:
         if is_a(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         raise HandlerExit(error) from error
+
+
+def said(error: BaseException) -> str:
+    """Return the text of an exception, with its name where the text alone says nothing, as that of a KeyError."""
+    name, text = type_name(error), reason_of(error)
+    if not text.strip() or text == name:
+        return name
+    return f"{name}: {text}" if is_a(error, KeyError) or not _WORD.search(text) else text
 
 
 def result_of(value: object) -> ToolResult:
@@ -116,14 +127,14 @@ def _error_of(error: BaseException) -> ErrorInfo:
     if is_a(error, ToolError):
         return error.error
     if is_a(error, CallCancelled):
-        return ErrorInfo("cancelled", message=reason_of(error))
+        return ErrorInfo("cancelled", message=said(error))
     if is_a(error, SystemExit):
         return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
     if is_a(error, EnvelopeError):
         return ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")
     if is_a(error, asyncio.CancelledError):
         return ErrorInfo("tool_error", "CancelledError", "the handler was cancelled from within")
-    return ErrorInfo("tool_error", type_name(error), reason_of(error))
+    return ErrorInfo("tool_error", type_name(error), said(error))
 
 
 def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:
@@ -151,6 +162,8 @@ def encodable(error: ErrorInfo) -> ErrorInfo:
         details, note = None, f"its details are {problem}"
     message = error.message if isinstance(error.message, str) else "the tool failed, and what it said is no text"
     message = shortened(whole_text(message), _MOST_MESSAGE)
+    if error.type not in ERROR_TYPES:
+        message = f"{message} (its error type, {shortened(whole_text(repr(error.type)), _MOST_CODE)}, does not exist)"
     after = error.retry_after
     return ErrorInfo(
         error.type if error.type in ERROR_TYPES else "tool_error",

@@ -24,7 +24,7 @@ from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.outcome import error_of, mismatch, result_of
 from toolbus.worker.run.questions import Questions
-from toolbus.worker.run.report import report_end
+from toolbus.worker.run.report import report_buried, report_end
 from toolbus.worker.run.states import NEXT, RunState
 from toolbus.worker.run.stream import Stream
 from toolbus.worker.serving.handlers import Handler, Served
@@ -353,20 +353,19 @@ class Run(msgspec.Struct, eq=False):
         except BaseException:  # noqa: BLE001 - the run must leave the worker all the same
             telemetry.log.exception("run.bug", id=self.delivery.request.id)
             if self.state < _ANSWERED:
-                code = type_name(error)
-                self._end_with(self.frame("end", ErrorInfo("tool_error", code, "what the handler raised can't be told")))
+                self._end_with(self.frame("end", ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told")))
 
     def _fail(self, error: BaseException) -> None:
         if self.state >= _ANSWERED:
             return
         info = self.error_info(error)
         crashed = info.type == "tool_error" and not is_a(error, ToolError)
-        if self._given_up(info, retryable=error.error.retryable if is_a(error, ToolError) else crashed):
-            return
-        self._end_with(self.frame("end", info))
-        self._report(info, error if crashed else None)
+        raised = error if crashed else None
+        if not self._given_up(info, raised, retryable=error.error.retryable if is_a(error, ToolError) else crashed):
+            self._end_with(self.frame("end", info))
+            self._report(info, raised)
 
-    def _given_up(self, error: ErrorInfo, *, retryable: bool) -> bool:
+    def _given_up(self, error: ErrorInfo, raised: BaseException | None = None, *, retryable: bool) -> bool:
         """Have a failed request tried again, or set aside as a dead letter; return False when it is to be answered simply."""
         policy = self.handler.retry if retryable and self.state is _RUNNING else None
         if policy is not None and self.context.try_again(self, error):
@@ -379,7 +378,8 @@ class Run(msgspec.Struct, eq=False):
         self._move(_ANSWERED)
         reason = "retries_exhausted" if policy is not None else "failed"
         self.context.broker.bury(self.delivery, reason, str(error), encode(self.frame("end", error)))
-        self._report(error)
+        self._report(error, raised)
+        report_buried(self.delivery, reason)
         return True
 
     def _end_with(self, frame: Frame) -> None:

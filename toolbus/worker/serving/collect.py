@@ -16,7 +16,6 @@ from toolbus.descriptors import (
     ToolDescriptor,
     check_tool,
     check_types,
-    effect_flaw,
     parse_service,
     parse_tool,
 )
@@ -26,6 +25,7 @@ from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
+from toolbus.worker.definition.options import check_service
 from toolbus.worker.definition.provide import Services, injected
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
@@ -55,6 +55,7 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
     functions: dict[str, dict[str, FunctionTool]] = {}
     for target in _flat(targets):
         if isinstance(target, ToolService):
+            check_service(target)
             name = target.id or type_name(target)
             if instances.get(name, target) is not target:
                 raise ConfigurationError(f"two services have the id {name!r}")
@@ -138,9 +139,6 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             "sticky_sessions": service.sticky_sessions,
         }
     )
-    flaw = effect_flaw(service.effect)
-    if flaw:
-        raise ConfigurationError(f"the service {name!r} ({cls.__name__}): {flaw}")
     invoke = None if cls.invoke is ToolService.invoke else service.invoke
     tools = _Tools()
     for index, document in enumerate(service.tools):
@@ -205,7 +203,12 @@ def _arity(invoke: Callable[..., Any], cls: type) -> int:
 
 
 def _served_functions(name: str, functions: list[FunctionTool], settings: Settings, services: Services) -> Served | None:
-    descriptor = parse_service({"id": name, "description": _first_line(getattr(sys.modules.get(functions[0].module), "__doc__", None))})
+    about = _first_line(getattr(sys.modules.get(functions[0].module), "__doc__", None))
+    try:
+        descriptor = parse_service({"id": name, "description": about})
+    except DescriptorError as error:
+        advice = "the functions of a file form a service of its name: say @tool(service=…), or rename the file"
+        raise DescriptorError(f"{error}; {advice}", path=error.path) from None
     tools = _Tools()
     for made in functions:
         found = _function_handler(made, name, made.function, services)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import re
 import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +51,8 @@ def _file_of(module: str) -> Path | None:
 
 def _distribution_of(module: str, file: Path) -> str:
     """Return the installed distribution that holds a file; another project may have a top-level package of the same name."""
+    import importlib.metadata  # noqa: PLC0415 - only modules of installed distributions need it, and it loads many others
+
     top = module.partition(".")[0]
     for name in sorted(_distributions().get(top, [])):
         place = importlib.metadata.distribution(name).locate_file("")
@@ -74,6 +74,8 @@ def _project_of(folder: Path) -> str:
 
 
 def _read(place: Path) -> dict[str, Any]:
+    import tomllib  # noqa: PLC0415 - only projects have such a file
+
     try:
         return tomllib.loads(place.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -103,5 +105,7 @@ def _normal(name: str) -> str:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
+    import importlib.metadata  # noqa: PLC0415 - as above
+
     # Reads every installed distribution, which takes tens of milliseconds.
     return importlib.metadata.packages_distributions()

@@ -1,0 +1,46 @@
+"""FastAPI on uvicorn, called with httpx."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import uvicorn
+
+from benchmarks.adapters.contract import Peer, Setup, main, ready
+
+
+class Caller:
+    """Calls over one client."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def echo(self, text: str) -> str:
+        """Have the worker return ``text``."""
+        answer = await self._client.post("/echo", json={"text": text})
+        return str(answer.raise_for_status().json()["text"])
+
+    async def nap(self, seconds: float) -> None:
+        """Have the worker sleep."""
+        (await self._client.post("/nap", json={"seconds": seconds})).raise_for_status()
+
+
+async def serve(setup: Setup) -> None:
+    """Serve without any log."""
+    config = uvicorn.Config("benchmarks.adapters.fastapi_app:app", host="127.0.0.1", port=setup.port, log_config=None, access_log=False)
+    ready()
+    await uvicorn.Server(config).serve()
+
+
+@asynccontextmanager
+async def connect(setup: Setup) -> AsyncIterator[Caller]:
+    """Open a client with a connection for each caller."""
+    limits = httpx.Limits(max_connections=setup.concurrency, max_keepalive_connections=setup.concurrency)
+    async with httpx.AsyncClient(base_url=setup.url, limits=limits, timeout=30) as client:
+        yield Caller(client)
+
+
+if __name__ == "__main__":
+    main(Peer(serve, connect))

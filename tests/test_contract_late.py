@@ -1,0 +1,48 @@
+"""Calls whose time is up: the error says whether a worker took them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import tool
+from toolbus.client.executor.observations import next_step, observe
+from toolbus.results import ErrorInfo
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_error_says_whether_a_worker_took_the_call(place: Place) -> None:
+    """A model is told to ask for less only when its call ran."""
+    begun: list[None] = []
+
+    @tool(service="late", effect="read", replace=True)
+    async def linger() -> str:
+        """Take a while."""
+        begun.append(None)
+        await asyncio.sleep(60)
+        return ""
+
+    async with place.serving(linger, concurrency=1) as bus:
+        await bus.wait_for_tool("linger")
+        running = asyncio.create_task(bus.call("linger", timeout=2.0))
+        await eventually(lambda: begun)
+        queued = await bus.call("linger", timeout=0.3)
+        assert queued.error is not None
+        assert (queued.error.type, queued.error.code, queued.error.retryable) == ("deadline_exceeded", "not_taken", True)
+        assert "no result within 0.3 s: no worker took the call, so it did not run; every worker of 'late' was busy" in queued.error.message
+        assert "asking for less does not help" in observe(queued)
+        ran = await running
+        assert ran.error is not None
+        assert ran.error.type == "deadline_exceeded"
+        assert "did not finish" in ran.error.message
+        assert "ask for less" in observe(ran)
+        assert len(begun) == 1
+
+
+def test_the_next_step_after_a_call_that_ran_is_to_ask_for_less() -> None:
+    """Its workers are there."""
+    assert next_step(ErrorInfo("deadline_exceeded", "not_finished")).startswith("it runs too long: ask for less")

@@ -1,0 +1,157 @@
+"""Readers of the registry: snapshots of its tables, and the changes that its log tells of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from toolbus import telemetry
+from toolbus.broker.keys import Keys
+from toolbus.broker.protocols import ALL_TOOLS, AgentListener, RefusedTool, ServiceRecord
+from toolbus.broker.reading import shown, skip, text, uses_up
+from toolbus.broker.registry.publications import read_record
+from toolbus.broker.transport.replies import fields_of, scan_hash
+from toolbus.broker.transport.transport import Transport
+from toolbus.results import DescriptorError, EnvelopeError
+
+T = TypeVar("T")
+
+
+class RegistryFollower:
+    """Keeps a listener up to date: a snapshot, then the log's changes in order.
+
+    ``position`` is the log id to read after. ``apply`` returns False when a change is
+    missing, and then ``load`` must be run again.
+    """
+
+    def __init__(self, link: Transport, keys: Keys, listener: AgentListener) -> None:
+        self._link = link
+        self._keys = keys
+        self._listener = listener
+        self._token: bytes | None = None
+        # The tables' token, while no entry of the log has had it.
+        self._unread: bytes | None = None
+        self.position: bytes = b"0"
+
+    async def load(self) -> None:
+        """Load a fresh snapshot, in bounded parts that never block the server for long."""
+        # The position is read first: a change during the scan is read twice rather than missed.
+        newest, self._token = await asyncio.gather(
+            self._link.execute("XREVRANGE", self._keys.log, "+", "-", "COUNT", 1, repeatable=True), self._current()
+        )
+        if newest and uses_up(newest[0][0]):
+            # Entries that are added to a log that was made anew would stand before our position.
+            skip(self._keys.log, "the id of an entry leaves no room for others; the log is made anew", field=newest[0][0])
+            await self._link.execute("DEL", self._keys.log, repeatable=True)
+            newest = []
+        self.position, self._unread = newest[0][0] if newest else b"0", None
+        self._listener.on_registry(await read_services(self._link, self._keys), await read_items(self._link, self._keys))
+
+    async def lags(self) -> bool:
+        """Return whether the tables had changed when this was asked last, and no entry has told of it since.
+
+        A forged entry, or one with a lower id than the last that was read, leaves the listener without the changes behind it.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        read = self._token
+        current = await self._current()
+        if self._token != read:
+            # Entries came meanwhile, maybe the one that is looked for.
+            return False
+        lags = self._unread is not None and current != read
+        self._unread = None if lags or current == read else current
+        return lags
+
+    def apply(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
+        """Apply log entries; False when one is missing before them."""
+        for entry, flat in entries:
+            fields = fields_of(flat)
+            before = fields.get(b"prev")
+            if uses_up(entry) or (self._token is not None and before != self._token):
+                return False
+            self.position, self._token = entry, fields.get(b"token")
+            if self._token == self._unread:
+                self._unread = None
+            try:
+                self._change(fields)
+            except EnvelopeError as error:
+                skip(self._keys.log, error, field=fields.get(b"op", b""))
+        return True
+
+    async def _current(self) -> bytes | None:
+        found: bytes | None = await self._link.execute("HGET", self._keys.meta, "token", repeatable=True)
+        return found
+
+    def _change(self, fields: dict[bytes, bytes]) -> None:
+        op, key = fields.get(b"op", b""), text(fields.get(b"key", b""))
+        said = fields.get(b"doc", b"")
+        if op == b"item":
+            self._listener.on_item(key, said or None)
+        elif op == b"gone":
+            self._listener.on_service(key, None)
+        elif op in {b"up", b"down"}:
+            self._listener.on_service(key, _read_logged(key, (b"+" if op == b"up" else b"-") + said))
+
+
+def _read_logged(service: str, value: bytes) -> ServiceRecord | RefusedTool:
+    """Return a service's record, or the reason why it can't be read; that, and parts that can't be used, are logged."""
+    try:
+        record = _record_of(service, value)
+    except DescriptorError as error:
+        telemetry.log.warning("registry.unreadable", service=service, error=str(error))
+        return RefusedTool(ALL_TOOLS, service, str(error))
+    for tool in record.refused:
+        telemetry.log.warning("descriptor.invalid", key=f"{service}/{tool.name}", error=tool.reason)
+    return record
+
+
+def _record_of(service: str, value: bytes) -> ServiceRecord:
+    record = read_record(value)
+    named = record.publication.service.id
+    if named != service:
+        raise DescriptorError(f"it describes another service, {shown(named)!r}", path="$.service.id")
+    return record
+
+
+async def read_services(link: Transport, keys: Keys) -> dict[str, ServiceRecord | RefusedTool]:
+    """Return the services by name, with the reason in place of one that can't be read.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+
+    def refused(name: str, reason: str) -> RefusedTool:
+        return RefusedTool(ALL_TOOLS, name, f"its name can't be read: {reason}")
+
+    return await _read_all(link, keys.services, _read_logged, refused)
+
+
+async def read_items(link: Transport, keys: Keys) -> dict[str, bytes | RefusedTool]:
+    """Return the static documents by key, with the reason in place of one whose key can't be read.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+
+    def refused(name: str, reason: str) -> RefusedTool:
+        return RefusedTool(name, "?", f"its key can't be read: {reason}")
+
+    return await _read_all(link, keys.items, lambda _, document: document, refused)
+
+
+async def _read_all(
+    link: Transport, table: str, read: Callable[[str, bytes], T | RefusedTool], refused: Callable[[str, str], RefusedTool]
+) -> dict[str, T | RefusedTool]:
+    found: dict[str, T | RefusedTool] = {}
+    async for name, value in scan_hash(link, table):
+        try:
+            key = text(name)
+        except EnvelopeError as error:
+            skip(table, error, field=name)
+            found[shown(name)] = refused(shown(name), str(error))
+        else:
+            found[key] = read(key, value)
+    return found

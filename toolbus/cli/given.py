@@ -1,0 +1,56 @@
+"""Read what a person gives a command: standard input, files, and JSON text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from toolbus.cli.common import reason
+
+T = TypeVar("T")
+
+
+def read_bytes(place: str) -> bytes:
+    """Return the content of a file; ``-`` is standard input.
+
+    Raises:
+        UsageError: it can't be read; the message names it.
+    """
+    try:
+        return sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise click.UsageError(f"can't read {_named(place)}: {why.removeprefix(f'{place}: ')}") from None
+
+
+def read_text(place: str) -> str:
+    """Return the text of a file; ``-`` is standard input.
+
+    Raises:
+        UsageError: it can't be read, or is not UTF-8; the message names it.
+    """
+    try:
+        return read_bytes(place).decode("utf-8")
+    except UnicodeDecodeError:
+        raise click.UsageError(f"can't read {_named(place)}: its text is not UTF-8") from None
+
+
+def read_json(text: str | bytes, kind: type[T], what: str) -> T:
+    """Return a JSON value of a known type; ``what`` names it in messages.
+
+    Raises:
+        UsageError: it is not JSON, has another type, or has a key twice in one object.
+    """
+    from toolbus.schema.documents import read_document
+
+    try:
+        return read_document(text, kind)
+    except ValueError as error:
+        raise click.UsageError(f"{what} can't be read as JSON: {error}") from None
+
+
+def _named(place: str) -> str:
+    return "standard input" if place == "-" else repr(place)
