@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from toolbus.display import shortened
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import type_name
 
 # Characters of a wrong value in a message.
 _MOST_TOLD = 80
@@ -46,9 +47,9 @@ def told(value: object) -> str:
     """Return a wrong value and its type, for a message."""
     try:
         said = repr(value)
-    except Exception:  # noqa: BLE001 - a class of the user's own may fail here, and its type says enough
+    except BaseException:  # noqa: BLE001 - a class of the user's own may fail here, and its type says enough
         said = "a value"
-    return f"{shortened(said, _MOST_TOLD)} ({type(value).__name__})"
+    return f"{shortened(said, _MOST_TOLD)} ({type_name(value)})"
 
 
 def or_none(rule: Rule) -> Rule:

@@ -11,7 +11,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.envelope import is_ident
-from toolbus.results import EnvelopeError
+from toolbus.results import ConfigurationError, EnvelopeError
 from toolbus.safe_text import type_name
 
 T = TypeVar("T")
@@ -23,7 +23,9 @@ MOST_INTEGER = 2**53
 """Lua counts exactly as far."""
 
 _MOST_DIGITS = 16
-_MOST_DOCUMENT = 4 * 1024 * 1024
+MOST_DOCUMENT = 4 * 1024 * 1024
+"""Most bytes of a stored document."""
+
 _MOST_SHOWN = 120
 # Milliseconds since 1970 have 13 digits for some centuries.
 _MOST_ENTRY_DIGITS = 15
@@ -71,7 +73,7 @@ def integer(value: object, *, least: int = 0, most: int = MOST_INTEGER) -> int:
     return value
 
 
-def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = _MOST_DOCUMENT) -> T:
+def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = MOST_DOCUMENT) -> T:
     """Return what a JSON document of at most ``most`` bytes says."""
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
@@ -84,6 +86,16 @@ def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = _MO
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         # Bad UTF-8 is a ValueError, deep nesting a RecursionError.
         raise EnvelopeError(f"malformed document: {shown(str(error))}") from None
+
+
+def check_document(key: str, document: bytes) -> None:
+    """Refuse a document that nobody would read.
+
+    Raises:
+        ConfigurationError: it is too long.
+    """
+    if len(document) > MOST_DOCUMENT:
+        raise ConfigurationError(f"{shown(key)} can't be stored: its {len(document):,} bytes are over the limit of {MOST_DOCUMENT:,}")
 
 
 def uses_up(entry: bytes) -> bool:

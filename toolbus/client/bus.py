@@ -247,7 +247,7 @@ class ToolBus:
 
         Raises:
             RegistrationRefused: a service publishes that name, or it belongs to another owner.
-            ConfigurationError: the key has half of a surrogate pair, which UTF-8 can't express.
+            ConfigurationError: the key has half of a surrogate pair, which UTF-8 can't express, or the document is over 4 MiB.
         """
         _check_key(key)
         await self._dispatcher.check().broker.put_item(key, document, owner)

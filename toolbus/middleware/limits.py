@@ -7,6 +7,7 @@ from collections.abc import Callable
 from toolbus import rules
 from toolbus.middleware.chain import Next, ToolCall
 from toolbus.results import BrokerError, ErrorInfo, ToolResult
+from toolbus.safe_text import type_name
 
 DAY = 86_400.0
 
@@ -39,7 +40,7 @@ class RateLimit:
     code = "rate_limit"
 
     def __init__(self, limit: int, per: float = 1.0, *, by: Callable[[ToolCall], str] = user_and_tool, name: str = "") -> None:
-        rules.check({"limit": limit, "per": per, "by": by, "name": name}, _RULES, type(self).__name__)
+        rules.check({"limit": limit, "per": per, "by": by, "name": name}, _RULES, type_name(self))
         self.limit = limit
         self.per = per
         self._by = by

@@ -132,7 +132,7 @@ class LeaseThread:
         except BaseException as error:  # noqa: BLE001 - nobody else would hear of it, and the worker would be taken for dead
             with contextlib.suppress(Exception):
                 telemetry.log.error("task.given_up", task="leases", failures=1, exc_info=error)
-            self._call(self._on_failed, ToolbusError(f"the lease thread ended with {type(error).__name__}: {error}"))
+            self._call(self._on_failed, ToolbusError(f"the lease thread ended with {described(error)}"))
         finally:
             self._disconnect()
 

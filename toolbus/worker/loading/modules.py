@@ -74,7 +74,7 @@ def defined_in(module: ModuleType) -> list[object]:
     """
     modules = list(_with_submodules(module))
     values = [(each, value) for each in modules for value in list(vars(each).values())]
-    instances = {id(value): value for _, value in values if isinstance(value, ToolService)}
+    instances = {id(value): value for _, value in values if is_a(value, ToolService)}
     classes = list(dict.fromkeys(value for holder, value in values if _is_service_class(value) and value.__module__ == holder.__name__))
     found: list[object] = list(instances.values())
     for cls in classes:
@@ -89,12 +89,12 @@ def defined_in(module: ModuleType) -> list[object]:
 
 
 def _is_service_class(value: object) -> TypeGuard[type[ToolService]]:
-    return isinstance(value, type) and issubclass(value, ToolService)
+    return is_a(value, type) and issubclass(value, ToolService)
 
 
 def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
     yield module
-    places: Iterable[str] = getattr(module, "__path__", ())
+    places: Iterable[str] = vars(module).get("__path__", ())
     for each in sorted(pkgutil.iter_modules(places), key=lambda each: each.name):
         # A package's __main__ is a program, not a part of it.
         if each.name != "__main__":

@@ -61,7 +61,7 @@ async def without_exits(work: Awaitable[T]) -> T:
 def said(error: BaseException) -> str:
     """Return the text of an exception, with its name where the text alone says nothing, as that of a KeyError."""
     name, text = type_name(error), reason_of(error)
-    if text == name or not text.strip():
+    if not text.strip() or text == name:
         return name
     return f"{name}: {text}" if is_a(error, KeyError) or not _WORD.search(text) else text
 
@@ -127,7 +127,7 @@ def _error_of(error: BaseException) -> ErrorInfo:
     if is_a(error, ToolError):
         return error.error
     if is_a(error, CallCancelled):
-        return ErrorInfo("cancelled", message=reason_of(error))
+        return ErrorInfo("cancelled", message=said(error))
     if is_a(error, SystemExit):
         return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
     if is_a(error, EnvelopeError):

@@ -6,6 +6,7 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Delivery
 from toolbus.display import shortened
 from toolbus.results import EnvelopeError, ErrorInfo
+from toolbus.safe_text import is_a
 
 # Characters of an error's message in a log line.
 _MOST_MESSAGE = 400
@@ -39,7 +40,7 @@ def report_end(delivery: Delivery, elapsed: float, frames: int, error: ErrorInfo
     }
     if error is None:
         telemetry.log.info("call.finished", **fields)
-    elif exception is None or isinstance(exception, EnvelopeError):
+    elif exception is None or is_a(exception, EnvelopeError):
         # The traceback of a result that can't be sent has no line of the handler.
         # A refusal of arguments quotes them, and logs hold no arguments.
         message = "" if error.type == "invalid_arguments" else shortened(error.message, _MOST_MESSAGE)

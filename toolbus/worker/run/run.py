@@ -353,8 +353,7 @@ class Run(msgspec.Struct, eq=False):
         except BaseException:  # noqa: BLE001 - the run must leave the worker all the same
             telemetry.log.exception("run.bug", id=self.delivery.request.id)
             if self.state < _ANSWERED:
-                code = type_name(error)
-                self._end_with(self.frame("end", ErrorInfo("tool_error", code, "what the handler raised can't be told")))
+                self._end_with(self.frame("end", ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told")))
 
     def _fail(self, error: BaseException) -> None:
         if self.state >= _ANSWERED:
