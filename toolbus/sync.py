@@ -20,7 +20,7 @@ from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.events import Event
 from toolbus.middleware.chain import Middleware, checked
-from toolbus.options import CallOptions, ServiceCallOptions, merged
+from toolbus.options import CallOptions, ServiceCallOptions, merged, session_id
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
 
@@ -136,7 +136,7 @@ class _View:
     @contextmanager
     def session(self, id: str, **options: Unpack[CallOptions]) -> Iterator[BoundBus]:
         """Return a view bound to a session, which is closed at the end of the ``with``."""
-        options["session"] = id
+        options["session"] = session_id(id)
         view = self.bind(**options)
         try:
             yield view

@@ -8,9 +8,10 @@ from typing import Any, cast
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.broker.observing import waits
 from toolbus.broker.confirmations.notes import DeadlineNotes
+from toolbus.broker.failing import Failing
 from toolbus.broker.finish.endings import Endings
 from toolbus.broker.finish.outbox import Outbox
-from toolbus.results import ErrorInfo
+from toolbus.results import ErrorInfo, ToolbusError
 
 
 class Finishing:
@@ -20,6 +21,7 @@ class Finishing:
         self.bench = bench = Bench()
         self.gone: list[tuple[str, ErrorInfo]] = []
         self.lost: list[Any] = []
+        self.given_up: list[ToolbusError] = []
         bench.link.answers |= {"send": [], "finish": self._finished, "finish_each": self._finished, "bury": 1}
         self.lost_indexes: list[int] = []
         self.gone_keys: list[bytes] = []
@@ -32,6 +34,7 @@ class Finishing:
             reply_bytes=1_000_000,
             on_replies_gone=lambda *gone: self.gone.append(gone),
             on_lost=self.lost.append,
+            failing=Failing(10.0, "no calls could be finished", self.given_up.append, bench.times),
         )
         self.endings = Endings(
             bench.as_link,

@@ -113,6 +113,36 @@ async def test_batches_are_bounded_by_ids_and_bytes(finishing: Finishing) -> Non
     assert [args[3] for args in finishing.bench.link.args("finish")[2:]] == [1, 1]
 
 
+async def test_indexes_of_nothing_are_left_out(finishing: Finishing) -> None:
+    """A number that stands for no call of the batch ends none, and the next batch goes out."""
+    finishing.lost_indexes = [0, -1, 2, 10**30]
+    finishing.bench.link.answers["send"] = [5, 0]
+    finishing.outbox.send(finishing.bench.hold(b"1-0"), b"frame")
+    finishing.outbox.finish(finishing.bench.hold(b"2-0"), b"end")
+    await finishing.turn()
+    assert finishing.lost == []
+    assert finishing.gone == []
+    assert finishing.drained()
+
+
+@pytest.mark.parametrize(("error", "ends"), [("TRYAGAIN the slot is being moved", True), ("OOM no memory", False)])
+async def test_a_worker_whose_results_are_refused_gives_up(finishing: Finishing, error: str, ends: bool) -> None:
+    """After half a minute; not when the server refuses everybody's. A success begins anew."""
+    answers = finishing.bench.link.answers
+    right = answers["finish"]
+
+    async def finish(number: int) -> None:
+        finishing.outbox.finish(finishing.bench.hold(f"{number}-0".encode()), b"end")
+        await finishing.turn()
+
+    for number, (seconds, refused) in enumerate([(0, True), (29, True), (29, False), (29, True), (29, True), (2, True)]):
+        finishing.bench.times.now += seconds
+        answers["finish"] = ReplyError(error) if refused else right
+        assert finishing.given_up == []
+        await finish(number)
+    assert [str(each) for each in finishing.given_up] == ([f"no calls could be finished for 31 s: {error}"] if ends else [])
+
+
 async def test_a_script_that_is_refused_leaves_the_calls_to_others(finishing: Finishing) -> None:
     """They stay pending without renewal, and are recovered."""
     finishing.bench.link.answers["finish"] = lambda keys, args: ReplyError("OOM")

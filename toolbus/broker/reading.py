@@ -12,6 +12,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.envelope import is_ident
 from toolbus.results import EnvelopeError
+from toolbus.safe_text import type_name
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ def text(value: object, *, most: int = MOST_TEXT) -> str:
         except UnicodeDecodeError:
             raise EnvelopeError(f"{shown(value)!r} is not UTF-8") from None
     if not isinstance(value, str):
-        raise EnvelopeError(f"a {type(value).__name__} is no text")
+        raise EnvelopeError(f"a {type_name(value)} is no text")
     if len(value) > most:
         raise EnvelopeError(f"its {len(value)} characters are over the limit of {most}")
     return value
@@ -64,7 +65,7 @@ def integer(value: object, *, least: int = 0, most: int = MOST_INTEGER) -> int:
             raise EnvelopeError(f"{shown(value)!r} is no whole number of at most {_MOST_DIGITS} digits")
         value = int(value)
     if type(value) is not int:
-        raise EnvelopeError(f"a {type(value).__name__} is no whole number")
+        raise EnvelopeError(f"a {type_name(value)} is no whole number")
     if not least <= value <= most:
         raise EnvelopeError(f"{str(value)[:_MOST_DIGITS]} is not between {least} and {most}")
     return value
@@ -75,7 +76,7 @@ def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = _MO
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
     if not isinstance(value, bytes):
-        raise EnvelopeError(f"a {type(value).__name__} is no document")
+        raise EnvelopeError(f"a {type_name(value)} is no document")
     if len(value) > most:
         raise EnvelopeError(f"its {len(value)} bytes are over the limit of {most}")
     try:

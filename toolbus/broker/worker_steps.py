@@ -7,6 +7,7 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.confirmations.notes import DeadlineNotes
+from toolbus.broker.failing import Failing
 from toolbus.broker.finish.endings import Endings
 from toolbus.broker.finish.outbox import Outbox
 from toolbus.broker.keys import Keys
@@ -82,6 +83,7 @@ class WorkerSteps:
             reply_bytes=settings.reply_bytes,
             on_replies_gone=self._replies_gone,
             on_lost=listener.on_lost,
+            failing=Failing(settings.lease, "no calls could be finished", listener.on_failed),
         )
         self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
         # Recover.
@@ -156,8 +158,8 @@ class WorkerSteps:
             await warn_of_eviction(self.link, self._connector.display)
         self._clock.distrust()
         self.leases.start()
-        self.links.keep("mender", self.key_repair.run)
-        self.links.keep("upkeep", self.upkeep.run)
+        self.links.keep("mender", self.key_repair.run, every=0)
+        self.links.keep("upkeep", self.upkeep.run, every=self.upkeep.every)
 
     def stream_of(self, service: ServiceDescriptor) -> RequestStream:
         """Return the request stream of a service, of which nothing has been taken yet."""

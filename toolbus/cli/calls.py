@@ -106,10 +106,11 @@ def call_command(
         blobs = ", ".join(f"[{visible(blob.media_type)}, {len(blob.data):,} bytes]" for blob in result.content)
         say(f"{blobs}; --output json shows {'it' if len(result.content) == 1 else 'them'} in base64", err=True)
     if result.error is not None:
-        where = namespace_of(ctx) if result.error.type == "not_found" else ""
-        code = f" ({visible(result.error.code)})" if result.error.type == "tool_error" and result.error.code else ""
-        later = f"; try again after {result.error.retry_after:g} s" if result.error.retry_after else ""
-        fail(f"{result.error.type}{code}: {result.error.message or result.error.code}{later}{where}")
+        error = result.error
+        where = namespace_of(ctx) if error.type == "not_found" else ""
+        code = f" ({visible(error.code)})" if error.code and error.message else ""
+        later = f"; try again after {error.retry_after:g} s" if error.retry_after else ""
+        fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")
 
 
 async def _allowed(

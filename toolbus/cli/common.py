@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,6 +11,7 @@ import click
 
 from toolbus.cli.output import is_confirmed, say
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import reason_of
 from toolbus.settings import PREFIX, Settings, misspelt
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) ->
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
+    import asyncio
+
     from toolbus.broker.admin import Admin
 
     settings = settings_with_server(context)
@@ -110,6 +112,8 @@ def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) ->
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
+    import asyncio
+
     from toolbus import ToolBus
 
     settings = settings_with_server(context)
@@ -142,7 +146,7 @@ def one_line(text: str, most: int) -> str:
 
 def reason(error: OSError) -> str:
     """Return the system's message for an error, with the file's name if there is one."""
-    message = error.strerror or str(error) or type(error).__name__
+    message = error.strerror or reason_of(error)
     return f"{error.filename}: {message}" if error.filename else message
 
 

@@ -15,16 +15,15 @@ from collections.abc import Callable
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.dead_letters.bury import FreedKey
+from toolbus.broker.failing import Failing
+from toolbus.broker.finish.parts import MOST_BYTES, Batch, Frames, Part, bounded, sendable, size_of
 from toolbus.broker.keys import Keys
 from toolbus.broker.take.requests import UNSURE, RequestStream, StreamDelivery, common_fence, entries_of
-from toolbus.broker.transport.command import Reply
+from toolbus.broker.transport.command import Reply, ReplyError
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import join_frames
 from toolbus.results import BrokerError, ErrorInfo
 
-# A script of 256 x 64 KB would block the server for 150 ms.
-_MOST_IDS = 256
-_MOST_BYTES = 262_144
 # How much is written to a caller before it is asked how much of it is unread.
 _MEASURE_EVERY_ENTRIES = 64
 _MEASURE_EVERY_BYTES = 4 * 1024 * 1024
@@ -32,15 +31,6 @@ _MOST_WATCHED = 10_000
 # The replies to a shared call are not trimmed while they are read.
 _MOST_KEPT = 10
 _CONGESTED = 4 * 1024 * 1024
-
-Frames = dict[str, list[bytes]]
-"""Frames by reply stream, in order."""
-
-Batch = list[tuple[StreamDelivery, bytes]]
-"""Deliveries that are finished, each with its terminal frame."""
-
-Part = list[tuple[str, list[bytes]]]
-"""The frames that one script appends: for each reply stream those that become one entry."""
 
 
 class _Written:
@@ -59,6 +49,7 @@ class Outbox:
         reply_limit, reply_bytes: entries and bytes that a caller may leave unread before its calls end as ``slow_consumer``.
         on_replies_gone: called when a reply stream is gone or over the limit.
         on_lost: called for a delivery that could not be finished because it belongs to another worker.
+        failing: told when calls could not be finished.
     """
 
     def __init__(
@@ -70,6 +61,7 @@ class Outbox:
         reply_bytes: int,
         on_replies_gone: Callable[[str, ErrorInfo], None],
         on_lost: Callable[[StreamDelivery], None],
+        failing: Failing,
     ) -> None:
         self._link = link
         # Every script names a key of the namespace, so that a cluster finds its slot.
@@ -79,6 +71,7 @@ class Outbox:
         self._reply_bytes = reply_bytes
         self._on_replies_gone = on_replies_gone
         self._on_lost = on_lost
+        self._failing = failing
         self._loop = asyncio.get_running_loop()
         self._frames: dict[RequestStream, Frames] = {}
         self._finished: dict[RequestStream, Batch] = {}
@@ -166,7 +159,7 @@ class Outbox:
             self.calls_finished += len(batch)
             self._finish_after(stream, frames.pop(stream, {}), batch)
         if frames:
-            self._append(_sendable([item for by_replies in frames.values() for item in by_replies.items()]), _nothing)
+            self._append(sendable([item for by_replies in frames.values() for item in by_replies.items()]), _nothing)
         self._then += operations
         self._link.flush()
         if not self._in_flight:
@@ -204,7 +197,7 @@ class Outbox:
             if isinstance(reply, BrokerError):
                 telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
             else:
-                for index in reply:
+                for index in _within(reply, len(part)):
                     self._gone(part[index - 1][0])
             self._append(further, then)
             self._answered()
@@ -254,20 +247,20 @@ class Outbox:
 
     def _finish_after(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
         """Finish a stream's calls together with, or else after, the frames that were queued before."""
-        parts = _bounded(batch)
-        if not frames or (len(parts) == 1 and _size(frames) + sum([len(frame) for _, frame in batch]) <= _MOST_BYTES):
+        parts = bounded(batch)
+        if not frames or (len(parts) == 1 and size_of(frames) + sum([len(frame) for _, frame in batch]) <= MOST_BYTES):
             # Parts are of different calls, so they may overtake each other.
             for part in parts:
                 self._finish(stream, frames, part)
             return
-        self._append(_sendable(list(frames.items())), lambda: self._finish_after(stream, {}, batch))
+        self._append(sendable(list(frames.items())), lambda: self._finish_after(stream, {}, batch))
 
     def _finish(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
         """Finish a batch in one step if the fence proves that all of it is ours, and entry by entry if not."""
         batch = self._still_held(stream, batch)
         fence = common_fence([delivery for delivery, _ in batch]) if batch else None
         if fence is None or self._freed or fence.counter == UNSURE:
-            self._append(_sendable(list(frames.items())), lambda: self._finish_each(stream, batch))
+            self._append(sendable(list(frames.items())), lambda: self._finish_each(stream, batch))
             return
         by_replies = {replies: list(waiting) for replies, waiting in frames.items()}
         for delivery, frame in batch:
@@ -281,7 +274,7 @@ class Outbox:
 
         def done(reply: Reply) -> None:
             if isinstance(reply, list) and len(reply) == 2:
-                self._append(_sendable(list(frames.items())), lambda: self._finish_each(stream, batch))
+                self._append(sendable(list(frames.items())), lambda: self._finish_each(stream, batch))
             else:
                 self._note_sent(frames)
                 self._take_out(stream, batch, reply)
@@ -332,61 +325,23 @@ class Outbox:
         if isinstance(reply, BrokerError):
             # The requests stay pending under our name without renewal, so they are recovered.
             telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
+            if isinstance(reply, ReplyError):
+                self._failing.refused(str(reply))
             return
+        self._failing.since = None
         generation, counter, lost, gone, stream.depth = reply
         stream.fence_is(generation, counter)
-        for index in lost:
+        for index in _within(lost, len(batch)):
             self.lost += 1
             self._on_lost(batch[index - 1][0])
         for key in gone:
-            self._gone(key.decode())
+            self._gone(key.decode("utf-8", "replace"))
+
+
+def _within(indexes: list[int], most: int) -> list[int]:
+    """Return the numbers by which a script may have named what it was given, from 1 to ``most``."""
+    return [index for index in indexes if 0 < index <= most] if indexes else indexes
 
 
 def _nothing() -> None:
     """Go on with nothing."""
-
-
-def _size(frames: Frames) -> int:
-    return sum([len(frame) for waiting in frames.values() for frame in waiting])
-
-
-def _sendable(frames: Part) -> list[Part]:
-    """Parts of bounded size for one script each; large ones are split, in order."""
-    parts: list[Part] = []
-    room = 0
-    for replies, waiting in frames:
-        size = sum(map(len, waiting))
-        if size <= room:
-            parts[-1].append((replies, waiting))
-            room -= size
-            continue
-        for packed in _packed(waiting):
-            parts.append([(replies, packed)])
-            room = _MOST_BYTES - sum(map(len, packed))
-    return parts
-
-
-def _packed(frames: list[bytes]) -> list[list[bytes]]:
-    entries: list[list[bytes]] = [[]]
-    size = 0
-    for frame in frames:
-        if size + len(frame) > _MOST_BYTES and entries[-1]:
-            entries.append([])
-            size = 0
-        entries[-1].append(frame)
-        size += len(frame)
-    return entries
-
-
-def _bounded(batch: Batch) -> list[Batch]:
-    if len(batch) <= _MOST_IDS and sum([len(frame) for _, frame in batch]) <= _MOST_BYTES:
-        return [batch]
-    parts: list[Batch] = [[]]
-    size = 0
-    for item in batch:
-        if parts[-1] and (len(parts[-1]) == _MOST_IDS or size + len(item[1]) > _MOST_BYTES):
-            parts.append([])
-            size = 0
-        parts[-1].append(item)
-        size += len(item[1])
-    return parts

@@ -15,7 +15,7 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Fate, Sender, Verdict
 from toolbus.broker.reading import integer, skip, text
-from toolbus.broker.transport.command import Reply, ReplyError
+from toolbus.broker.transport.command import Reply, ReplyError, WrongAnswerError
 from toolbus.broker.transport.mastership import Mastership
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, BrokerUnavailable, EnvelopeError
@@ -233,7 +233,7 @@ def _verdict(word: bytes) -> Verdict:
 
 def failure(error: BrokerError) -> Verdict:
     """Return the verdict of a publication that the server answered with an error, or not at all."""
-    if isinstance(error, BrokerUnavailable):
+    if isinstance(error, (BrokerUnavailable, WrongAnswerError)):
         return Verdict("unknown", message=str(error))
     # An error reply means that the script stopped before it wrote: out of memory, read only, no permission.
     return Verdict("failed", message=str(error))

@@ -76,8 +76,8 @@ class SharedCalls:
         def done(reply: Reply) -> None:
             try:
                 verdict = failure(reply) if isinstance(reply, BrokerError) else self._verdict(request.id, reply, left, again)
-            except EnvelopeError as error:
-                skip(record, error)
+            except (EnvelopeError, IndexError) as error:
+                skip(record, str(error))
                 verdict = Verdict("unknown", message=f"the record of the idempotency key can't be read: {error}")
             sender.settle(verdict)
             if sender.done:

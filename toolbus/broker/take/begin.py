@@ -9,7 +9,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import Beginning
 from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, tell_delivered_again
-from toolbus.broker.transport.command import Reply
+from toolbus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.broker.transport.mastership import Mastership
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.server import may_have_forgotten
@@ -92,6 +92,8 @@ class Beginnings:
             args += (delivery.entry, delivery.attempt, delivery.run, int(left * 1000))
 
         def done(reply: Reply, confirmed: bool) -> None:
+            if not isinstance(reply, BrokerError) and len(reply) != len(part):
+                reply = WrongAnswerError(f"the server said {len(reply)} words about {len(part)} runs")
             for index, (_, answer) in enumerate(part):
                 if answer.done():
                     continue

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker import scripts
+from toolbus.broker.failing import Failing
 from toolbus.broker.protocols import WorkerListener
 from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.broker.recover.hand_back import hand_back
@@ -29,10 +30,6 @@ _UNBLOCK_AGAIN = 0.05
 _LEAST_PART, _MOST_PART = 32, 128
 # Where sessions stay where they begin, a burst of new ones is to spread over the workers.
 _GAINING_PART = 8
-# A worker that only beats looks alive. Its callers learn otherwise when it leaves, after so many leases and seconds without a read.
-_FAILING_LEASES, _FAILING_SECONDS = 3, 30.0
-# The server refuses the writes of every process, and workers that went on trying serve at once when it accepts them again.
-_FOR_ALL = frozenset({"MISCONF", "OOM"})
 
 
 class Batch(NamedTuple):
@@ -80,8 +77,7 @@ class Intake:
         self._ownership = ownership
         self._register_again = register_again
         self._monotonic = monotonic
-        self._most_failing = max(_FAILING_LEASES * lease, _FAILING_SECONDS)
-        self._failing_since: float | None = None
+        self._failing = Failing(lease, "no requests could be taken", self._give_up, monotonic)
         self._interrupted = asyncio.Event()
         self._reading = False
         self._again: asyncio.TimerHandle | None = None
@@ -115,7 +111,7 @@ class Intake:
         if batch.lost:
             self._miss_connection()
         elif not batch.refused:
-            self._failing_since = None
+            self._failing.since = None
         elif self._upkeep.taking:
             await self._restore(batch.refused)
         if not taken:
@@ -174,7 +170,7 @@ class Intake:
         if not reply:
             return Batch([], [])
         by_key = {stream.key.encode(): stream for stream in streams}
-        found = [(by_key[key], entries) for key, entries in (reply.items() if isinstance(reply, dict) else reply)]
+        found = [(by_key[key], entries) for key, entries in (reply.items() if isinstance(reply, dict) else reply) if key in by_key]
         self._more = any(len(entries) >= count for _, entries in found)
         return Batch(found, [])
 
@@ -207,22 +203,18 @@ class Intake:
             await self._register_again(missing)
         else:
             telemetry.log.error("requests.take_failed", error=refused[0][1])
-            self._give_up_in_time(refused[0][1])
+            self._failing.refused(refused[0][1])
             await self.pause()
 
     def _miss_connection(self) -> None:
         """Take in that there is no connection for reading; when the other one is gone as well, the server is, and comes back."""
         if not self._links.writing.connected:
-            self._failing_since = None
+            self._failing.since = None
         elif self._upkeep.taking:
-            self._give_up_in_time("the connection that waits for them is lost or can't be made")
+            self._failing.refused("the connection that waits for them is lost or can't be made")
 
-    def _give_up_in_time(self, error: str) -> None:
-        now = self._monotonic()
-        if self._failing_since is None or error.partition(" ")[0] in _FOR_ALL:
-            self._failing_since = now
-        elif now - self._failing_since >= self._most_failing:
-            self._listener.on_failed(ToolbusError(f"no requests could be taken for {now - self._failing_since:.0f} s: {error}"))
+    def _give_up(self, error: ToolbusError) -> None:
+        self._listener.on_failed(error)
 
     async def _new(self, stream: RequestStream, entries: Sequence[Any]) -> Sequence[Any]:
         """Return the entries that had not been delivered before.

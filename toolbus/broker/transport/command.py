@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
+from toolbus.broker.forms import ANYTHING, Form
 from toolbus.broker.reading import shown
 from toolbus.results import BrokerError
 
@@ -16,6 +17,10 @@ OnReply = Callable[[Reply], None]
 
 class ReplyError(BrokerError):
     """An error reply of the server; its text starts with the server's error code."""
+
+
+class WrongAnswerError(ReplyError):
+    """The server answered with something that is no answer to the command, so it is unknown whether it was carried out."""
 
 
 class WrongTypeError(ReplyError):
@@ -38,9 +43,11 @@ SOON = frozenset({"TRYAGAIN", "NOREPLICAS", "BUSY"})
 
 
 class Command(NamedTuple):
-    """A packed command that waits for its answer."""
+    """A packed command that waits for its answer, which has the ``form``; ``misanswered`` after one that had not."""
 
     packed: bytes
     on_reply: OnReply | None
     repeatable: bool
     same_server: bool = False
+    form: Form = ANYTHING
+    misanswered: bool = False

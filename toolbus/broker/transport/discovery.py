@@ -15,7 +15,7 @@ from toolbus.broker.transport.ask_nodes import TIMEOUT, AskPolicy, ask_each
 
 _CLUSTER_PORT = 6379
 # All nodes know the slots, so one answer will do, and a second node is asked only when the first is late.
-_ONE_NODE = AskPolicy(enough=1, head_start=0.1)
+_ONE_NODE = AskPolicy(head_start=0.1)
 
 
 class Node(NamedTuple):

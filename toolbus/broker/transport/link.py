@@ -15,13 +15,16 @@ from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, 
 from toolbus.broker.transport.connection import BLOCK, Connector
 from toolbus.broker.transport.discovery import Node
 from toolbus.broker.transport.redirect import RedirectConnection
+from toolbus.broker.transport.refusals import Patience, Refused, node_in
 from toolbus.broker.transport.tls import explain
 from toolbus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack
 
 _STALLED = BLOCK + 5.0
 _SOON_AFTER = 0.03
-# A connection that refuses commands again within so many seconds of its opening is no progress.
+# A connection that ends within so many seconds of its opening is no progress.
 _SETTLED = 5.0
+# A slot moves from one node to one other.
+_MOST_REDIRECTS = 2
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
 _CLOSING = 1.0
 
@@ -34,14 +37,6 @@ class LinkStatistics(NamedTuple):
     writes: int
     unsent: int
     unanswered: int
-
-
-class Refused(NamedTuple):
-    """A command that was not carried out and is to be sent again: after a moment if ``soon``, or to ``node`` while the slot moves."""
-
-    command: Command
-    soon: bool = False
-    node: Node | None = None
 
 
 class Link(Wire):
@@ -89,6 +84,7 @@ class Link(Wire):
         # True while the refused commands are sent again, and while the first of them waits for its moment or another node.
         self._repeating = self._waiting = False
         self._refusals = 0
+        self._patience = Patience(self._loop.time)
         self._leaving = False
         self._connected_at = 0.0
         self._delay = _BACKOFF_FIRST
@@ -209,7 +205,8 @@ class Link(Wire):
     def begin_with(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], on_reply: OnReply) -> None:
         """Begin every later connection with a script, before anything is repeated; it changes nothing when it runs again."""
         # With its source: what is written behind it would overtake it at a server that does not know the script.
-        self._opening_command = Command(pack(("EVAL", script.source, len(keys), *keys, *args)), on_reply, repeatable=False)
+        packed = pack(("EVAL", script.source, len(keys), *keys, *args))
+        self._opening_command = Command(packed, on_reply, repeatable=False, form=script.form)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep what may be repeated for the next connection; the rest is told."""
@@ -230,6 +227,8 @@ class Link(Wire):
     def _subscribe(self, channel: str) -> None:
         """Written at once, ahead of what waits; a refusal comes as an answer, a success as a push in its place."""
         if self._transport is not None:
+            if not self._unanswered:
+                self._heard = self._loop.time()
             self._unanswered.append(SUBSCRIBING)
             self._transport.write(pack(("SUBSCRIBE", channel)))
 
@@ -253,14 +252,13 @@ class Link(Wire):
             if not self._leaving:
                 self._leaving = True
                 telemetry.log.warning("link.refused", server=self._connector.display, error=str(error))
-                if code == "MOVED":
-                    self._connector.redirected(Node.parse(rest.partition(" ")[2]))
+                if code == "MOVED" and (node := node_in(rest)) is not None:
+                    self._connector.redirected(node)
                 self._loop.call_soon(self.abort)
-        elif code in SOON or (code == "ASK" and _is_script(command)):
+        elif (code in SOON or (code == "ASK" and node_in(rest) is not None)) and self._patience.holds(self._connector.display, error):
             # The next node takes a key that has not arrived for one that is gone. Scripts look at several, so they wait.
-            self._hold(Refused(command, soon=True))
-        elif code == "ASK":
-            self._hold(Refused(command, node=Node.parse(rest.partition(" ")[2])))
+            node = None if code in SOON or _is_script(command) else node_in(rest)
+            self._hold(Refused(command, soon=node is None, node=node))
         else:
             if code == "WRONGTYPE" and self.on_wrong_type is not None:
                 self.on_wrong_type()
@@ -299,6 +297,7 @@ class Link(Wire):
             return
         if not self._refused:
             self._held_up = self._repeating = False
+            self._patience.end()
             self._flush()
             return
         self._repeating = True
@@ -320,11 +319,7 @@ class Link(Wire):
         self._write_now(self._refused.popleft().command)
 
     def _forward(self, node: Node, command: Command) -> None:
-        redirect = self._redirects.get(node)
-        if redirect is None:
-            redirect = self._redirects[node] = RedirectConnection(
-                self._connector.at(node), self._not_forwarded, lambda: self._redirects.pop(node, None)
-            )
+        redirect = self._redirects.get(node) or self._redirect_to(node)
 
         def carried_out(reply: Reply) -> None:
             self._waiting = False
@@ -334,24 +329,39 @@ class Link(Wire):
 
         redirect.carry_out(command._replace(on_reply=carried_out))
 
-    def _not_forwarded(self, _: Command) -> None:
+    def _redirect_to(self, node: Node) -> RedirectConnection:
+        def gone() -> None:
+            if self._redirects.get(node) is made:
+                del self._redirects[node]
+
+        # Nothing waits in the others: one refused command is sent at a time.
+        for other in list(self._redirects.values())[: 1 - _MOST_REDIRECTS]:
+            other.close()
+        made = self._redirects[node] = RedirectConnection(self._connector.at(node), self._not_forwarded, gone)
+        return made
+
+    def _not_forwarded(self, command: Command) -> None:
         """Ask this node again: the other one did not carry the first refused command out."""
         self._waiting = False
         if self._refused:
-            self._refused[0] = Refused(self._refused[0].command, soon=True)
+            again = self._refused[0].command._replace(misanswered=command.misanswered)
+            self._refused[0] = Refused(again, soon=True)
             self._all_answered()
 
     def _abort_if_stalled(self) -> None:
-        if self._unanswered and self._loop.time() - self._heard > _STALLED:
-            telemetry.log.warning("link.stalled", server=self._connector.display, unanswered=len(self._unanswered))
-            self.abort()
-        for redirect in list(self._redirects.values()):
-            redirect.abort_if_stalled(_STALLED)
+        for wire in (self, *self._redirects.values()):
+            wire.abort_if_stalled(_STALLED)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait about so long, or until another server is known to be the master."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter, not a secret
+                await self._relocated.wait()
 
     async def _reconnect(self) -> None:
-        if self._leaving and self._loop.time() - self._connected_at < _SETTLED:
-            # It opens and then refuses: without a pause this would go round as fast as it can.
-            await asyncio.sleep(self._delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+        if self._loop.time() - self._connected_at < _SETTLED:
+            # It opens and ends at once: without a pause this would go round as fast as it can.
+            await self._pause(self._delay)
             self._delay = min(self._delay * 2, _BACKOFF_MOST)
         else:
             self._delay = _BACKOFF_FIRST
@@ -367,9 +377,7 @@ class Link(Wire):
                     error=str(error) or type(error).__name__,
                     retry_in=round(delay, 2),
                 )
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter, not a secret
-                        await self._relocated.wait()
+                await self._pause(delay)
                 delay = min(delay * 2, _BACKOFF_MOST)
                 continue
             if self._transport is not None:

@@ -40,7 +40,7 @@ class Links:
     ) -> None:
         self._connector = connector
         self._on_failed = on_failed
-        self.writing = Link(connector, on_push=None if on_push is None else _guarded(on_push), on_up=self._up(on_up))
+        self.writing = Link(connector, on_push=on_push, on_up=self._up(on_up))
         self.blocking = Link(connector, on_up=self._up(on_blocking_up))
         self.replicated = Link(connector, on_up=self._up(None)) if replicated else self.writing
         self._links = tuple(dict.fromkeys((self.writing, self.blocking, self.replicated)))
@@ -98,13 +98,13 @@ class Links:
         self._working.append(task)
         task.add_done_callback(self._working.remove)
 
-    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something lasting until ``leave`` cancels it; it begins again when it fails."""
-        self.start(self._keep(name, work))
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, every: float) -> None:
+        """Do something lasting until ``leave`` cancels it; it begins again when it fails. ``every`` is as for ``keep_running``."""
+        self.start(self._keep(name, work, every))
 
-    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], every: float) -> None:
         try:
-            await keep_running(name, work)
+            await keep_running(name, work, every=every)
         except ToolbusError as error:
             self._on_failed(error)
 
@@ -131,8 +131,8 @@ class Links:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for link in self._links:
-                self.keep("connection", link.maintain)
-            self.keep("mastership", self.mastership.run)
+                self.keep("connection", link.maintain, every=0)
+            self.keep("mastership", self.mastership.run, every=0)
             ready.set()
             await self._leaving.wait()
             for task in list(self._working):
@@ -144,15 +144,3 @@ async def _once(work: Coroutine[Any, Any, None]) -> None:
         await work
     except Exception:  # noqa: BLE001 - in a group it would cancel all others, reconnecting included
         telemetry.log.exception("task.failed", task=getattr(work, "__qualname__", "task"))
-
-
-def _guarded(on_push: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
-    """Return the callback with its exceptions logged: raised in the protocol they would cost the connection."""
-
-    def pushed(message: list[Any]) -> None:
-        try:
-            on_push(message)
-        except Exception:  # noqa: BLE001 - any client may publish anything
-            telemetry.log.exception("listener.failed", what="message")
-
-    return pushed

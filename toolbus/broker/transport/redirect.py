@@ -31,12 +31,6 @@ class RedirectConnection(Wire):
         """Send a command with the permission to be carried out before the slot has moved."""
         self._put_in(_ASKING, command)
 
-    def abort_if_stalled(self, seconds: float) -> None:
-        """Give the connection up when it has owed an answer, and said nothing, for so long."""
-        if self._unanswered and self._loop.time() - self._heard > seconds:
-            telemetry.log.warning("link.stalled", server=self._connector.display, unanswered=len(self._unanswered))
-            self.abort()
-
     def close(self) -> None:
         """Close it; what waits is given back."""
         self._closing = True

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import hiredis
+from msgspec import ValidationError, convert
 
 from toolbus import telemetry
+from toolbus.broker.forms import ANYTHING, COMMANDS, PUSHED, Form, fits
 from toolbus.broker.reading import shown
 from toolbus.broker.scripts import Script
-from toolbus.broker.transport.command import Command, OnReply, Reply, ReplyError
+from toolbus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError
 
@@ -24,10 +26,14 @@ from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 """A command as it is written."""
 
-SUBSCRIBING = Command(b"", None, False)
+SUBSCRIBING = Command(b"", None, False, form=PUSHED)
 """Stands among the unanswered for a subscription, whose success comes as a push."""
 
 _NOTHING = object()
+# The server's own limit of one value. What is larger would fill the memory before it could be read.
+_MOST_REPLY = 512 * 1024 * 1024
+# A reply that comes more slowly than so many bytes a second is none.
+_SLOWEST = 256 * 1024
 
 
 class Wire(asyncio.Protocol):
@@ -36,6 +42,9 @@ class Wire(asyncio.Protocol):
     ``send`` never waits: commands of one event-loop tick leave in one write, and their answers come back through callbacks in the
     same order. An error reply or a lost connection is passed to the callback as an exception value. What becomes of commands whose
     connection is lost, or that the server did not carry out, is for those that are built on it to say.
+
+    Callbacks get answers of the command's form only. Any other answer may belong to another command, so the connection is given up: a
+    repeatable command is written once more, and one that is answered wrongly again, or may not be repeated, ends as ``WrongAnswerError``.
 
     Args:
         connector: opens connections.
@@ -59,7 +68,9 @@ class Wire(asyncio.Protocol):
         # True while nothing is written because refused commands come first.
         self._held_up = False
         self._closing = False
+        # When the last whole reply came, and how many bytes have come of the next one.
         self._heard = 0.0
+        self._partial = 0
         self._commands = self._writes = 0
         self.server: ServerInfo | None = None
 
@@ -70,11 +81,25 @@ class Wire(asyncio.Protocol):
 
     @property
     def silence(self) -> float:
-        """Seconds for which an answer has been owed and nothing was heard."""
+        """Seconds for which an answer has been owed and none has come."""
         return self._loop.time() - self._heard if self._unanswered else 0.0
 
-    def send(self, args: tuple[Any, ...], on_reply: OnReply | None = None, *, repeatable: bool = False, same_server: bool = False) -> None:
+    def send(
+        self,
+        args: tuple[Any, ...],
+        on_reply: OnReply | None = None,
+        *,
+        repeatable: bool = False,
+        same_server: bool = False,
+        form: Form | None = None,
+    ) -> None:
         """Queue a command for the end of this tick. Never waits, never raises for the server's sake.
+
+        Args:
+            args: its words.
+            on_reply: called with its answer.
+            repeatable, same_server: what becomes of it when the connection is lost, see ``Link``.
+            form: the form of its answer, if it is not that of the command.
 
         Raises:
             ConfigurationError: a word has characters that UTF-8 can't express.
@@ -89,7 +114,7 @@ class Wire(asyncio.Protocol):
             reason = "the connection was closed" if self._closing else "the connection does not take more and its buffer is full"
             self._answer_lost([Command(packed, on_reply, False)], reason)
             return
-        self._unsent.append(Command(packed, on_reply, repeatable, same_server))
+        self._unsent.append(Command(packed, on_reply, repeatable, same_server, form or COMMANDS.get(args[0], ANYTHING)))
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -106,7 +131,7 @@ class Wire(asyncio.Protocol):
     ) -> None:
         """Queue a script."""
         packed = ("EVALSHA", script.sha, len(keys), *keys, *args)
-        self.send(packed, on_reply, repeatable=repeatable, same_server=same_server)
+        self.send(packed, on_reply, repeatable=repeatable, same_server=same_server, form=script.form)
 
     def flush(self) -> None:
         """Write what is queued now, and not only at the end of this tick, for those who have gathered a tick's commands already."""
@@ -129,6 +154,12 @@ class Wire(asyncio.Protocol):
         self.run(script, keys, args, lambda reply: _settle(future, reply), repeatable=repeatable)
         return await future
 
+    def abort_if_stalled(self, seconds: float) -> None:
+        """Give the connection up when it has owed an answer for so long, or for as long as a large one takes."""
+        if self.silence > seconds + self._partial / _SLOWEST:
+            telemetry.log.warning("link.stalled", server=self._connector.display, unanswered=len(self._unanswered))
+            self.abort()
+
     def abort(self) -> None:
         """Give the connection up."""
         if self._transport is not None:
@@ -138,37 +169,40 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in what the server says."""
-        self._heard = self._loop.time()
         reader = self._reader
         reader.feed(data)
-        gets, unanswered = reader.gets, self._unanswered
+        gets, unanswered, answered = reader.gets, self._unanswered, False
         while True:
             try:
                 reply = gets()
-            except hiredis.ProtocolError as error:
-                telemetry.log.error("link.protocol_error", server=self._connector.display, error=str(error))
-                self.abort()
+            except (hiredis.ProtocolError, MemoryError) as error:
+                self._give_up(str(error) or "a reply that no memory can hold")
                 return
             if reply is _NOTHING:
+                if answered:
+                    self._heard = self._loop.time()
+                    self._partial = 0
+                else:
+                    self._wait_for_more(len(data))
                 if self._held_up and not unanswered:
                     self._all_answered()
                 return
             if type(reply) is hiredis.PushNotification:
-                if unanswered and unanswered[0] is SUBSCRIBING and reply[0] == b"subscribe":
-                    unanswered.popleft()
-                elif self._on_push is not None:
-                    self._on_push(reply)
+                self._take_push(reply)
                 continue
             if not unanswered:
-                telemetry.log.error("link.protocol_error", server=self._connector.display, error="an answer to nothing")
-                self.abort()
+                self._give_up("an answer to nothing")
                 return
             command = unanswered.popleft()
-            if command is SUBSCRIBING:
-                telemetry.log.error("link.subscribe_refused", server=self._connector.display, error=str(reply))
+            answered = True
+            if type(reply) is ReplyError:
+                self._take_error(command, reply)
                 continue
-            if type(reply) is ReplyError and self._put_off(command, reply):
-                continue
+            try:
+                convert((reply,), command.form)
+            except ValidationError:
+                if self._is_wrong(command, reply):
+                    return
             if command.on_reply is not None:
                 answer(command, reply)
 
@@ -199,6 +233,7 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_NOTHING)
         self._paused = False
         self._heard = self._loop.time()
+        self._partial = 0
         self._transport = transport
         transport.set_protocol(self)
         transport.resume_reading()
@@ -233,6 +268,45 @@ class Wire(asyncio.Protocol):
 
     def _all_answered(self) -> None:
         """Go on after refusals: called when nothing is in flight any more while ``_held_up``."""
+
+    def _give_up(self, problem: str) -> None:
+        """End a connection whose next reply belongs to nobody."""
+        telemetry.log.error("link.protocol_error", server=self._connector.display, error=problem)
+        self.abort()
+
+    def _is_wrong(self, command: Command, reply: Reply) -> bool:
+        """Return whether a reply is no answer to its command either way; it ends the connection then, since the next one may be."""
+        if fits(reply, command.form):
+            return False
+        said = repr(shown(reply)) if isinstance(reply, (bytes, int, float)) else f"a {type(reply).__name__}"
+        problem = f"{said} is no answer to {command.form.__name__}"
+        if command.repeatable and not command.misanswered:
+            self._unanswered.appendleft(command._replace(misanswered=True))
+        else:
+            answer(command, WrongAnswerError(f"{self._connector.display}: {problem}"))
+        self._give_up(problem)
+        return True
+
+    def _take_error(self, command: Command, error: ReplyError) -> None:
+        if command is SUBSCRIBING:
+            telemetry.log.error("link.subscribe_refused", server=self._connector.display, error=shown(error))
+        elif not self._put_off(command, error):
+            answer(command, error)
+
+    def _take_push(self, message: list[Any]) -> None:
+        self._partial = 0
+        if self._unanswered and self._unanswered[0] is SUBSCRIBING and message[:1] == [b"subscribe"]:
+            self._unanswered.popleft()
+        elif self._on_push is not None:
+            try:
+                self._on_push(message)
+            except Exception:  # noqa: BLE001 - any client may publish anything
+                telemetry.log.exception("listener.failed", what="message")
+
+    def _wait_for_more(self, size: int) -> None:
+        self._partial += size
+        if self._partial > _MOST_REPLY:
+            self._give_up(f"a reply of more than {_MOST_REPLY} bytes")
 
     def _answer_lost(self, commands: list[Command], reason: str) -> None:
         for command in commands:

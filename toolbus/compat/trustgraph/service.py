@@ -28,12 +28,13 @@ from toolbus.compat.trustgraph.schema import (
 )
 from toolbus.descriptors import Effect
 from toolbus.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
+from toolbus.safe_text import reason_of
 from toolbus.settings import Settings
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.process.event_loop import run_loop
 from toolbus.worker.run.invocation import invocation
-from toolbus.worker.run.outcome import HandlerExit, error_of, said, without_exits
+from toolbus.worker.run.outcome import HandlerExit, error_of, without_exits
 from toolbus.worker.worker import Worker
 
 default_topic = "tool"
@@ -127,7 +128,7 @@ class DynamicToolService:
             raise
         except Exception as error:  # noqa: BLE001 - every exception becomes the answer
             telemetry.log.exception("trustgraph.invoke_failed", id=call, topic=self.topic)
-            failed = ToolServiceResponse(error=Error(FAILED, said(error)), end_of_stream=True)
+            failed = ToolServiceResponse(error=Error(FAILED, reason_of(error)), end_of_stream=True)
             await self.producer.send(failed, properties=properties)
 
     def _invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:

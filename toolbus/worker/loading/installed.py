@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.metadata
-import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from toolbus.results import ConfigurationError
 from toolbus.worker.loading.modules import import_module
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "toolbus.workers"
 
@@ -62,6 +65,8 @@ class Described(msgspec.Struct, frozen=True):
 @functools.cache
 def installed_services() -> tuple[InstalledService, ...]:
     """Return the services of every installed distribution, sorted by name; two distributions may offer the same name."""
+    import importlib.metadata  # noqa: PLC0415 - a worker that serves files does without it, and it loads many others
+
     found = {
         InstalledService(point.name, _target(point), "" if point.dist is None else point.dist.name, tuple(point.extras))
         for point in importlib.metadata.entry_points(group=GROUP)
@@ -120,7 +125,7 @@ def find_installed(name: str) -> ModuleSpec | None:
 def find_module(name: str) -> ModuleSpec | None:
     """Return where any module is, without importing anything."""
     try:
-        return _below(importlib.util.find_spec(name.partition(".")[0]), name)
+        return _below(find_spec(name.partition(".")[0]), name)
     except (ImportError, ValueError):
         return None
 
@@ -154,7 +159,7 @@ def _settings(tree: ast.Module) -> dict[str, str]:
     return {}
 
 
-def _target(point: importlib.metadata.EntryPoint) -> str:
+def _target(point: EntryPoint) -> str:
     return f"{point.module}:{point.attr}" if point.attr else point.module
 
 

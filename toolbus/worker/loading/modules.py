@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TypeGuard
 
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import described, is_a
 from toolbus.worker.definition.function import tools_of_module
 from toolbus.worker.definition.service import ToolService
 
@@ -101,8 +102,8 @@ def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
 
 
 def _where(error: BaseException, name: str) -> str:
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError) and error.filename:
+    text = described(error)
+    if is_a(error, SyntaxError) and error.filename:
         return f"{text} - at {error.filename}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     own = [frame for frame in frames if Path(frame.filename).stem == name.rpartition(".")[2]]

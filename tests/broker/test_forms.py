@@ -1,0 +1,96 @@
+"""Answers that are none: every script and every command gets a reply of each wrong type, and exactly one answer all the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toolbus.broker
+from tests.broker.serving import Server, linked, server
+from tests.servers import eventually
+from toolbus.broker import forms, scripts
+from toolbus.broker.forms import fits
+from toolbus.broker.transport.command import ReplyError, WrongAnswerError
+from toolbus.broker.transport.link import Link
+
+pytestmark = pytest.mark.anyio
+
+__all__ = ["server"]
+
+WRONG: dict[str, tuple[bytes, Any]] = {
+    "nil": (b"_\r\n", None),
+    "text": (b"$3\r\nabc\r\n", b"abc"),
+    "status": (b"+OK\r\n", b"OK"),
+    "integer": (b":7\r\n", 7),
+    "big integer": (b"(" + b"9" * 40 + b"\r\n", b"9" * 40),
+    "double": (b",1.5\r\n", 1.5),
+    "boolean": (b"#t\r\n", True),
+    "empty list": (b"*0\r\n", []),
+    "list of integers": (b"*2\r\n:1\r\n:2\r\n", [1, 2]),
+    "list with an error": (b"*1\r\n-ERR no\r\n", [ReplyError("ERR no")]),
+    "nested list": (b"*1\r\n*1\r\n*1\r\n$1\r\na\r\n", [[[b"a"]]]),
+    "map": (b"%1\r\n$1\r\na\r\n:1\r\n", {b"a": 1}),
+    "set": (b"~1\r\n*0\r\n", [[]]),
+    "five texts": (b"*5\r\n" + b"$1\r\na\r\n" * 5, [b"a"] * 5),
+}
+"""Replies as they go over the wire, with what the parser makes of them."""
+
+SCRIPTS = {script.name: script for script in scripts.ALL}
+FORMS = {**forms.SCRIPTS, **forms.COMMANDS}
+CASES = [(name, wrong) for name, form in FORMS.items() for wrong, (_, parsed) in WRONG.items() if not fits(parsed, form)]
+ANSWERED_BY_PUSH = {"SUBSCRIBE"}
+# The lease thread asks by itself.
+OF_THE_LEASE_THREAD = {"EVALSHA"}
+# Of other servers, or of a greeting.
+OF_OTHERS = {"ASKING", "EVAL", "SCRIPT", "SENTINEL"}
+
+
+def test_every_script_and_every_command_has_a_form() -> None:
+    """The table has whatever the sources send, and each form refuses nearly everything."""
+    source = "".join(path.read_text() for path in Path(toolbus.broker.__file__).parent.rglob("*.py"))
+    sent = set(re.findall(r'(?:execute|send|pack|command = )\s*\(*\s*"([A-Z]{3,})"', source))
+    assert sent - OF_OTHERS - ANSWERED_BY_PUSH - OF_THE_LEASE_THREAD == set(forms.COMMANDS)
+    assert {script.name for script in scripts.ALL} == set(forms.SCRIPTS)
+    refused = {name: sum(case == name for case, _ in CASES) for name in FORMS}
+    assert min(refused.values()) >= 7, refused
+
+
+def test_the_right_types_fit() -> None:
+    """Each alternative of a form is accepted; so is anything where there is no form."""
+    finish = forms.SCRIPTS["finish/finish"]
+    assert fits([b"1.a", b"5"], finish)
+    assert fits([b"1.a", b"5", [1], [b"key"], 3], finish)
+    assert not fits([b"1.a", b"5", [1]], finish)
+    assert fits({b"key": [[b"1-0", [b"r", b"x"]], [b"2-0", None]]}, forms.COMMANDS["XREADGROUP"])
+    assert all(fits(parsed, forms.ANYTHING) for _, parsed in WRONG.values())
+    assert not any(fits(parsed, forms.PUSHED) for _, parsed in WRONG.values())
+
+
+def send(link: Link, name: str, answers: list[Any], *, repeatable: bool) -> None:
+    """Send a command, or run a script, by its name in the tables."""
+    if name in SCRIPTS:
+        link.run(SCRIPTS[name], ("key",), (), answers.append, repeatable=repeatable)
+    else:
+        link.send((name, "key"), answers.append, repeatable=repeatable)
+
+
+@pytest.mark.parametrize("name", FORMS)
+async def test_a_wrong_answer_is_one_error(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is handed over once, as an error; so is the second to what may be repeated; and what was sent behind is answered."""
+    # Hundreds of reconnects, which need no pause and no scripts.
+    monkeypatch.setattr("toolbus.broker.transport.link._SETTLED", 0.0)
+    monkeypatch.setattr(scripts, "ALL", ())
+    for wrong, (text, _) in [(case, WRONG[case]) for each, case in CASES if each == name]:
+        for repeatable in (False, True):
+            server.answer = lambda command, text=text: b"+behind\r\n" if command[0] == b"BEHIND" else text
+            async with linked(server) as link:
+                answers: list[Any] = []
+                behind: list[Any] = []
+                send(link, name, answers, repeatable=repeatable)
+                link.send(("BEHIND",), behind.append, repeatable=True)
+                await eventually(lambda behind=behind: behind)
+                assert [type(answer) for answer in answers] == [WrongAnswerError], (wrong, repeatable)
+                assert behind == [b"behind"]
