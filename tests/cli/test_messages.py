@@ -23,6 +23,11 @@ def draw():
 def busy():
     """Be busy."""
     raise ToolError("come back", code="too_many", retry_after=3)
+
+@tool(service="drawn", effect="read")
+def half(of: float) -> float:
+    """Halve a number."""
+    return of / 2
 '''
 
 
@@ -47,6 +52,13 @@ def test_blobs_are_told_beside_the_text(drawn: Shell) -> None:
 def test_a_failed_call_says_all_that_is_known(drawn: Shell) -> None:
     """The tool's own code and the time to wait stand beside type and message."""
     assert drawn.run("call", "busy").stderr == "toolbus: tool_error (too_many): come back; try again after 3 s\n"
+
+
+@pytest.mark.parametrize(("text", "half"), [(".5", "0.25"), ("-.5", "-0.25"), ("+5", "2.5"), ("5.", "2.5"), ("5", "2.5")])
+def test_numbers_are_read_as_people_write_them(drawn: Shell, text: str, half: str) -> None:
+    """JSON knows fewer forms of a number; words stay words, which the tool refuses."""
+    assert drawn.run("call", "half", f"of={text}").stdout.strip() == half
+    assert "invalid_arguments" in drawn.run("call", "half", f"of={text}x").stderr
 
 
 def test_absence_names_a_namespace_that_is_not_the_default(shell: Shell) -> None:

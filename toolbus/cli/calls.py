@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from toolbus.cli.questions import HandlerQuestions
     from toolbus.client.calls.call import Call
     from toolbus.client.tools.tool import Tool
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)", re.ASCII)
 
 
 @click.command("call")
@@ -220,4 +223,5 @@ def _value(name: str, value: str, schema: Any) -> Any:
     except RepeatedKeyError as error:
         raise click.UsageError(f"the value of {name!r} can't be read as JSON: {error}") from None
     except ValueError:
-        return value
+        # JSON has no numbers like .5 or 5. and people write them.
+        return float(value) if kinds == "number" and _NUMBER.fullmatch(value) else value
