@@ -247,7 +247,8 @@ class Outbox:
 
     def _finish_after(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
         """Finish a stream's calls together with, or else after, the frames that were queued before."""
-        parts = bounded(batch)
+        # A call alone is bounded already.
+        parts = [batch] if len(batch) == 1 else bounded(batch)
         if not frames or (len(parts) == 1 and size_of(frames) + sum([len(frame) for _, frame in batch]) <= MOST_BYTES):
             # Parts are of different calls, so they may overtake each other.
             for part in parts:
