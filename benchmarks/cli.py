@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, toolkit
+from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, startup, toolkit
 from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.report import Outcome
 from benchmarks.runner import Plan
@@ -46,6 +46,7 @@ examples:
   python -m benchmarks recovery --lease 2                workers killed in mid-stream
   python -m benchmarks cancel                            cancelled calls, stopped workers
   python -m benchmarks memory                            10,000 calls that wait, 10,000 services in the registry
+  python -m benchmarks startup                           starts of commands, workers and agents, an idle worker: a minute
   python -m benchmarks toolkit                           recommendations from 10,000 actions and 50,000 tools: seconds
 
 The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="run | features | list | backlog | recovery | cancel | memory | toolkit")
+    commands = parser.add_subparsers(required=True, metavar="run | features | list | …")
     run = commands.add_parser("run", help="measure and report", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.set_defaults(function=_run)
     mode = run.add_mutually_exclusive_group()
@@ -131,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     idle_calls.add_argument("--services", type=_positive(int), default=10_000, metavar="N", help="services of two tools (%(default)s)")
     idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="runs of each measurement (%(default)s)")
     _json_option(idle_calls)
+    _add_startup(commands)
     _add_toolkit(commands)
     return parser
 
@@ -144,6 +146,14 @@ def _add_features(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     kinds.add_argument("--callers", type=_positive(int), default=64, metavar="N", help="concurrent callers (%(default)s)")
     kinds.add_argument("--seed", type=int, default=1, help="seed of the order (%(default)s)")
     _json_option(kinds)
+
+
+def _add_startup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    starts = commands.add_parser("startup", help="how fast commands, workers and agents start, and the memory of an idle worker")
+    starts.set_defaults(function=_startup)
+    starts.add_argument("--rounds", type=_positive(int), default=15, metavar="N", help="starts of each (%(default)s)")
+    starts.add_argument("--seed", type=int, default=1, help="seed of their order (%(default)s)")
+    _json_option(starts)
 
 
 def _add_toolkit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -268,6 +278,11 @@ def _memory(options: argparse.Namespace) -> int:
     found, figures = memory.measure(options.calls, options.runs)
     more, registry = snapshot.measure(options.services, options.runs)
     return limits.report([*found, *more], {"calls": figures, "registry": registry}, options.json)
+
+
+def _startup(options: argparse.Namespace) -> int:
+    found, figures = startup.measure(options.rounds, options.seed)
+    return limits.report(found, figures, options.json)
 
 
 def _toolkit(options: argparse.Namespace) -> int:

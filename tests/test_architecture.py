@@ -6,7 +6,6 @@ import ast
 import graphlib
 import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
@@ -31,13 +30,17 @@ FORBIDDEN = {
     "": ("agent", "adapters", "cli", "compat", "demo", "testing", "toolkit"),
 }
 LOWEST = (
+    "rules",
     "encoding",
+    "safe_text",
     "naming",
+    "rules",
     "results",
     "envelope",
     "descriptors",
     "options",
     "settings",
+    "urls",
     "deadlines",
     "telemetry",
     "confirmations",
@@ -139,15 +142,6 @@ def test_other_public_names_are_where_the_package_says() -> None:
         for name in names:
             assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
             assert name not in toolbus.__all__
-
-
-def test_help_loads_nothing_that_only_running_needs() -> None:
-    """Neither the client of the server nor logging and tracing are imported to print help, which is what makes it quick."""
-    program = "import sys; from toolbus.cli import main; main(['--help'], standalone_mode=False); print('loaded', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
-    text, _, loaded = done.stdout.rpartition("loaded")
-    assert "Start here" in text
-    assert not {"redis", "opentelemetry", "toolbus.client.bus", "toolbus.worker.worker"} & set(loaded.split())
 
 
 INDIRECT = re.compile(r"(What|Who|Whose|Whoever|Whatever|Whether|Those|How|Which|Where|That|These)\b")

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from toolbus import ToolbusError, background
+from tests.servers import eventually
+from toolbus import Settings, ToolBus, ToolbusError, Worker, background, tool
 from toolbus.background import MOST_FAILURES, keep_running
+from toolbus.broker.transport import links
 
 pytestmark = pytest.mark.anyio
+
+
+@tool(service="resting", effect="read")
+async def nothing() -> None:
+    """Do nothing."""
 
 
 class Work:
@@ -34,7 +43,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_work_that_fails_begins_again() -> None:
     """It is begun until it returns."""
     work = Work(MOST_FAILURES - 1)
-    await keep_running("work", work)
+    await keep_running("work", work, every=0)
     assert work.begun == MOST_FAILURES
 
 
@@ -42,7 +51,7 @@ async def test_work_that_fails_for_good_is_given_up() -> None:
     """After so many failures in a row the last one is told, with the name of what failed."""
     work = Work(MOST_FAILURES)
     with pytest.raises(ToolbusError, match=f"work failed {MOST_FAILURES} times in a row, at last with ValueError: failure {MOST_FAILURES}"):
-        await keep_running("work", work)
+        await keep_running("work", work, every=0)
     assert work.begun == MOST_FAILURES
 
 
@@ -50,8 +59,50 @@ async def test_failures_that_are_far_apart_are_not_added_up(monkeypatch: pytest.
     """A task that has worked for a while starts counting failures from zero."""
     monkeypatch.setattr(background, "_SETTLED", -1.0)
     work = Work(3 * MOST_FAILURES)
-    await keep_running("work", work)
+    await keep_running("work", work, every=0)
     assert work.begun == 3 * MOST_FAILURES + 1
+
+
+async def test_an_attempt_that_only_slept_has_not_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that sleeps before each turn is given up when each of them fails, however long it sleeps."""
+    monkeypatch.setattr(background, "_SETTLED", 0.0)
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0.01)
+        if begun <= MOST_FAILURES:
+            raise ValueError("each turn fails")
+
+    with pytest.raises(ToolbusError, match="each turn fails"):
+        await keep_running("work", work, every=30.0)
+    assert begun == MOST_FAILURES
+
+
+async def test_every_task_that_sleeps_says_for_how_long(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each background task of an agent and a worker sleeps no longer than it was started with, though the lease is long."""
+    kept: dict[str, float] = {}
+    slept: dict[str, float] = {}
+
+    async def keep(name: str, work: Callable[[], Coroutine[Any, Any, None]], *, every: float) -> None:
+        kept[f"toolbus-{name}"] = max(every, kept.get(f"toolbus-{name}", 0.0))
+        await keep_running(name, work, every=every)
+
+    async def sleep(seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        slept[task.get_name()] = max(seconds, slept.get(task.get_name(), 0.0))
+        await waiting(seconds)
+
+    waiting = asyncio.sleep
+    monkeypatch.setattr(links, "keep_running", keep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=240.0)
+    async with Worker([nothing], settings=settings), ToolBus(settings=settings):
+        await eventually(lambda: {"toolbus-upkeep", "toolbus-replies"} <= slept.keys())
+    assert max(slept["toolbus-upkeep"], slept["toolbus-replies"]) > 60
+    assert [name for name in kept if slept.get(name, 0.0) > max(5.0, kept[name])] == []
 
 
 async def test_a_cancellation_from_within_is_a_failure() -> None:
@@ -64,7 +115,7 @@ async def test_a_cancellation_from_within_is_a_failure() -> None:
         if begun == 1:
             raise asyncio.CancelledError
 
-    await keep_running("work", work)
+    await keep_running("work", work, every=0)
     assert begun == 2
 
 
@@ -76,7 +127,7 @@ async def test_cancelling_is_no_failure() -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(keep_running("work", work))
+    task = asyncio.create_task(keep_running("work", work, every=0))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

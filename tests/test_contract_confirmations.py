@@ -235,7 +235,7 @@ async def test_wrong_ids_are_told(place: Place) -> None:
         call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
         request = await first_of(bus)
         await bus.confirmations.allow(request.id, by="bob")
-        with pytest.raises(ConfirmationClosed, match="was allowed by bob before"):
+        with pytest.raises(ConfirmationClosed, match="was already allowed by bob"):
             await bus.confirmations.get(request.id)
         assert (await call).success
 
@@ -296,7 +296,7 @@ async def test_a_confirmer_here_is_asked_alone(place: Place) -> None:
         request = await first_of(other)
         go.set()
         assert (await here).output == "erased 3"
-        with pytest.raises(ConfirmationClosed, match="was allowed before"):
+        with pytest.raises(ConfirmationClosed, match="was already allowed"):
             await other.confirmations.deny(request.id)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contract import Place
-from toolbus import ConfigurationError, ToolService, Worker, tool
+from toolbus import ConfigurationError, ToolBus, ToolService, Worker, tool
 from toolbus.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio
@@ -74,3 +74,10 @@ async def test_a_key_that_can_not_travel_is_refused(place: Place) -> None:
             await bus.put("tool/\ud800", b"{}")
         with pytest.raises(ConfigurationError, match="surrogate"):
             await bus.delete("tool/\ud800")
+
+
+async def test_a_document_that_nobody_would_read_is_not_stored(place: Place) -> None:
+    """One over the limit of what is read from the server is refused where it is put."""
+    async with ToolBus(settings=place.settings) as bus:
+        with pytest.raises(ConfigurationError, match="over the limit of 4,194,304"):
+            await bus.put("tool/large", b'{"description":"' + b"d" * 4_194_304 + b'"}')

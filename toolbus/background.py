@@ -9,17 +9,23 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.results import ToolbusError
+from toolbus.safe_text import described
 
 # Twelve failures in a row take over half a minute: longer than a brief outage, and long enough that a supervisor
 # does not mistake the end of the process for a failed start.
 MOST_FAILURES = 12
 _FIRST, _MOST = 0.1, 5.0
-# A task that has worked for this many seconds starts counting failures from zero.
+# A task that has lasted for this many seconds, and for two of its pauses, has worked: it starts counting failures from zero.
 _SETTLED = 60.0
 
 
-async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]], *, every: float) -> None:
     """Run ``work`` until it returns; start it again, after a growing pause, whenever it raises, or is cancelled from within.
+
+    Args:
+        name: of the task, for logs.
+        work: makes the task anew.
+        every: seconds for which it sleeps before each of its turns, or 0: one that has only slept has not worked.
 
     Raises:
         ToolbusError: it failed ``MOST_FAILURES`` times in a row.
@@ -35,11 +41,11 @@ async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]])
             mine = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (mine is None or mine.cancelling()):
                 raise
-            failures = 1 if time.monotonic() - began > _SETTLED else failures + 1
+            failures = 1 if time.monotonic() - began > max(_SETTLED, 2 * every) else failures + 1
             telemetry.count("toolbus.task_failures", task=name)
             if failures >= MOST_FAILURES:
                 telemetry.log.exception("task.given_up", task=name, failures=failures)
-                raise ToolbusError(f"{name} failed {failures} times in a row, at last with {type(error).__name__}: {error}") from error
+                raise ToolbusError(f"{name} failed {failures} times in a row, at last with {described(error)}") from error
             pause = min(_FIRST * 2 ** (failures - 1), _MOST)
             telemetry.log.exception("task.failed", task=name, failures=failures, retry_in=pause)
         await asyncio.sleep(pause)

@@ -16,6 +16,7 @@ import msgspec
 
 from toolbus.naming import check_names
 from toolbus.results import DescriptorError
+from toolbus.safe_text import type_name
 
 T = TypeVar("T")
 
@@ -382,13 +383,13 @@ def _arguments_schema(arguments: Iterable[Argument]) -> dict[str, Any]:
 
 def _mapping(value: object, what: str, path: str = "$") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise DescriptorError(f"{what} must be an object, not {type(value).__name__}", path=path)
+        raise DescriptorError(f"{what} must be an object, not {type_name(value)}", path=path)
     return value
 
 
 def _list(value: object, path: str) -> Iterable[Any]:
     if not isinstance(value, (list, tuple)):
-        raise DescriptorError(f"expected a list, not {type(value).__name__}", path=path)
+        raise DescriptorError(f"expected a list, not {type_name(value)}", path=path)
     return value
 
 

@@ -9,12 +9,14 @@ import os
 import re
 import sys
 from collections import UserString, deque
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from typing import Any
 
 import msgspec
+
+from toolbus.safe_text import is_a, reason_of, type_name
 
 MOST_LEVELS = 200
 """Most objects and lists within each other in a value; a reader's stack must hold them beside whatever calls it."""
@@ -24,6 +26,11 @@ _MOST_KEY = 40
 _TOO_DEEP = f"more than {MOST_LEVELS} levels of objects and lists, or a value that contains itself"
 _INFINITE = "not a finite number"
 _ADVICE = "use texts, numbers, lists, objects, dataclasses"
+_UNFINISHED: tuple[tuple[type, str], ...] = (
+    (Awaitable, "was an `await` left out?"),
+    (AsyncIterator, "yield its items: `async for item in …: yield item`"),
+    (Iterator, "yield its items, or return a list of them"),
+)
 
 
 def simpler(value: Any) -> Any:
@@ -45,6 +52,9 @@ def simpler(value: Any) -> Any:
     for known, convert in _CONVERSIONS:
         if isinstance(value, known):
             return convert(value)
+    for unfinished, advice in _UNFINISHED:
+        if isinstance(value, unfinished):
+            raise TypeError(f"a value of the type {kind.__module__}.{kind.__qualname__} can't be sent; {advice}")
     raise TypeError(f"a value of the type {kind.__module__}.{kind.__qualname__} can't be sent; {_ADVICE}")
 
 
@@ -123,7 +133,7 @@ def _of_numpy(value: Any) -> Any:
 
 
 def _of_key(key: Any) -> Any:
-    raise TypeError(f"a key is a text or a number, not a {type(key).__name__}")
+    raise TypeError(f"a key is a text or a number, not a {type_name(key)}")
 
 
 _KEYS = {None: "null", True: "true", False: "false"}
@@ -231,7 +241,7 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
 def _step(key: Any) -> str:
     if isinstance(key, str) and key.isidentifier() and key.isascii() and len(key) <= _MOST_KEY:
         return f".{exact_text(key)}"
-    shown = ascii(exact_text(key)) if isinstance(key, str) else type(key).__name__
+    shown = ascii(exact_text(key)) if isinstance(key, str) else type_name(key)
     return f"[{shown[:_MOST_KEY]}]"
 
 
@@ -263,13 +273,10 @@ def _problem(value: Any) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
+    if is_a(error, RecursionError):
         return _TOO_DEEP
-    if isinstance(error, UnicodeEncodeError):
+    if is_a(error, UnicodeEncodeError):
         return "a text with half of a surrogate pair, which UTF-8 can't express"
-    if isinstance(error, msgspec.DecodeError):
+    if is_a(error, msgspec.DecodeError):
         return f"a msgspec.Raw that is not JSON: {error}"
-    try:
-        return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001 - as in encode_data
-        return type(error).__name__
+    return reason_of(error)

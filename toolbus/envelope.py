@@ -17,6 +17,7 @@ import msgspec
 from toolbus import encoding
 from toolbus.encoding import encode_json, simpler, whole_text
 from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress
+from toolbus.safe_text import reason_of
 
 VERSION = 1
 # Bytes of frames that are sent in one entry.
@@ -201,7 +202,7 @@ def encode(message: object) -> bytes:
     try:
         return encode_json(message)
     except Exception as error:  # noqa: BLE001 - a class of a user's may raise anything when it is asked for its value
-        raise EnvelopeError(f"not expressible in JSON: {error}") from None
+        raise EnvelopeError(f"not expressible in JSON: {reason_of(error)}") from None
 
 
 def encode_data(value: object) -> bytes:

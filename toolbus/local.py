@@ -32,7 +32,7 @@ class ToolRegistry:
 
     Args:
         targets: registered at once, see ``register``.
-        user, session: on whose behalf tools run.
+        user, session: on whose behalf tools run; tools for other tenants are not listed.
         settings: limits and times; the transport is always this process.
         provide: what handlers' parameters of these types are filled in with, as for ``Worker``.
     """
@@ -51,7 +51,7 @@ class ToolRegistry:
         self._provide = provide
         self._targets: dict[str, object] = {}
         self._catalogue = Catalogue()
-        self._tools = ToolView(self._catalogue)
+        self._tools = ToolView(self._catalogue, user=user)
         self._stack: AsyncExitStack | None = None
         self._bus: ToolBus | None = None
         for target in targets:
@@ -75,7 +75,8 @@ class ToolRegistry:
         if callable(target) and not isinstance(target, (type, ToolService)):
             target = _served_alone(target)
         served = collect(target, self._settings)
-        taken = {each.name: self._tools[each.name].service for one in served for each in one.publication.tools if each.name in self._tools}
+        known = self._catalogue.tools
+        taken = {each.name: known[each.name].service for one in served for each in one.publication.tools if each.name in known}
         taken |= {one.id: one.id for one in served if one.id in self._targets}
         if taken and not replace:
             names = ", ".join(sorted(taken))
@@ -87,15 +88,15 @@ class ToolRegistry:
             self._catalogue.on_service(one.id, ServiceRecord(one.publication, live=True))
 
     def get(self, name: str) -> Tool | None:
-        """Return a tool, or None when none has that name."""
+        """Return a tool, or None when the user has none of that name."""
         return self._tools.get(name)
 
     def list_tools(self) -> list[Tool]:
-        """Every tool, sorted by name."""
+        """Every tool that the user may call, sorted by name."""
         return list(self._tools.values())
 
     def function_definitions(self) -> list[dict[str, Any]]:
-        """``{name, description, parameters}`` of every tool, sorted by name, the same bytes each time; empty without any."""
+        """``{name, description, parameters}`` of each of these tools, the same bytes each time; empty without any."""
         return self._tools.definitions("bare")
 
     @property

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
 from toolbus.results import ConfigurationError
+from toolbus.rules import told
 
 
 class ServiceCallOptions(TypedDict, total=False):
-    """Options of calls to a service without tool descriptors, where the user is an argument of the call.
+    """Options of calls to a service without tool descriptors, where the user is an argument of the call. None is no value.
 
     Keys:
         session: the agent's session.
@@ -23,13 +25,13 @@ class ServiceCallOptions(TypedDict, total=False):
         metadata: free strings for the handler.
     """
 
-    session: str
+    session: str | None
     timeout: float | None
     idle_timeout: float | None
-    wait: float | bool
-    idempotency_key: str
-    resume_from: int
-    metadata: Mapping[str, str]
+    wait: float | bool | None
+    idempotency_key: str | None
+    resume_from: int | None
+    metadata: Mapping[str, str] | None
 
 
 class CallOptions(ServiceCallOptions, total=False):
@@ -39,27 +41,87 @@ class CallOptions(ServiceCallOptions, total=False):
         user: the tenant that the call runs for; all others as in ``ServiceCallOptions``.
     """
 
-    user: str
+    user: str | None
 
 
-_KNOWN = frozenset(CallOptions.__optional_keys__)
 _RESERVED = frozenset({"priority"})
 
 
-def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the defaults overridden by the given options.
+def merged(defaults: Mapping[str, Any], given: Mapping[str, Any], others: Iterable[str] = ()) -> Mapping[str, Any]:
+    """Return the defaults overridden by the given options. None stands for no value, also in place of a default.
+
+    Args:
+        defaults: checked before.
+        given: to be checked.
+        others: names of further options that the caller of this function takes, for the message about a wrong name.
 
     Raises:
-        ConfigurationError: an option does not exist.
+        ConfigurationError: an option does not exist, or has a value of another kind than it must have.
     """
     if not given:
         return defaults
-    for name in given:
-        if name in _RESERVED:
-            raise ConfigurationError(f"the call option {name!r} is reserved: it would have no effect yet")
-        if name not in _KNOWN:
-            raise ConfigurationError(f"there is no call option {name!r} (there are: {', '.join(sorted(_KNOWN))})")
-    return {**defaults, **given} if defaults else given
+    absent = False
+    for name, value in given.items():
+        check = _CHECKS.get(name)
+        if check is None:
+            raise ConfigurationError(_unknown(name, others))
+        if value is None:
+            absent = True
+        else:
+            check(value, name)
+    found = {**defaults, **given} if defaults else given
+    if not absent:
+        return found
+    present = {name: value for name, value in found.items() if value is not None}
+    # No user may see fewer tools than a program that says nothing of users.
+    return {**present, "user": ""} if given.get("user", "") is None else present
+
+
+def text(value: Any, name: str) -> str:
+    """Return the option ``name`` as a text.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be a text, not {told(value)}")
+    return value
+
+
+def session_id(value: Any) -> str:
+    """Return the id of a session.
+
+    Raises:
+        ConfigurationError: it is no text, or an empty one.
+    """
+    if not text(value, "session"):
+        raise ConfigurationError("a session needs an id; the empty text is none")
+    return str(value)
+
+
+def texts(value: Any, name: str) -> Mapping[str, str]:
+    """Return the option ``name`` as texts by name.
+
+    Raises:
+        ConfigurationError: it is no mapping, or has a key or value that is no text.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} must be a mapping from texts to texts, not {told(value)}")
+    for key, part in value.items():
+        if not isinstance(key, str) or not isinstance(part, str):
+            raise ConfigurationError(f"{name} must be a mapping from texts to texts, and has {key!r}: {told(part)}")
+    return value
+
+
+def mapping(value: Any, name: str) -> Mapping[str, Any]:
+    """Return the option ``name`` as a mapping.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} must be a mapping, not {told(value)}")
+    return value
 
 
 def seconds(value: Any, name: str) -> float:
@@ -69,7 +131,7 @@ def seconds(value: Any, name: str) -> float:
         ConfigurationError: it is not a finite number of seconds above 0.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {value!r}")
+        raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {told(value)}")
     return float(value)
 
 
@@ -80,5 +142,33 @@ def characters(value: Any, name: str) -> int:
         ConfigurationError: it is no whole number, or below 0.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigurationError(f"{name} must be a number of characters, not {value!r}")
+        raise ConfigurationError(f"{name} must be a number of characters, not {told(value)}")
     return value
+
+
+def _patience(value: Any, name: str) -> float:
+    """Return the option ``name`` as a number of seconds, or as True or False."""
+    zero = isinstance(value, (int, float)) and value == 0
+    return value if isinstance(value, bool) or zero else seconds(value, name)
+
+
+# The check of each option of a call. What is above a limit of the settings is refused where these are known.
+_CHECKS: dict[str, Callable[[Any, str], object]] = {
+    "user": text,
+    "session": text,
+    "timeout": seconds,
+    "idle_timeout": seconds,
+    "wait": _patience,
+    "idempotency_key": text,
+    "resume_from": characters,
+    "metadata": texts,
+}
+
+
+def _unknown(name: str, others: Iterable[str]) -> str:
+    if name in _RESERVED:
+        return f"the call option {name!r} is reserved: it would have no effect yet"
+    known = sorted({*_CHECKS, *others})
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no {'option' if others else 'call option'} {name!r}{hint} (there are: {', '.join(known)})"

@@ -27,6 +27,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from toolbus.encoding import encode_json, exact_text
+from toolbus.safe_text import type_name
 
 ErrorType = Literal[
     "not_found",
@@ -94,7 +95,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         for name, value in (("done", self.done), ("total", 0 if self.total is None else self.total)):
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not -_MOST_PROGRESS <= value <= _MOST_PROGRESS:
-                raise TypeError(f"progress: {name} is a finite number, not {str(value)[:50]!r} ({type(value).__name__})")
+                raise TypeError(f"progress: {name} is a finite number, not {str(value)[:50]!r} ({type_name(value)})")
         if not isinstance(self.message, str) or not _in_utf8(self.message):
             raise TypeError(f"progress: the message is a text that UTF-8 can express, not {ascii(self.message)[:50]}")
 
@@ -113,13 +114,13 @@ class Blob(msgspec.Struct, frozen=True):
         """
         if type(self.media_type) is not str:
             if not isinstance(self.media_type, str):
-                raise TypeError(f"a blob's media type is a text, not {type(self.media_type).__name__}")
+                raise TypeError(f"a blob's media type is a text, not {type_name(self.media_type)}")
             msgspec.structs.force_setattr(self, "media_type", exact_text(self.media_type))
         if not _in_utf8(self.media_type):
             raise TypeError(f"a blob's media type is a text that UTF-8 can express, not {ascii(self.media_type)[:50]}")
         if type(self.data) is not bytes:
             if not isinstance(self.data, (bytes, bytearray, memoryview)):
-                raise TypeError(f"a blob's data is bytes, not {type(self.data).__name__}")
+                raise TypeError(f"a blob's data is bytes, not {type_name(self.data)}")
             msgspec.structs.force_setattr(self, "data", bytes(memoryview(self.data)))
 
 

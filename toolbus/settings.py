@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from toolbus.encoding import whole_text
 from toolbus.results import ConfigurationError
+from toolbus.urls import check_url, redact
 
 # Event loops and servers refuse infinity as a time.
 _FOREVER = 1e9
@@ -84,13 +85,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
         variables = {} if base is not None else os.environ if environ is None else environ
         for name, (value, source) in _given(variables, arguments).items():
+            if name == "url" and isinstance(value, str):
+                _check_url(value, source)
             if isinstance(value, str) and name not in _FILES and whole_text(value) != value:
                 raise ConfigurationError(f"{source} is wrong: its text is not UTF-8")
             try:
                 read = value.lower() if name in _WORDS and isinstance(value, str) else value
                 values[name] = msgspec.convert(read, cls._types()[name], strict=False)
             except msgspec.ValidationError as error:
-                raise ConfigurationError(f"{source} is wrong: {error} (given: {value!r})") from None
+                reason = f"choose {', '.join(get_args(cls._types()[name]))}" if name in _WORDS else error
+                raise ConfigurationError(f"{source} is wrong: {reason} (given: {value!r})") from None
         return cls(**values)
 
     @classmethod
@@ -107,6 +111,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def _types(cls) -> dict[str, Any]:
         return {field.name: field.type for field in msgspec.structs.fields(cls)}
+
+
+def _check_url(url: str, source: str) -> None:
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise ConfigurationError(f"{source} is wrong: {error} (given: {redact(url)!r})") from None
 
 
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:

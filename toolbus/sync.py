@@ -1,4 +1,4 @@
-"""``toolbus.sync.ToolBus``: the same names for synchronous callers, over one event loop in a thread."""
+"""``toolbus.sync.ToolBus``: calls and tools for synchronous callers, over one event loop in a thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -20,7 +20,7 @@ from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.events import Event
 from toolbus.middleware.chain import Middleware, checked
-from toolbus.options import CallOptions, ServiceCallOptions, merged
+from toolbus.options import CallOptions, ServiceCallOptions, merged, session_id
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
 
@@ -121,6 +121,13 @@ class _View:
     def _portal_or_fail(self) -> BlockingPortal:
         raise NotImplementedError
 
+    # Not for type checkers: to them every name would be there.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            hint = "; it needs an event loop: use toolbus.ToolBus" if not name.startswith("_") and hasattr(aio.ToolBus, name) else ""
+            raise AttributeError(f"{type(self).__name__!r} of toolbus.sync has no {name!r}{hint}", name=name, obj=self)
+
     def bind(self, **options: Unpack[CallOptions]) -> BoundBus:
         """Return a cheap view with these options as defaults, for whenever the bus is open."""
         merged({}, options)  # tells of unknown options here already
@@ -129,7 +136,7 @@ class _View:
     @contextmanager
     def session(self, id: str, **options: Unpack[CallOptions]) -> Iterator[BoundBus]:
         """Return a view bound to a session, which is closed at the end of the ``with``."""
-        options["session"] = id
+        options["session"] = session_id(id)
         view = self.bind(**options)
         try:
             yield view

@@ -142,26 +142,28 @@ async def test_json_is_for_programs(valkey_server: str, namespace: str, forks: F
         ({}, ("--base-url", "nowhere"), "OPENAI_BASE_URL"),
     ],
 )
-async def test_what_is_not_set_is_said(variables: dict[str, str], words: tuple[str, ...], line: str, forks: ForkServer) -> None:
+async def test_what_is_not_set_is_said(
+    variables: dict[str, str], words: tuple[str, ...], line: str, valkey_server: str, forks: ForkServer
+) -> None:
     """Without a key, a model or a usable address the command ends at once with one line and exit code 2."""
-    code, out, err = await run(forks, "http://127.0.0.1:1/v1", "memory://", "n", "?", *words, **variables)
+    code, out, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", "?", *words, **variables)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert line in err
 
 
-async def test_a_question_needs_words_and_a_selection_tools(forks: ForkServer) -> None:
+async def test_a_question_needs_words_and_a_selection_tools(valkey_server: str, forks: ForkServer) -> None:
     """An empty question is a mistake of usage; a selection that leaves no tool is named before the model is asked."""
-    code, _, err = await run(forks, "http://127.0.0.1:1/v1", "memory://", "n", " ")
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", " ")
     assert (code, "QUESTION is empty" in err) == (2, True)
-    code, _, err = await run(forks, "http://127.0.0.1:1/v1", "memory://", "n", "?", "--tool", "nowhere")
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", "?", "--tool", "nowhere")
     assert (code, err) == (1, "toolbus: there is no tool with names nowhere; `toolbus tools` lists the available tools\n")
 
 
-async def test_a_refused_key_is_one_line(forks: ForkServer) -> None:
+async def test_a_refused_key_is_one_line(valkey_server: str, forks: ForkServer) -> None:
     """An error of the endpoint is one line without the key, and exit code 1."""
     refused = Canned(b'{"error": {"message": "Incorrect key sk-secret"}}', status=401, kind="application/json")
     async with endpoint([refused]) as model:
-        code, out, err = await run(forks, model.url, "memory://", "n", "?")
+        code, out, err = await run(forks, model.url, valkey_server, "n", "?")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "refused the key (401): Incorrect key …; check OPENAI_API_KEY" in err
 

@@ -12,7 +12,7 @@ import redis
 from redis.asyncio.connection import parse_url
 
 from toolbus.broker.embedded import HOST, free_port
-from toolbus.broker.transport import clients
+from toolbus.broker.transport import ask_nodes, clients
 from toolbus.broker.transport.ask_nodes import AskPolicy, ask_each
 
 
@@ -65,9 +65,14 @@ def nodes() -> Any:
     made.release.set()
 
 
+def two_of_them(grace: float) -> AskPolicy:
+    """Ask until two have answered, and for so long after the first."""
+    return AskPolicy(lambda good: 0.0 if len(good) == 2 else grace)
+
+
 def test_hung_and_dead_nodes_are_not_waited_for(nodes: Nodes) -> None:
     """The good answer comes while another node still hangs, in either manner."""
-    for manner in (AskPolicy(head_start=0.05), AskPolicy(enough=2, grace=0.05)):
+    for manner in (AskPolicy(head_start=0.05), two_of_them(0.05)):
         began = time.monotonic()
         assert ask_each(["hung", "dead", "good"], nodes.ask, manner) == ["good"]
         assert time.monotonic() - began < 20
@@ -86,10 +91,19 @@ def test_a_failed_node_hands_its_head_start_on(nodes: Nodes) -> None:
 
 def test_a_majority_is_heard_when_it_is_quick(nodes: Nodes) -> None:
     """When several answers are wanted, the asking goes on after the first one."""
-    assert sorted(ask_each(["one", "two", "hung"], nodes.ask, AskPolicy(enough=2, grace=30.0))) == ["one", "two"]
+    assert sorted(ask_each(["one", "two", "hung"], nodes.ask, two_of_them(30.0))) == ["one", "two"]
 
 
 def test_when_nobody_knows_the_last_trouble_is_told(nodes: Nodes) -> None:
     """All nodes failed: an error with the reason."""
     with pytest.raises(redis.ConnectionError, match=r"dead.* refused"):
-        ask_each(["dead-1", "dead-2"], nodes.ask, AskPolicy(enough=2))
+        ask_each(["dead-1", "dead-2"], nodes.ask, two_of_them(30.0))
+
+
+@pytest.mark.parametrize("manner", [AskPolicy(), AskPolicy(head_start=0.05), two_of_them(30.0)])
+def test_nodes_that_all_hang_are_given_up(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, manner: AskPolicy) -> None:
+    """However they are asked, the asking ends with the reason."""
+    monkeypatch.setattr(ask_nodes, "_MOST", 0.1)
+    with pytest.raises(redis.ConnectionError, match=r"no answer within 0\.1 s"):
+        ask_each(["hung-1", "hung-2"], nodes.ask, manner)
+    assert nodes.asked == ["hung-1", "hung-2"]

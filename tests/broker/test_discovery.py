@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
 
-from toolbus import ConfigurationError, Settings
-from toolbus.broker.transport.connection import Connector, redact
+import toolbus.sync
+from toolbus import ConfigurationError, Settings, ToolBus, Worker
+from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.discovery import Fixed, InCluster, Node
 from toolbus.broker.transport.sentinels import BySentinel
 from toolbus.results import BrokerUnavailable
+from toolbus.urls import redact
 
 
 def test_plain_urls_lead_where_they_say() -> None:
@@ -53,7 +56,13 @@ def test_cluster_urls_name_nodes_and_the_namespace_names_the_slot() -> None:
         ("redis+sentinel:///name", "names no host"),
         ("redis+cluster://host:x", "wrong"),
         ("memcached+cluster://host", "scheme"),
-        ("redis://host:99999999/0", "wrong"),
+        ("redis://host:99999999/0", "its port is no number from 0 to 65535"),
+        ("redis://host:x", "its port is no number from 0 to 65535"),
+        ("redis://host/x", "'x' is no number of a database"),
+        ("rediss://host/1/2", "'1/2' is no number of a database"),
+        ("redis://host/-1", "'-1' is no number of a database"),
+        ("redis:/host", "scheme"),
+        ("memry://", "scheme"),
         ("rediss://host?ssl_ca_cert=ca.pem", "its parameter 'ssl_ca_cert' is unknown"),
         ("redis://host?ssl_ca_certs=ca.pem", "its parameter 'ssl_ca_certs' needs rediss://"),
         ("rediss://host?ssl_cert_reqs=maybe", "maybe"),
@@ -100,6 +109,13 @@ def test_certificates_that_would_not_be_used_are_refused(url: str, files: dict[s
         ("redis://u:secret@host:notaport", "redis://u:***@host:notaport"),
         ("redis:/u:secret@host", "redis:***@host"),
         ("u:secret@host:1", "u:***@host:1"),
+        ("redis://secret@host:1/2", "redis://***@host:1/2"),
+        ("redis+sentinel://secret@one,two/m", "redis+sentinel://***@one,two/m"),
+        ("unix://secret@/socket", "unix://***@/socket"),
+        ("secret@host", "***@host"),
+        ("redis://:secret", "redis://***"),
+        ("redis://:sec#ret", "redis://***"),
+        ("redis://:se@c/r#et@host", "redis://:***@host"),
     ],
 )
 def test_no_url_shows_its_password(url: str, shown: str) -> None:
@@ -108,7 +124,10 @@ def test_no_url_shows_its_password(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster", "reddis"])
-@pytest.mark.parametrize("password", ["sec/ret", "sec#ret", "sec?ret", "123/ret", "123#ret", "123?ret", "se:c/r@et", "/", "[/"])
+@pytest.mark.parametrize(
+    "password",
+    ["sec/ret", "sec#ret", "sec?ret", "123/ret", "123#ret", "123?ret", "se:c/r@et", "/", "[/", "p@sec#ret", "p@sec/ret", "p@123#x"],
+)
 def test_a_password_that_must_be_written_in_another_way_is_not_shown(scheme: str, password: str) -> None:
     """A URL that a character ends too early is refused by that character; no part of it is shown, or taken for a port."""
     with pytest.raises(ConfigurationError) as error:
@@ -118,6 +137,37 @@ def test_a_password_that_must_be_written_in_another_way_is_not_shown(scheme: str
     assert f"'{scheme}://u:***@host:6379/0'" in said
     assert "123" not in said
     assert "sec" not in said
+
+
+@pytest.mark.parametrize("url", ["redis://:secret", "redis://:secret/0", "redis+cluster://:secret", "redis+cluster://one:secret"])
+def test_a_password_whose_host_was_forgotten_is_not_said(url: str) -> None:
+    """It is taken for a port, and its text must not be in the reason."""
+    with pytest.raises(ConfigurationError) as error:
+        Connector(url, key="key")
+    assert "secret" not in str(error.value).replace("one:secret", "")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ToolBus,
+        toolbus.sync.ToolBus,
+        lambda url: Worker([print], url=url),
+        lambda url: Settings.load({}, url=url),
+    ],
+    ids=["bus", "sync", "worker", "settings"],
+)
+def test_an_impossible_url_is_refused_where_it_is_given(make: Callable[[str], object]) -> None:
+    """Buses, workers and settings made with it say so at once, without its password."""
+    for url in ("memry://", "redis://u:secret@host/x", "redis://:p@sec#ret@host"):
+        with pytest.raises(ConfigurationError, match="argument 'url' is wrong") as error:
+            make(url)
+        assert "sec" not in str(error.value)
+
+
+def test_paths_of_sockets_may_have_any_character() -> None:
+    """They have no user or password that could end early."""
+    assert Connector("unix:///run/a@b#c.sock").discovery.options["path"].startswith("/run/a@b")
 
 
 def test_an_at_sign_in_a_parameter_is_none_of_a_user() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis
 
 from tests.servers import eventually_sync
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.results import ConfigurationError
 
 STARTED = "from toolbus.broker.embedded import EmbeddedServer as S; s = S({}); s.start(); print(s.pid, flush=True); input()"
 
@@ -34,6 +37,45 @@ def test_files_that_were_readable_are_no_more(fresh_server: Callable[..., Embedd
         (tmp_path / name).touch(mode=0o644)
     fresh_server(data_dir=tmp_path)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("server.conf", "server.log")] == [0o600, 0o600]
+
+
+@pytest.mark.parametrize("name", ["server.conf", "server.log"])
+@pytest.mark.parametrize("kind", ["file", "link", "hard link", "pipe", "folder"])
+def test_what_lies_in_the_folder_is_not_overwritten(tmp_path: Path, name: str, kind: str) -> None:
+    """Neither a file of the user's own nor what a link leads to; a pipe is not waited for."""
+    folder, victim = tmp_path / "data", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("precious")
+    victim.chmod(0o644)
+    place = folder / name
+    {
+        "file": lambda: place.write_text("mine"),
+        "link": lambda: place.symlink_to(victim),
+        "hard link": lambda: place.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(place),
+        "folder": place.mkdir,
+    }[kind]()
+    before = place.lstat()
+    with pytest.raises(ConfigurationError, match=re.escape(str(folder))):
+        EmbeddedServer(data_dir=folder).start()
+    assert (place.lstat().st_mode, place.lstat().st_size) == (before.st_mode, before.st_size)
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("precious", 0o644)
+
+
+@pytest.mark.parametrize("make", ["file", "loop", "null", "below a file", "no UTF-8"])
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path, make: str) -> None:
+    """As an error of the configuration, whatever the system calls it."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    names = {"file": "file", "loop": "loop", "null": "a\0b", "below a file": "file/x", "no UTF-8": os.fsdecode(b"\xff")}
+    with pytest.raises(ConfigurationError, match="can't use its folder"):
+        EmbeddedServer(data_dir=tmp_path / names[make]).start()
+
+
+def test_a_configuration_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """A lone surrogate can't be written."""
+    with pytest.raises(ConfigurationError):
+        EmbeddedServer(data_dir=tmp_path, config={"requirepass": "\ud800"}).start()
 
 
 def test_a_killed_owner_leaves_no_temporary_folder(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import redis
 from tests.broker.conftest import Observed
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.servers import eventually
+from toolbus import telemetry
 from toolbus.background import MOST_FAILURES
 from toolbus.broker import scripts
 from toolbus.broker.lease.thread import Beat, LeaseThread
@@ -309,15 +310,13 @@ async def test_what_can_not_be_logged_ends_no_thread(beating: Beating, monkeypat
     def fail(*_: Any, **__: Any) -> str:
         raise ValueError("no words")
 
-    class Unspeakable(redis.exceptions.ConnectionError):
-        __str__ = fail
-
     monkeypatch.setattr(Client, "close", fail)
-    beating.answers["EVALSHA"] = Unspeakable()
+    monkeypatch.setattr(type(telemetry.log), "warning", fail)
+    beating.answers["EVALSHA"] = redis.exceptions.ConnectionError("lost")
     await beating.beat(beating.thread.start)
     beating.answers["EVALSHA"] = [b"5000", [], []]
     assert await beating.beat() is not None
-    beating.answers["EVALSHA"] = Unspeakable()
+    beating.answers["EVALSHA"] = redis.exceptions.ConnectionError("lost")
     for _ in range(MOST_FAILURES):
         assert beating.failures == []
         await beating.beat()

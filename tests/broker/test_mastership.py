@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.broker.conftest import Observed
 from tests.broker.fakes import Times
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.discovery import Node
@@ -43,7 +44,6 @@ class Watching:
         discovery = connector.discovery
         assert isinstance(discovery, BySentinel)
         self.discovery = discovery
-        discovery.epoch = 1
         self.mastership = BySentinelMastership(connector, cast("Any", self.links), self._moved, discovery, self.times)
         self.mastership.when_admitted(self._admitted)
 
@@ -94,7 +94,7 @@ async def test_a_majority_makes_it_sure(watching: Watching) -> None:
 async def test_other_reports_do_not_count(watching: Watching, said: dict[str, Any]) -> None:
     """A Sentinel that finds the server silent, or an older report of another one."""
     watching.say(0)
-    watching.say(1, 2, **said)
+    watching.say(1, **said)
     assert not watching.sure
     assert watching.moved == 0
 
@@ -112,13 +112,63 @@ async def test_a_replacement_makes_it_doubtful_and_unsteady_for_a_while(watching
 
 
 async def test_a_new_master_drops_the_connections_once(watching: Watching) -> None:
-    """The first report of a later epoch is enough; those to the new one stay, and the same epoch is no news."""
-    watching.links[1] = FakeLink(NEW)
+    """As soon as a majority names it; those to the new one stay, and the same again is no news."""
     watching.say(0, 1, 2)
+    watching.links[1] = FakeLink(NEW)
     watching.say(2, node=NEW, epoch=2)
+    assert watching.moved == 0
+    watching.say(0, node=NEW, epoch=2)
     assert ([link.relocated for link in watching.links], watching.moved) == ([1, 0], 1)
     assert not watching.sure, "the connections are to two servers"
     watching.say(0, 1, node=NEW, epoch=2)
+    assert watching.moved == 1
+
+
+async def test_a_master_that_was_replaced_before_anything_was_heard_is_left(watching: Watching) -> None:
+    """The first that a majority says drops connections to another server, and no others."""
+    watching.say(0, 1, node=NEW, epoch=2)
+    assert ([link.relocated for link in watching.links], watching.moved) == ([1, 1], 1)
+
+
+async def test_from_the_first_news_of_another_master_on_work_waits(watching: Watching) -> None:
+    """The Sentinel that replaces a master is the first to name the new one, and what the old one takes meanwhile is lost."""
+    watching.say(0, 1, 2)
+    watching.say(0, replacing=True)
+    assert (watching.sure, watching.steady) == (False, False)
+    watching.say(0, node=NEW, epoch=2)
+    assert (watching.sure, watching.steady) == (False, False)
+
+
+async def test_a_sentinel_that_names_another_master_is_outvoted(watching: Watching, observed: Observed) -> None:
+    """With an epoch however late; it is told once, and believed for five seconds."""
+    watching.say(0, 1, 2)
+    for _ in range(3):
+        watching.say(0, node=NEW, epoch=10**15)
+        watching.times.now += 2.51
+        watching.say(1, 2)
+    watching.say(0, node=NEW, epoch=10**15)
+    assert (watching.sure, watching.steady, watching.moved) == (True, True, 0)
+    [told] = [event for event in observed.events if event["event"] == "sentinel.outvoted"]
+    assert (told["level"], told["sentinel"], told["says"]) == ("WARNING", "one:26379", "new:6379")
+
+
+@pytest.mark.parametrize("later", [1, 2])
+async def test_an_epoch_that_one_sentinel_made_up_hides_no_failover(watching: Watching, later: int) -> None:
+    """Once a Sentinel had the right master with an epoch beyond all others; then the others replace the master."""
+    watching.say(0, epoch=10**15)
+    watching.say(1, 2)
+    assert watching.sure
+    watching.say(0)
+    watching.say(1, 2, node=NEW, epoch=later + 1)
+    assert watching.moved == 1
+
+
+async def test_sentinels_that_begin_anew_are_followed(watching: Watching) -> None:
+    """When they are set up again their epochs begin again, too, and a failover then is followed nevertheless."""
+    watching.say(0, 1, 2, epoch=7)
+    watching.say(0, 1, 2, epoch=0)
+    assert watching.moved == 0
+    watching.say(0, 1, node=NEW, epoch=1)
     assert watching.moved == 1
 
 

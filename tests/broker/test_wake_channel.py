@@ -83,6 +83,15 @@ async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
     assert waking.bench.listener.cancelled == ["call-1"]
 
 
+@pytest.mark.parametrize("part", [-5, 3_000_000_000, None, True, 1.5, [b"cancel call-1"], {}, "text"])
+async def test_messages_of_other_types_are_ignored(waking: Waking, part: Any) -> None:
+    """A number is no message, though it could be taken for the length of one."""
+    wake = KEYS.wake("pool").encode()
+    for message in ([b"message", wake, part], [b"message", part, b"cancel"], [part, wake, b"cancel call-1"]):
+        waking.channel.receive(message)
+    assert waking.bench.listener.cancelled == []
+
+
 async def test_a_pause_is_known_once_and_lifted_by_later_news_alone(waking: Waking) -> None:
     """Taking stops and starts at once; what was handed back during the pause is taken then."""
     assert await waking.hear("pause pool") == ["interrupt"]

@@ -82,7 +82,7 @@ def test_a_call_is_allowed_by_another_process(shell: Shell) -> None:
     assert (again.returncode, again.stdout, again.stderr) == (
         1,
         "",
-        f"toolbus: confirmation '{identity}' was allowed by bob: fine before\n",
+        f"toolbus: confirmation '{identity}' was already allowed by bob: fine\n",
     )
     assert shell.run("confirm", "list").stderr == "nothing waits for a person\n"
 
@@ -162,7 +162,7 @@ def test_two_processes_answer_at_once(shell: Shell) -> None:
     ends = [said(process) for process in [shell.start("confirm", word, identity, *rest) for word, *rest in words]]
     [winner] = [index for index, (code, _, _) in enumerate(ends) if code == 0]
     assert sorted(code for code, _, _ in ends) == [0, 1, 1, 1]
-    assert all(f"by p{winner} before" in err for code, _, err in ends if code)
+    assert all(f"already {'allowed' if winner % 2 == 0 else 'denied'} by p{winner}" in err for code, _, err in ends if code)
     assert said(call)[0] == (0 if words[winner][0] == "allow" else 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def running(words: str) -> list[int]:
     return found
 
 
+def title(place: Path) -> str:
+    """Return a process's command line; empty when it has ended."""
+    try:
+        return place.read_text()
+    except OSError:
+        return ""
+
+
 @pytest.mark.parametrize("reload", [False, True], ids=["plain", "reload"])
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_dev_leaves_nothing_behind(forks: ForkServer, tmp_path: Path, number: signal.Signals, reload: bool) -> None:
@@ -75,3 +84,55 @@ def test_a_worker_of_a_killed_dev_leaves_the_server_that_was_there(shell: Shell)
     assert shell.json("services")
     dev.kill()
     eventually_sync(lambda: shell.json("services") == [], timeout=45)
+
+
+def test_dev_says_that_its_server_has_ended(forks: ForkServer, tmp_path: Path) -> None:
+    """It ends with one line of its own and exit code 1, and takes its worker along."""
+    mark = f"TOOLBUS_TEST_DEV={tmp_path}"
+    port = free_port()
+    shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{port}", "default")
+    shell.environment |= {"TOOLBUS_TEST_DEV": str(tmp_path)}
+    try:
+        dev = shell.start_anew("dev")
+        introduced(dev)
+        (server,) = [entry.parent for entry in Path("/proc").glob("[0-9]*/cmdline") if f"valkey-server 127.0.0.1:{port}" in title(entry)]
+        os.kill(int(server.name), signal.SIGKILL)
+        errors = dev.communicate(timeout=30)[1].splitlines()
+        assert dev.returncode == 1
+        assert [line for line in errors if line.startswith("toolbus: ")] == [
+            "toolbus: the server that this command had started has ended, and its data with it; start `toolbus dev` again"
+        ]
+        eventually_sync(lambda: not running(mark), timeout=45)
+    finally:
+        shell.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [("nofile.py", "no file or folder"), ("broken.py", "SyntaxError"), ("taken.py", "belongs to")],
+    ids=["missing", "broken", "taken"],
+)
+def test_dev_introduces_nothing_that_did_not_start(shell: Shell, target: str, words: str) -> None:
+    """Beside other workers on the same server, a target that can't be served is one line and exit code 1, without the page of success."""
+    (shell.folder / "broken.py").write_text("def\n")
+    (shell.folder / "spoken.py").write_text(TOOL)
+    (shell.folder / "taken.py").write_text(TOOL)
+    shell.environment["TOOLBUS_OWNER"] = "somebody"
+    shell.start("worker", "spoken.py:say")
+    assert shell.run("call", "say", "--wait", "20").stdout == "x\n"
+    shell.environment["TOOLBUS_OWNER"] = "else"
+    done = shell.run("dev", target)
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert (done.returncode, len(errors)) == (1, 1), done.stderr
+    assert words in errors[0]
+    assert "Try in another terminal" not in done.stdout
+
+
+def test_dev_obeys_an_interrupt_that_its_parent_ignored(shell: Shell) -> None:
+    """A script that starts it with & makes it ignore SIGINT, as ``toolbus worker`` does not."""
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "toolbus", "dev"]
+    dev = subprocess.Popen(ignoring, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    shell.started.append(dev)
+    introduced(dev)
+    dev.send_signal(signal.SIGINT)
+    assert dev.wait(20) == 0

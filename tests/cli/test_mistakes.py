@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -187,3 +188,33 @@ def test_a_misspelt_target_is_told_what_there_is(shell: Shell, target: str, mean
     [line] = done.stderr.splitlines()
     assert f"there is no module {target!r}" in line
     assert meant in line
+
+
+HOSTILE_FILES = {
+    "def __getattr__(name): raise SystemExit(5)": "defines no ToolService",
+    "class Closed:\n    def __getattribute__(self, name): raise KeyboardInterrupt\nx = Closed()": "defines no ToolService",
+    "class Typed:\n    @property\n    def __class__(self): raise SystemExit(6)\nx = Typed()": "defines no ToolService",
+    "class Mute(Exception):\n    def __str__(self): raise RuntimeError\nraise Mute": "can't be imported: Mute - at",
+    "class Meta(type):\n    def __getattribute__(self, name): raise SystemExit(7)\nx = Meta('X', (), {})": "defines no ToolService",
+    "class Meta(type):\n    def __getattribute__(self, name): raise SystemExit(7)\n"
+    "class X(Exception, metaclass=Meta): pass\nraise X": "can't be imported: X - at",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE_FILES)
+def test_a_tool_file_whose_objects_raise_is_told_in_one_line(shell: Shell, text: str) -> None:
+    """Its objects are looked at without asking them, and what it raises is told whatever its class does."""
+    (shell.folder / "odd.py").write_text(text)
+    done = shell.run("worker", "odd.py")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert HOSTILE_FILES[text] in done.stderr
+
+
+def test_a_file_without_an_end_is_not_read_to_its_end(shell: Shell) -> None:
+    """Neither from a path nor from standard input; nothing is stored."""
+    (shell.folder / "big.json").write_text(json.dumps({"name": "x", "description": "d" * 5_000_000, "service": "s"}))
+    for place in ("/dev/zero", "big.json"):
+        done = shell.run("put", "tool/x", place)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "over the limit of 4,194,304 bytes" in done.stderr
+    assert shell.json("list") == []

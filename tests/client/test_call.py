@@ -120,10 +120,9 @@ async def test_a_stream_that_is_only_awaited(bus: ToolBus) -> None:
 async def test_wrong_options_publish_nothing(bus: ToolBus, name: str, options: dict[str, Any]) -> None:
     """An option with an impossible value raises, each time, and leaves no call behind."""
     before = bus.statistics()["published"]
-    call = bus.stream(name, {"n": 1}, **options)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"timeout|wait"):
-            await call.result()
+            await bus.stream(name, {"n": 1}, **options).result()
     assert (bus.statistics()["published"], bus.statistics()["in_flight"]) == (before, 0)
 
 

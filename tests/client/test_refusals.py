@@ -46,15 +46,15 @@ def test_a_refused_tool_is_told_with_the_reason() -> None:
     """A tool whose descriptor can't be used is not found, for the reason of its own refusal and not of another tool's."""
     others = SimpleNamespace(name="other", service="o", reason="too long")
     refused = SimpleNamespace(name="adder", service="calc", reason="no name")
-    error = unknown_tool("adder", SimpleNamespace(refused=lambda: [others, refused], near=lambda _: []))
+    error = unknown_tool("adder", SimpleNamespace(refused=lambda: [others, refused], tools={}))
     assert (error.type, error.code, error.retryable) == ("not_found", "refused", False)
     assert all(word in error.message for word in ("'adder'", "'calc'", "no name"))
 
 
 def test_similar_names_are_suggested() -> None:
     """The names of similar tools are in the message, for a model, and in the details, for a program."""
-    near = {"ader": ["adder", "reader"]}
-    error = unknown_tool("ader", SimpleNamespace(refused=list, near=near.get, tools={}, former={}))
+    near = {("ader", ""): ["adder", "reader"]}
+    error = unknown_tool("ader", SimpleNamespace(refused=list, near=lambda *asked: near[asked], tools={}, former={}))
     assert (error.type, error.code, error.details) == ("not_found", "", {"near": ["adder", "reader"]})
     assert "'adder', 'reader'" in error.message
 

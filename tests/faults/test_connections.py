@@ -128,6 +128,32 @@ async def test_a_rotated_password_is_found_in_its_file(fresh_server: FreshServer
         assert (await waiting).output == "patient"
 
 
+async def test_a_missing_password_says_where_to_write_it(fresh_server: FreshServer) -> None:
+    """One that is not given, and one whose colon was forgotten, are told with their form; nothing given is shown."""
+    port = fresh_server(config={"requirepass": "hush"}).port
+    for url, told in (
+        (f"redis://127.0.0.1:{port}", f"redis://127.0.0.1:{port} wants a password: write redis://:PASSWORD@HOST"),
+        (f"redis://hush@127.0.0.1:{port}", f"redis://***@127.0.0.1:{port} wants a password, and the URL has a user only"),
+        (f"redis+cluster://127.0.0.1:{port}", "write redis://:PASSWORD@HOST, or name a file with it in TOOLBUS_PASSWORD_FILE"),
+        (f"redis+sentinel://127.0.0.1:{port}/m", "the Sentinels want ?sentinel_password="),
+    ):
+        with pytest.raises(BrokerError) as refused:
+            await ToolBus(url).open()
+        assert told in str(refused.value)
+        assert "hush" not in str(refused.value)
+        assert "HELLO" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "redis://localhost:1", "redis://nowhere.invalid:1", "unix:///nowhere/at/all"])
+async def test_a_server_that_cannot_be_reached_is_named_once(url: str) -> None:
+    """The reason does not repeat the address."""
+    with pytest.raises(BrokerError) as refused:
+        await ToolBus(url).open()
+    place = url.partition("//")[2]
+    assert str(refused.value).count(place) == 1
+    assert "Connect call failed" not in str(refused.value)
+
+
 async def test_a_missing_password_file_says_so(tmp_path: Path) -> None:
     """The file is named, and nothing else is tried."""
     with pytest.raises(BrokerError, match="the password file can't be read"):

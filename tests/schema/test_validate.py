@@ -294,3 +294,21 @@ def test_a_tool_with_an_impossible_schema_names_its_parameters() -> None:
     with pytest.raises(DescriptorError) as caught:
         check_for(ToolDescriptor("bad", "d", "s", parameters={"type": "nope"}))
     assert caught.value.path == "$.parameters.type"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ({"a": {1}}, "$.a"),
+        ({"b": [0, {"c": object()}]}, "$.b[1].c"),
+        ({"b": 1, "a": b"x"}, "$.a"),
+        ({"a": {1: 2}}, "$.a"),
+        ({"a": "\ud800"}, "$.a"),
+        ({1: 2}, "$"),
+    ],
+)
+def test_a_value_that_json_does_not_know_is_told_with_its_place(arguments: Any, place: str) -> None:
+    """The message names the part, not the whole."""
+    with pytest.raises(ToolError, match="Expected JSON values: ") as refused:
+        Validator({"type": "object", "additionalProperties": {"enum": [0]}}).check(arguments)
+    assert refused.value.error.message.endswith(f" - at `{place}`")

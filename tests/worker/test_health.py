@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+import stat
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,36 @@ async def test_the_health_file_follows_no_link(tmp_path: Path) -> None:
     async with kept(health.keep_file(Healthy(), file)):
         await eventually(lambda: not file.is_symlink() and '"healthy":true' in file.read_text())
     assert (victim.read_text(), file.exists()) == ("mine", False)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+async def test_nothing_but_a_file_is_replaced_or_removed(tmp_path: Path, kind: str) -> None:
+    """At the start it is an error; what is there later stays, too."""
+    path = tmp_path / "health.json"
+
+    def occupy() -> None:
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(path))
+        else:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+
+    try:
+        occupy()
+    except PermissionError:
+        pytest.skip("this user may not make a device")
+    before = path.lstat().st_mode
+    with pytest.raises(OSError, match="is no regular file"):
+        await health.keep_file(Healthy(), path)
+    assert path.lstat().st_mode == before
+    path.unlink()
+    async with kept(health.keep_file(Healthy(), path)):
+        await eventually(path.is_file)
+        path.unlink()
+        occupy()
+    assert path.lstat().st_mode == before
 
 
 async def test_a_file_that_cannot_be_written_for_a_while_ends_nothing(

@@ -156,7 +156,7 @@ def test_wrong_definitions_are_refused() -> None:
     for options, words in (
         ({"isolation": "thread"}, "there is 'process', or none"),
         ({"memory_limit": 5}, "needs isolation='process'"),
-        ({"isolation": "process", "memory_limit": -1}, "memory_limit=-1"),
+        ({"isolation": "process", "memory_limit": -1}, "memory_limit must be a number of bytes"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             tool("wrong", **options)(lambda: None)  # type: ignore[call-overload]

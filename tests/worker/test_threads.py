@@ -170,7 +170,7 @@ async def test_blocking_functions_all_run_at_once() -> None:
 
 
 async def test_a_function_goes_on_when_nobody_waits_for_it(threads: Threads) -> None:
-    """Cancelling who waits stops no thread; its end can still be waited for."""
+    """Cancelling who waits stops no thread and nobody else who waits for it."""
     release = threading.Event()
     call = threads.call(release.wait, Pace())
     waiting = asyncio.create_task(call.wait())
@@ -179,8 +179,13 @@ async def test_a_function_goes_on_when_nobody_waits_for_it(threads: Threads) -> 
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not call.done()
+    other = asyncio.create_task(call.join())
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(call.join(), 0.01)
+    assert not other.done()
     release.set()
-    await asyncio.wait_for(call.join(), 5)
+    await asyncio.wait_for(other, 5)
     assert call.done()
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from langchain_core.tools import StructuredTool, ToolException
-from pydantic import PrivateAttr
+try:
+    from langchain_core.tools import StructuredTool, ToolException
+    from pydantic import PrivateAttr
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"the adapter needs LangChain: pip install 'toolbus[langchain]' ({error})", name=error.name) from None
 
 from toolbus import telemetry
 from toolbus.adapters.outcomes import outcome

@@ -5,8 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from agents import FunctionTool, RunContextWrapper
-from agents.tool_context import ToolContext
+try:
+    from agents import FunctionTool, RunContextWrapper
+    from agents.tool_context import ToolContext
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"the adapter needs OpenAI's Agents SDK: pip install 'toolbus[openai-agents]' ({error})", name=error.name
+    ) from None
 
 from toolbus.adapters.outcomes import outcome
 from toolbus.client.executor.executor import ToolExecutor

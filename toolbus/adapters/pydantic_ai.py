@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic_ai import RunContext, ToolDefinition, ToolReturn
-from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
-from pydantic_core import SchemaValidator, core_schema
+try:
+    from pydantic_ai import RunContext, ToolDefinition, ToolReturn
+    from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
+    from pydantic_core import SchemaValidator, core_schema
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"the adapter needs Pydantic AI: pip install 'toolbus[pydantic-ai]' ({error})", name=error.name) from None
 
 from toolbus.adapters.outcomes import outcome
 from toolbus.client.executor.executor import ToolExecutor

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from toolbus.safe_text import type_name
+
 try:
     import httpx
 except ModuleNotFoundError as error:
@@ -88,7 +90,7 @@ class ChatEndpoint:
         except httpx.ConnectError as error:
             raise self._error(f"can't be reached: {error or 'no connection'}", retryable=True) from None
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise self._error(f"cut its answer off: {error or type(error).__name__}", retryable=not reply.text) from None
+            raise self._error(f"cut its answer off: {error or type_name(error)}", retryable=not reply.text) from None
         except ValueError as error:
             raise self._error(f"gave an answer that can't be read: {error}") from None
         if not reply.finish_reason:

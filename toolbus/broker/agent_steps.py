@@ -91,14 +91,14 @@ class AgentSteps:
         async with self.links.opening():
             # Until here nothing has been missed; from here on a connection may be lost, and come back.
             reader.resync = False
-            self.links.keep("mender", self._key_repair.run)
+            self.links.keep("mender", self._key_repair.run, every=0)
             await reader.listen()
             # A worker that finds no reply stream takes the agent for dead, so there must be one before a call is published again.
             self.link.begin_with(scripts.LISTEN, (reader.key,), (reader.ttl_ms,), reader.listened)
             await reader.load()
-        self.links.keep("upkeep", self._keep_up)
-        self.links.keep("reader", reader.run)
-        self.links.keep("replies", reader.keep)
+        self.links.keep("upkeep", self._keep_up, every=self._every)
+        self.links.keep("reader", reader.run, every=0)
+        self.links.keep("replies", reader.keep, every=reader.renew_every)
 
     async def turn(self, *, once_a_lease: bool) -> None:
         """Ask the server about itself, and whether the registry is followed; ``once_a_lease`` also sweep the registry.
@@ -110,10 +110,14 @@ class AgentSteps:
         if once_a_lease and self._clock.trusted:
             await self.registry.sweep(self._clock)
 
+    @property
+    def _every(self) -> float:
+        return self._settings.lease / _TURNS_A_LEASE
+
     async def _keep_up(self) -> None:
         turn, next_reconcile = 0, self._next_reconcile()
         while True:
-            await asyncio.sleep(self._settings.lease / _TURNS_A_LEASE * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+            await asyncio.sleep(self._every * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
             turn += 1
             try:
                 await self.turn(once_a_lease=turn % _TURNS_A_LEASE == 0)

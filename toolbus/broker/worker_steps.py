@@ -158,8 +158,8 @@ class WorkerSteps:
             await warn_of_eviction(self.link, self._connector.display)
         self._clock.distrust()
         self.leases.start()
-        self.links.keep("mender", self.key_repair.run)
-        self.links.keep("upkeep", self.upkeep.run)
+        self.links.keep("mender", self.key_repair.run, every=0)
+        self.links.keep("upkeep", self.upkeep.run, every=self.upkeep.every)
 
     def stream_of(self, service: ServiceDescriptor) -> RequestStream:
         """Return the request stream of a service, of which nothing has been taken yet."""

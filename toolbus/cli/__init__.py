@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
-import importlib.metadata
 import os
 import sys
 from typing import Any
@@ -20,30 +20,31 @@ from toolbus.results import ToolbusError
 from toolbus.settings import misspelt
 
 _COMMANDS = {
-    "agent": "agent",
-    "call": "calls",
-    "confirm": "confirm",
-    "dead": "dead",
-    "demo": "demo",
-    "describe": "inspection",
-    "dev": "dev",
-    "doctor": "doctor",
-    "get": "items",
-    "list": "items",
-    "new": "new",
-    "pause": "operate",
-    "purge": "operate",
-    "put": "items",
-    "resume": "operate",
-    "rm": "items",
-    "services": "inspection",
-    "settings": "inspection",
-    "toolkit": "toolkit",
-    "tools": "inspection",
-    "usage": "usage",
-    "worker": "worker",
-    "workers": "workers",
+    "agent": ("agent", "Let a model answer QUESTION with tools."),
+    "call": ("calls", "Call a tool."),
+    "confirm": ("confirm", "Show and answer confirmation requests."),
+    "dead": ("dead", "Handle dead letters."),
+    "demo": ("demo", "Run and check the main features."),
+    "describe": ("inspection", "Show everything known about a tool or a service, as JSON."),
+    "dev": ("dev", "Start all you need to try toolbus."),
+    "doctor": ("doctor", "Check the server and say what to fix."),
+    "get": ("items", "Print a static descriptor as JSON."),
+    "list": ("items", "List static descriptors whose key starts with PREFIX."),
+    "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
+    "pause": ("operate", "Make a service's workers stop taking requests."),
+    "purge": ("operate", "Remove the requests that wait for a service."),
+    "put": ("items", "Store a static descriptor."),
+    "resume": ("operate", "Let a paused service's workers take requests again."),
+    "rm": ("items", "Delete a static descriptor."),
+    "services": ("inspection", "List the services, their workers and their backlog."),
+    "settings": ("inspection", "Show each setting, its value, and the source of the value."),
+    "toolkit": ("toolkit", "Manage the graph of actions and tools."),
+    "tools": ("inspection", "List the tools that can be called now."),
+    "usage": ("usage", "Show the usage of tools by user."),
+    "worker": ("worker", "Serve the tools of each TARGET."),
+    "workers": ("workers", "List the installed tool services."),
 }
+"""The module of each command, and the first sentence of its help, so that the list of commands loads none of them."""
 
 
 class _Commands(click.Group):
@@ -92,9 +93,16 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"toolbus.cli.{_COMMANDS[cmd_name]}")
+        module = importlib.import_module(f"toolbus.cli.{_COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return accepting(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without loading them."""
+        width = formatter.width - 6 - max(map(len, _COMMANDS))
+        rows = [(name, click.Command(name, help=about).get_short_help_str(width)) for name, (_, about) in sorted(_COMMANDS.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def _unwritable(error: OSError) -> Failure:
@@ -103,7 +111,7 @@ def _unwritable(error: OSError) -> Failure:
 
 
 @click.command(cls=_Commands, params=options(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(importlib.metadata.version("toolbus"), prog_name="toolbus")
+@click.version_option(package_name="toolbus", prog_name="toolbus")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
     """Tools for LLM agents, run by a pool of workers over Redis Streams.
@@ -117,6 +125,8 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 
     The options below may also stand after the command's name.
     """
+    # A command's own modules are loaded from here on, and last: rare looks for garbage save a tenth of its start.
+    gc.set_threshold(20_000, 20, 20)
     ctx.obj = {name: value for name, value in given.items() if value is not None}
     for variable, meant in misspelt(os.environ).items():
         say(f"{variable} is no setting; did you mean {meant}?", err=True)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Seconds, fail, output_option, with_bus
+from toolbus.cli.common import Seconds, fail, namespace_of, output_option, with_bus
 from toolbus.cli.given import read_json, read_text
 from toolbus.cli.output import print_json, say, say_content
+from toolbus.display import visible
 
 if TYPE_CHECKING:
     from toolbus import ToolBus, ToolResult
     from toolbus.cli.questions import HandlerQuestions
     from toolbus.client.calls.call import Call
     from toolbus.client.tools.tool import Tool
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)", re.ASCII)
 
 
 @click.command("call")
@@ -97,8 +101,16 @@ def call_command(
         say_content(result.observation)
     elif not streaming and result.output:
         say_content(result.output)
+    if output == "text" and result.content:
+        # Bytes are no text for a terminal; what is said here must not be taken for output.
+        blobs = ", ".join(f"[{visible(blob.media_type)}, {len(blob.data):,} bytes]" for blob in result.content)
+        say(f"{blobs}; --output json shows {'it' if len(result.content) == 1 else 'them'} in base64", err=True)
     if result.error is not None:
-        fail(f"{result.error.type}: {result.error.message or result.error.code}")
+        error = result.error
+        where = namespace_of(ctx) if error.type == "not_found" else ""
+        code = f" ({visible(error.code)})" if error.code and error.message else ""
+        later = f"; try again after {error.retry_after:g} s" if error.retry_after else ""
+        fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")
 
 
 async def _allowed(
@@ -211,4 +223,5 @@ def _value(name: str, value: str, schema: Any) -> Any:
     except RepeatedKeyError as error:
         raise click.UsageError(f"the value of {name!r} can't be read as JSON: {error}") from None
     except ValueError:
-        return value
+        # JSON has no numbers like .5 or 5. and people write them.
+        return float(value) if kinds == "number" and _NUMBER.fullmatch(value) else value

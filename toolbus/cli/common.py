@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,6 +11,7 @@ import click
 
 from toolbus.cli.output import is_confirmed, say
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import reason_of
 from toolbus.settings import PREFIX, Settings, misspelt
 
 if TYPE_CHECKING:
@@ -36,8 +36,13 @@ class Seconds(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number, or fail with a usage error."""
-        number = super().convert(value, param, ctx)
-        return self.fail(f"{value!r} is not a number of seconds", param, ctx) if math.isnan(number) else number
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return super().convert(number, param, ctx)
 
 
 class Failure(click.ClickException):
@@ -76,12 +81,20 @@ def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
     return settings
 
 
+def namespace_of(context: click.Context) -> str:
+    """Return the namespace in brackets, for messages about what is not there; an empty text for the default one."""
+    settings = settings_of(context)
+    return "" if settings.namespace == Settings().namespace else f" (namespace {settings.namespace!r})"
+
+
 def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) -> T:
     """Run ``main`` with an operator's connection.
 
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
+    import asyncio
+
     from toolbus.broker.admin import Admin
 
     settings = settings_with_server(context)
@@ -99,6 +112,8 @@ def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) ->
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
+    import asyncio
+
     from toolbus import ToolBus
 
     settings = settings_with_server(context)
@@ -131,7 +146,7 @@ def one_line(text: str, most: int) -> str:
 
 def reason(error: OSError) -> str:
     """Return the system's message for an error, with the file's name if there is one."""
-    message = error.strerror or str(error) or type(error).__name__
+    message = error.strerror or reason_of(error)
     return f"{error.filename}: {message}" if error.filename else message
 
 

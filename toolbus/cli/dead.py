@@ -173,7 +173,7 @@ def _confirm(everything: bool, yes: bool, question: str) -> None:
 
 def _finish(failed: int) -> None:
     if failed:
-        fail(f"{failed} {'was' if failed == 1 else 'were'} left as {'it was' if failed == 1 else 'they were'}")
+        fail(f"nothing was done to {failed} of the letters")
 
 
 def _summary(letter: DeadLetter) -> dict[str, Any]:

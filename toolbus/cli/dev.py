@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
@@ -16,8 +18,13 @@ import click
 from toolbus.cli.common import environment_of, fail, settings_with_server
 from toolbus.cli.output import print_table, say
 from toolbus.settings import Settings
+from toolbus.worker.process.lifeline import Lifeline
+
+if TYPE_CHECKING:
+    from toolbus.broker.embedded import EmbeddedServer
 
 _DEFAULT_PORT = 6379
+_POLL = 0.05
 
 
 @click.command("dev")
@@ -38,39 +45,35 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool) -> N
         raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
     settings = settings_with_server(ctx)
     with _signals(), contextlib.ExitStack() as stack:
-        _find_server(settings, stack)
+        server = _find_server(settings, stack)
         environment = environment_of(ctx.find_root().obj or {})
         command = [sys.executable, "-m", "toolbus", "worker", "--examples", *(["--reload"] if reload else []), *targets]
-        # When this process dies in whatever way, the pair closes and the worker stops.
-        ours, theirs = socket.socketpair()
-        stack.enter_context(ours)
-        with theirs:
-            lifeline = theirs.fileno()
-            child = subprocess.Popen(  # noqa: S603 - our own command
-                [*command, "--lifeline", str(lifeline)], env=environment, start_new_session=True, pass_fds=(lifeline,)
-            )
+        # When this process dies in whatever way, the lifeline closes and the worker stops.
+        line = stack.enter_context(Lifeline())
+        child = subprocess.Popen([*command, *line.words], env=environment, start_new_session=True, pass_fds=(line.theirs,))  # noqa: S603 - our own command
+        line.started()
         stack.callback(_stop, child)
         try:
-            _introduce(settings, child)
-            code = child.wait()
+            if _wait(child, server, lambda: bool(line.read().instance)):
+                _introduce(settings)
+                _wait(child, server, lambda: False)
         except KeyboardInterrupt:
             # Nobody reads this after a hang-up.
             with contextlib.suppress(OSError):
                 say("\nstopping")
             return
-        fail(f"the worker ended with exit code {code}")
+        fail(line.read().refused or f"the worker ended with exit code {child.wait()}")
 
 
-@contextlib.contextmanager
-def _embedded(port: int) -> Iterator[None]:
-    from toolbus.broker.embedded import EmbeddedServer
-
-    server = EmbeddedServer(port)
-    server.start()
-    try:
-        yield
-    finally:
-        server.stop()
+def _wait(worker: subprocess.Popen[bytes], server: EmbeddedServer | None, condition: Callable[[], bool]) -> bool:
+    """Wait until the condition holds; return false if the worker ends before, and fail when the server does."""
+    while worker.poll() is None:
+        if condition():
+            return True
+        if server is not None and not server.running:
+            fail("the server that this command had started has ended, and its data with it; start `toolbus dev` again")
+        time.sleep(_POLL)
+    return False
 
 
 @contextlib.contextmanager
@@ -78,8 +81,9 @@ def _signals() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    # Under nohup a hang-up is to be ignored.
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    # Under nohup a hang-up is to be ignored. A script that starts this with & makes it ignore Ctrl-C, which must work.
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
@@ -88,27 +92,15 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _introduce(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
-    """Print the tools and how to use them as soon as they are registered; nothing when the worker ends before."""
+def _introduce(settings: Settings) -> None:
+    """Print the tools and how to use them."""
     from toolbus import ToolBus
 
     async def main() -> list[tuple[str, str]]:
         async with ToolBus(settings=settings) as bus:
-            with bus.tools.subscribe() as changes:
-                while worker.poll() is None:
-                    with contextlib.suppress(TimeoutError):
-                        await bus.wait_for_tool("calculator", timeout=0.5)
-                        break
-                # The worker registers one service after the other; after half a second without a change, all are there.
-                with contextlib.suppress(TimeoutError):
-                    while True:
-                        async with asyncio.timeout(0.5):
-                            await anext(aiter(changes))
             return [(tool.name, tool.description.partition("\n")[0]) for tool in bus.tools.values() if tool.available]
 
     rows = asyncio.run(main())
-    if worker.poll() is not None:
-        return
     print_table(("TOOL", "DESCRIPTION"), rows, empty="no tools")
     say(
         "\nTry in another terminal:\n"
@@ -119,13 +111,14 @@ def _introduce(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
     )
 
 
-def _find_server(settings: Settings, stack: contextlib.ExitStack) -> None:
-    """Use the server that the URL names, or start one there."""
-    from toolbus.broker.transport.connection import redact
+def _find_server(settings: Settings, stack: contextlib.ExitStack) -> EmbeddedServer | None:
+    """Use the server that the URL names, or start one there and return it."""
+    from toolbus.broker.embedded import EmbeddedServer
+    from toolbus.urls import redact
 
     if not settings.url.startswith(("redis://", "rediss://")):
         say(f"using the server of {redact(settings.url)}")
-        return
+        return None
     address = urlsplit(settings.url)
     host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
     if _answers(host, port):
@@ -135,8 +128,10 @@ def _find_server(settings: Settings, stack: contextlib.ExitStack) -> None:
     elif address.scheme == "rediss":
         fail(f"no server answers at {host}:{port}, and a server started here has no TLS; write redis:// instead of rediss://")
     else:
-        stack.enter_context(_embedded(port))
+        server = stack.enter_context(EmbeddedServer(port))
         say(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")
+        return server
+    return None
 
 
 def _answers(host: str, port: int) -> bool:

@@ -45,9 +45,9 @@ def doctor_command(ctx: click.Context, output: str) -> None:
 
 async def _examine(settings: Settings) -> list[Finding]:
     from toolbus.broker.admin import Admin
-    from toolbus.broker.transport.connection import redact
     from toolbus.cli.review import pending, refused, title
     from toolbus.client.tools.review import catalogue_of
+    from toolbus.urls import redact
 
     findings = [Finding("url", "ok", redact(settings.url))]
     try:

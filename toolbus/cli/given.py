@@ -12,18 +12,29 @@ from toolbus.cli.common import reason
 
 T = TypeVar("T")
 
+# As much as a stored document may have.
+_MOST_READ = 4 * 1024 * 1024
+
 
 def read_bytes(place: str) -> bytes:
     """Return the content of a file; ``-`` is standard input.
 
     Raises:
-        UsageError: it can't be read; the message names it.
+        UsageError: it can't be read, or is too long; the message names it.
     """
     try:
-        return sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
+        if place == "-":
+            found = sys.stdin.buffer.read(_MOST_READ + 1)
+        else:
+            # A device may have no end.
+            with Path(place).open("rb") as file:
+                found = file.read(_MOST_READ + 1)
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
         raise click.UsageError(f"can't read {_named(place)}: {why.removeprefix(f'{place}: ')}") from None
+    if len(found) > _MOST_READ:
+        raise click.UsageError(f"can't read {_named(place)}: it is over the limit of {_MOST_READ:,} bytes")
+    return found
 
 
 def read_text(place: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, json_option, one_line, output_option, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, namespace_of, one_line, output_option, with_admin, with_bus
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.display import visible
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from toolbus.broker.protocols import RefusedTool
     from toolbus.client.tools.catalogue import Catalogue
     from toolbus.client.tools.tool import Tool
+
+
+_START = "start a worker: toolbus worker FILE.py"
 
 
 @click.command("tools")
@@ -68,7 +71,8 @@ def tools_command(
     rows = [(t.name, t.service, "yes" if t.available else "no", one_line(t.description.partition("\n")[0], 70)) for t in found]
     if everything:
         rows += [(tool.name, tool.service, "refused", one_line(tool.reason, 200)) for tool in refused]
-    nothing = "no tools of these groups and categories" if groups or categories else "no tools; start a worker: toolbus worker FILE.py"
+    where = namespace_of(ctx)
+    nothing = f"no tools of these groups and categories{where}" if groups or categories else f"no tools{where}; {_START}"
     print_table(("TOOL", "SERVICE", "LIVE", "DESCRIPTION"), rows, empty=nothing)
     if refused and not everything:
         say(f"{len(refused)} cannot be used: {one_line(', '.join(map(title, refused)), 200)}; `toolbus tools --all` says why", err=True)
@@ -129,7 +133,7 @@ def services_command(ctx: click.Context, output: str) -> None:
         for each in found
     ]
     columns = ("SERVICE", "OWNER", "DIGEST", "WORKERS", "QUEUED", "RUNNING", "DEAD", "STATE")
-    print_table(columns, rows, empty="no services; start a worker: toolbus worker FILE.py")
+    print_table(columns, rows, empty=f"no services{namespace_of(ctx)}; {_START}")
     for tool in refused:
         say(f"{visible(title(tool))} can't be used: {one_line(visible(tool.reason), 300)}", err=True)
 
@@ -158,7 +162,7 @@ def describe_command(ctx: click.Context, name: str) -> None:
             if name in {refused.name, refused.service}:
                 fail(f"{refused.name} of {refused.service} can't be used: {one_line(refused.reason, 300)}")
         near = difflib.get_close_matches(name, {*catalogue.names(), *catalogue.services, *catalogue.static_services}, n=3, cutoff=0.5)
-        return fail(f"there is no tool or service {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+        return fail(f"there is no tool or service {name!r}{namespace_of(ctx)}" + (f"; did you mean {', '.join(near)}?" if near else ""))
 
     print_json(with_bus(ctx, main))
 
@@ -168,7 +172,7 @@ def describe_command(ctx: click.Context, name: str) -> None:
 @click.pass_context
 def settings_command(ctx: click.Context, output: str) -> None:
     """Show each setting, its value, and the source of the value."""
-    from toolbus.broker.transport.connection import redact
+    from toolbus.urls import redact
 
     found = {
         name: (redact(str(value)) if name == "url" else value, source)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from toolbus.cli.common import output_option, with_admin
+from toolbus.cli.common import namespace_of, output_option, with_admin
 from toolbus.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -39,4 +39,8 @@ def usage_command(ctx: click.Context, days: int, users: tuple[str, ...], tools: 
         print_json(msgspec.to_builtins(found))
         return
     rows = [(each.user, each.tool, each.calls, each.errors, each.ms, each.bytes) for each in found]
-    print_table(("USER", "TOOL", "CALLS", "ERRORS", "MS", "BYTES"), rows, empty="nothing was counted; give workers --middleware")
+    print_table(
+        ("USER", "TOOL", "CALLS", "ERRORS", "MS", "BYTES"),
+        rows,
+        empty=f"nothing was counted{namespace_of(ctx)}; workers count with the middleware Metering()",
+    )

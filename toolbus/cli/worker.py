@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from toolbus.cli.common import environment_of, reason, settings_with_server
+from toolbus.cli.common import Failure, environment_of, reason, settings_with_server
 from toolbus.results import ConfigurationError, ToolbusError
 from toolbus.settings import Settings
 
@@ -25,8 +26,10 @@ from toolbus.settings import Settings
 @click.option("--grace", type=float, help="Seconds that running calls may take to finish on SIGTERM (TOOLBUS_GRACE; 30).")
 @click.option("--lease", type=float, help="Seconds after which another worker takes over a dead worker's calls (TOOLBUS_LEASE; 30).")
 @click.option("--middleware", "around", multiple=True, metavar="MODULE:NAME", help="Middleware, or a list of it (may be repeated).")
-@click.option("--health-file", type=click.Path(path_type=Path), help="Touch this file regularly while the worker can serve.")
-@click.option("--health-port", type=click.IntRange(1, 65535), help="Answer HTTP on this loopback port: 200 or 503.")
+@click.option(
+    "--health-file", type=click.Path(path_type=Path), help="Touch this file regularly while the worker can serve (one process only)."
+)
+@click.option("--health-port", type=click.IntRange(1, 65535), help="Answer HTTP on this loopback port: 200 or 503 (one process only).")
 @click.option("--examples", is_flag=True, hidden=True, help="Serve the examples of toolbus, too.")
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
@@ -71,11 +74,37 @@ def worker_command(
     extra += [word for each in around for word in ("--middleware", each)]
     settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
     telemetry.configure_logging(settings.log_level, settings.log_format)
-    if processes > 1 or reload:
-        code = run_loop(lambda: _supervise(settings, targets, processes, lifeline, reload=reload, extra=extra, ctx=ctx))
-    else:
-        code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline, examples=examples))
+    watched = (*targets, *around) if reload else ()
+    with _refusals(lifeline):
+        if processes > 1 or reload:
+            code = run_loop(lambda: _supervise(settings, targets, processes, lifeline, watched=watched, extra=extra, ctx=ctx))
+        else:
+            code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline, examples=examples))
     sys.exit(code)
+
+
+class _NotKept(ConfigurationError):
+    """A probe can't be kept, whatever the served files say."""
+
+
+@contextlib.contextmanager
+def _refusals(lifeline: int | None) -> Iterator[None]:
+    """Let the process that started this one, if there is one, say why the worker ends."""
+    from toolbus import telemetry
+    from toolbus.results import RegistrationRefused
+    from toolbus.worker.process.lifeline import Told, tell
+
+    try:
+        yield
+    except ToolbusError as error:
+        mendable = isinstance(error, (ConfigurationError, RegistrationRefused)) and not isinstance(error, _NotKept)
+        telemetry.flush_logging()
+        if tell(lifeline, Told(refused=str(error), mendable=mendable)):
+            sys.exit(1)
+        raise
+    except Exception:
+        tell(lifeline, Told(mendable=True))
+        raise
 
 
 async def _work(
@@ -91,8 +120,7 @@ async def _work(
     from toolbus import telemetry
     from toolbus.worker.loading import installed
     from toolbus.worker.loading.command_line import load
-    from toolbus.worker.process.health import keep_file, serve_port
-    from toolbus.worker.process.supervisor import tell_instance, watch_lifeline
+    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
     from toolbus.worker.worker import Worker
 
     served = [*(installed.examples() if examples else ()), *(load(target) for target in targets)]
@@ -103,10 +131,14 @@ async def _work(
         async with asyncio.TaskGroup() as tasks:
             probes = []
             if health_file is not None:
+                from toolbus.worker.process.health import keep_file
+
                 probes.append(tasks.create_task(_probe("--health-file", keep_file(worker, health_file))))
             if health_port is not None:
+                from toolbus.worker.process.health import serve_port
+
                 probes.append(tasks.create_task(_probe("--health-port", serve_port(worker, health_port))))
-            await worker.run(None if lifeline is None else lambda: tell_instance(lifeline, worker.instance))
+            await worker.run(lambda: tell(lifeline, Told(instance=worker.instance)))
             for probe in probes:
                 probe.cancel()
     except* ToolbusError as group:
@@ -124,7 +156,7 @@ async def _probe(option: str, kept: Coroutine[Any, Any, None]) -> None:
     try:
         await kept
     except OSError as error:
-        raise ConfigurationError(f"{option} can't be kept: {reason(error)}") from None
+        raise _NotKept(f"{option} can't be kept: {reason(error)}") from None
 
 
 async def _supervise(
@@ -133,31 +165,38 @@ async def _supervise(
     processes: int,
     lifeline: int | None,
     *,
-    reload: bool,
+    watched: tuple[str, ...],
     extra: list[str],
     ctx: click.Context,
 ) -> int:
     from toolbus.broker.admin import Admin
     from toolbus.worker.loading.command_line import folders
-    from toolbus.worker.process.supervisor import Supervisor, check_reload, watch_lifeline
+    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
+    from toolbus.worker.process.supervisor import Supervisor, check_reload
 
     given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
     environment = environment_of(given)
-    if reload:
+    # Refuses an impossible URL.
+    Admin(settings)
+    if watched:
+        check_reload()
         # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    command = [sys.executable, "-m", "toolbus", "worker", *targets, *extra]
-    watch: list[Path] = []
-    if reload:
-        check_reload()
-        # A target that is not there yet may come to the current folder.
-        watch = folders(targets) or [Path.cwd()]
 
     async def retire(instance: str) -> None:
         async with Admin(settings) as admin:
             await admin.retire(instance)
 
-    supervisor = Supervisor(command, environment, processes=processes, grace=settings.grace, retire=retire, watch=watch)
+    supervisor = Supervisor(
+        [sys.executable, "-m", "toolbus", "worker", *targets, *extra],
+        environment,
+        processes=processes,
+        grace=settings.grace,
+        retire=retire,
+        complain=lambda text: Failure(text).show(),
+        on_serving=lambda instance: tell(lifeline, Told(instance=instance)),
+        watch=folders(watched),
+    )
     if lifeline is not None:
         watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     return await supervisor.run()

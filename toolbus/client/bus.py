@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from toolbus.broker.protocols import Confirmations, RefusedTool, ServiceRecord, Tallies, Usage
 from toolbus.client.calls.call import Call, CallTarget
@@ -14,11 +14,9 @@ from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.calls.middleware import MiddlewareRunner
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.pending import PendingConfirmations
-from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observations import LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState, MakeCall
-from toolbus.client.executor.turn import Turn
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.client.views import BusView, ServiceView
@@ -28,6 +26,10 @@ from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, merged
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus.client.executor.executor import ToolExecutor
+    from toolbus.client.executor.turn import Turn
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -214,9 +216,9 @@ class ToolBus:
         """The tools whose descriptors can't be used, with the reason; their siblings can."""
         return self._dispatcher.catalogue.refused()
 
-    def near(self, name: str) -> list[str]:
-        """Return names of tools that look like a wrong one."""
-        return self._dispatcher.catalogue.near(name)
+    def near(self, name: str, user: str | None = None) -> list[str]:
+        """Return names of tools that look like a wrong one: of those that a user may see, or of all for None."""
+        return self._dispatcher.catalogue.near(name, user)
 
     async def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
         """Wait until a tool can be called.
@@ -245,7 +247,7 @@ class ToolBus:
 
         Raises:
             RegistrationRefused: a service publishes that name, or it belongs to another owner.
-            ConfigurationError: the key has half of a surrogate pair, which UTF-8 can't express.
+            ConfigurationError: the key has half of a surrogate pair, which UTF-8 can't express, or the document is over 4 MiB.
         """
         _check_key(key)
         await self._dispatcher.check().broker.put_item(key, document, owner)

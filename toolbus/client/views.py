@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.broker.protocols import Usage
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.pending import PendingConfirmations
-from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observations import LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState
-from toolbus.client.executor.turn import Turn
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
-from toolbus.options import CallOptions, ServiceCallOptions, merged
+from toolbus.options import CallOptions, ServiceCallOptions, mapping, merged, session_id, text
 from toolbus.results import ConfigurationError, ToolResult
+
+if TYPE_CHECKING:
+    from toolbus.client.executor.executor import ToolExecutor
+    from toolbus.client.executor.turn import Turn
 
 
 class BusView:
@@ -40,8 +42,12 @@ class BusView:
 
     @asynccontextmanager
     async def session(self, id: str, **options: Unpack[CallOptions]) -> AsyncIterator[BusView]:
-        """Return a view bound to a session, which is closed at the end of the ``async with``."""
-        options["session"] = id
+        """Return a view bound to a session, which is closed at the end of the ``async with``.
+
+        Raises:
+            ConfigurationError: the id is no text, or is empty, or an option is wrong.
+        """
+        options["session"] = session_id(id)
         view = self.bind(**options)
         try:
             yield view
@@ -107,16 +113,20 @@ class BusView:
             confirmer: asks a person about tools that declare ``confirm``.
             confirm_timeout: seconds that a call waits for the person.
             confirm_anywhere: whether any process of the namespace may answer; left out, when there is no confirmer.
-            sequential: tools whose calls wait for the calls before them in their turn, and are waited for by those after them.
+            sequential: names of tools whose calls wait for the calls before them in their turn, and are waited for by those after them.
             model: the model of ``build_request``.
 
         Raises:
             ConfigurationError: an option is wrong.
         """
+        # Agents without a model make none.
+        from toolbus.client.executor.context import RULES  # noqa: PLC0415
+        from toolbus.client.executor.executor import ToolExecutor  # noqa: PLC0415
+
         return ToolExecutor(
             self._state,
             tools=tools,
-            options=merged(self._defaults, options),
+            options=merged(self._defaults, options, RULES),
             output_limit=output_limit,
             confirmer=confirmer,
             confirm_timeout=confirm_timeout,
@@ -134,8 +144,12 @@ class BusView:
         return self.executor(**options).stream_tool_calls(message, concurrent=concurrent)
 
     def service(self, id: str) -> ServiceView:
-        """Return the untyped lower tier of one service."""
-        return ServiceView(self._state, id, self._defaults)
+        """Return the untyped lower tier of one service.
+
+        Raises:
+            ConfigurationError: the id is no text.
+        """
+        return ServiceView(self._state, text(id, "the id of a service"), self._defaults)
 
 
 class ServiceView:
@@ -160,4 +174,4 @@ class ServiceView:
         self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], options: Mapping[str, Any], *, streaming: bool
     ) -> Call:
         chosen = merged(self._defaults, {**options, "user": user})
-        return self._state.make_call(CallTarget("", self._id, config), arguments, chosen, streaming=streaming)
+        return self._state.make_call(CallTarget("", self._id, mapping(config, "config")), arguments, chosen, streaming=streaming)

@@ -5,14 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from toolbus import rules
 from toolbus.middleware.chain import Next, ToolCall
-from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
+from toolbus.results import ERROR_TYPES, ErrorInfo, ToolResult
 
 TROUBLE = frozenset({"tool_error", "deadline_exceeded", "unavailable", "overloaded", "outcome_unknown", "slow_consumer"})
 """The error types that say something about the tool and not about the call."""
 
 # Of words that have not been heard of for longest, the oldest is forgotten.
 _MOST_CIRCUITS = 10_000
+
+
+_RULES = {
+    "failures": rules.whole("a whole number above 0", 1),
+    "cooldown": rules.number("a number of seconds above 0", above=0, most=1e9),
+    "trips": rules.Rule(
+        f"error types ({', '.join(sorted(ERROR_TYPES))})",
+        lambda value: isinstance(value, Collection) and not isinstance(value, str) and ERROR_TYPES.issuperset(value),
+    ),
+    "by": rules.FUNCTION,
+}
 
 
 class _Circuit:
@@ -58,7 +70,7 @@ class CircuitBreaker:
         by: what has one circuit; by default each tool.
 
     Raises:
-        ConfigurationError: a value is out of its range.
+        ConfigurationError: a value is of another kind, or out of its range.
     """
 
     def __init__(
@@ -69,8 +81,7 @@ class CircuitBreaker:
         trips: Collection[str] = TROUBLE,
         by: Callable[[ToolCall], str] = lambda call: f"{call.service}\0{call.name}",
     ) -> None:
-        if failures < 1 or not 0 < cooldown < 1e9:
-            raise ConfigurationError(f"a circuit needs at least 1 failure and a cooldown above 0, not {failures} and {cooldown}")
+        rules.check({"failures": failures, "cooldown": cooldown, "trips": trips, "by": by}, _RULES, "CircuitBreaker")
         self._most = failures
         self._cooldown = cooldown
         self._trips = frozenset(trips)

@@ -11,12 +11,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from toolbus import rules
 from toolbus.middleware.chain import Next, ToolCall
 from toolbus.middleware.invalidation import Answers, Invalidation, Owner, check
 from toolbus.results import Blob, ConfigurationError, ToolResult
 
 # With these the caller has stopped waiting, or has lost sight of the call; what runs may go on, such as a plain function in its thread.
 _GOES_ON = frozenset({"outcome_unknown", "deadline_exceeded", "cancelled", "slow_consumer"})
+_RULES = {
+    "ttl": rules.number("a number of seconds above 0", above=0),
+    "most_bytes": rules.whole("a number of bytes above 0", 1),
+    "by": rules.FUNCTION,
+    "invalidates": rules.FUNCTION,
+}
 _SCALARS = frozenset({str, int, bool, type(None)})
 
 
@@ -62,7 +69,7 @@ class Cache:
         invalidates: which answers a call of another tool makes out of date; by default all of its service.
 
     Raises:
-        ConfigurationError: a value is out of its range.
+        ConfigurationError: a value is of another kind, or out of its range.
     """
 
     def __init__(
@@ -73,8 +80,7 @@ class Cache:
         by: Callable[[ToolCall], Owner] = user_and_session,
         invalidates: Callable[[ToolCall], Iterable[Answers]] = whole_service,
     ) -> None:
-        if ttl <= 0 or most_bytes < 1:
-            raise ConfigurationError(f"a cache needs a ttl and a size above 0, not {ttl} and {most_bytes}")
+        rules.check({"ttl": ttl, "most_bytes": most_bytes, "by": by, "invalidates": invalidates}, _RULES, "Cache")
         self._ttl = ttl
         self._most_bytes = most_bytes
         self._by = by

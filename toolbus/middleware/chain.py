@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from types import ModuleType
 from typing import Any, Literal
 
 import msgspec
 
+from toolbus import rules
 from toolbus.broker.protocols import Tallies
 from toolbus.results import ConfigurationError, ToolError, ToolResult
 
@@ -73,12 +77,12 @@ def checked(middleware: Iterable[Middleware]) -> tuple[Middleware, ...]:
     """Middleware as it was given, from the outermost to the innermost.
 
     Raises:
-        ConfigurationError: one can't be called, or is a class that was not instantiated.
+        ConfigurationError: one can't be called with (call, next), or is a class that was not instantiated.
     """
     found = tuple(middleware)
     for each in found:
-        if isinstance(each, type) or not callable(each):
-            raise ConfigurationError(f"{each!r} is no middleware: give an instance, or an async function of (call, next)")
+        if flaw := _flaw(each):
+            raise ConfigurationError(f"{each!r} is no middleware: {flaw}")
     return found
 
 
@@ -91,13 +95,57 @@ def chained(middleware: Iterable[Middleware], innermost: Next) -> Next:
 
 
 def only(middleware: Middleware, *, tools: Collection[str]) -> Middleware:
-    """Return middleware that applies to some tools only."""
-    names = frozenset(tools)
+    """Return middleware that applies to some tools only.
 
-    async def selective(call: ToolCall, next: Next) -> ToolResult:
-        return await (middleware(call, next) if call.name in names else next(call))
+    Args:
+        middleware: the middleware.
+        tools: the tools' names, or the name of one; services' ids for calls of services themselves.
 
-    return selective
+    Raises:
+        ConfigurationError: there is no such middleware, or ``tools`` are no names.
+    """
+    checked([middleware])
+    rules.check({"tools": tools}, {"tools": rules.TEXTS}, "only")
+    return Only(middleware, frozenset(rules.names(tools)))
+
+
+class Only:
+    """Middleware that applies to some tools only; ``only`` makes it.
+
+    Attributes:
+        tools: the tools' names.
+    """
+
+    def __init__(self, middleware: Middleware, tools: frozenset[str]) -> None:
+        self.tools = tools
+        self._middleware = middleware
+
+    async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
+        """Let the call pass through the middleware if it is for its tool."""
+        return await (self._middleware(call, next) if call.name in self.tools else next(call))
+
+    def __repr__(self) -> str:
+        return f"only({self._middleware!r}, tools={sorted(self.tools)})"
+
+
+def _flaw(each: object) -> str:
+    """Return why something can't be middleware, or an empty text."""
+    usage = "give an instance, or an async function of (call, next)"
+    if isinstance(each, ModuleType):
+        return f"it is a module; name the middleware in it, {each.__name__}:NAME"
+    if isinstance(each, type) or not callable(each):
+        return usage
+    called = each if inspect.isroutine(each) or isinstance(each, functools.partial) else type(each).__call__
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        return f"it is a generator; {usage}"
+    try:
+        inspect.signature(each).bind(None, None)
+    except TypeError:
+        return f"it does not take (call, next); {usage}"
+    except ValueError:
+        # Some callables of C have no signature; what they take is seen when they are called.
+        pass
+    return ""
 
 
 def _around(middleware: Middleware, inner: Next) -> Next:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from toolbus import rules
 from toolbus.middleware.chain import Next, ToolCall
-from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, ToolResult
+from toolbus.results import BrokerError, ErrorInfo, ToolResult
+from toolbus.safe_text import type_name
 
 DAY = 86_400.0
+
+_RULES = {
+    "limit": rules.whole("a whole number of calls above 0", 1),
+    "per": rules.number("a number of seconds from 0.001 to 400 days", least=0.001, most=400 * DAY),
+    "by": rules.FUNCTION,
+    "name": rules.TEXT,
+}
 
 
 def user_and_tool(call: ToolCall) -> str:
@@ -25,14 +34,13 @@ class RateLimit:
         name: limits of one name share their counts; others are apart.
 
     Raises:
-        ConfigurationError: a value is out of its range.
+        ConfigurationError: a value is of another kind, or out of its range.
     """
 
     code = "rate_limit"
 
     def __init__(self, limit: int, per: float = 1.0, *, by: Callable[[ToolCall], str] = user_and_tool, name: str = "") -> None:
-        if limit < 1 or not 0.001 <= per <= 400 * DAY:
-            raise ConfigurationError(f"a limit of {limit} calls in {per} s can't be counted: at least 1, in 0.001 s to 400 days")
+        rules.check({"limit": limit, "per": per, "by": by, "name": name}, _RULES, type_name(self))
         self.limit = limit
         self.per = per
         self._by = by

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from toolbus import rules
 from toolbus.middleware.chain import Next, ToolCall
-from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
+from toolbus.results import ErrorInfo, ToolResult
+
+_RULES = {"seconds": rules.number("a number of seconds above 0", above=0, most=1e9)}
 
 
 class Timeout:
@@ -16,8 +19,7 @@ class Timeout:
     """
 
     def __init__(self, seconds: float) -> None:
-        if not 0 < seconds < 1e9:
-            raise ConfigurationError(f"a timeout must be a number of seconds above 0, not {seconds!r}")
+        rules.check({"seconds": seconds}, _RULES, "Timeout")
         self.seconds = seconds
 
     async def __call__(self, call: ToolCall, next: Next) -> ToolResult:

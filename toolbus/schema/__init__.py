@@ -1,12 +1,20 @@
-"""JSON Schemas of tools' arguments: derived from functions, corrected, converted for models, and enforced."""
+"""JSON Schemas of tools' arguments: derived from functions, corrected, converted for models, and enforced.
+
+Each name is imported when it is first used, so that a caller does not load what derives schemas, nor the compiler of schemas.
+"""
 
 from __future__ import annotations
 
-from toolbus.schema.derive import Derived, derive, describable
-from toolbus.schema.mend import mended, mended_document
-from toolbus.schema.portable import check_possible, plain_object
-from toolbus.schema.strict import strict
-from toolbus.schema.validate import Checker, Validator, check_for, required_only
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolbus.schema.checking import Checker, check_for, required_only
+    from toolbus.schema.derivation import Derived, derive, describable
+    from toolbus.schema.dialects import strict
+    from toolbus.schema.mend import mended, mended_document
+    from toolbus.schema.portable import check_possible, plain_object
+    from toolbus.schema.validate import Validator
 
 __all__ = [
     "Checker",
@@ -22,3 +30,24 @@ __all__ = [
     "required_only",
     "strict",
 ]
+
+_HOMES = {
+    "toolbus.schema.checking": ("Checker", "check_for", "required_only"),
+    "toolbus.schema.derivation": ("Derived", "derive", "describable"),
+    "toolbus.schema.mend": ("mended", "mended_document"),
+    "toolbus.schema.portable": ("check_possible", "plain_object"),
+    "toolbus.schema.dialects": ("strict",),
+    "toolbus.schema.validate": ("Validator",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,7 @@ import msgspec
 
 from toolbus.results import ToolError
 from toolbus.schema import custom, refusal
-from toolbus.schema.validate import Checker
+from toolbus.schema.checking import Checker
 
 # Raised when converting arguments of the wrong shape, lone surrogates, numbers out of range or endless nesting.
 _WRONG = (msgspec.ValidationError, ValueError, OverflowError, RecursionError)

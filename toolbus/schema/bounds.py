@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from toolbus.schema.work import REFERENCES
 
 _CONTAINERS = (dict, list, tuple)
+_MOST_LOOKED_AT = 10_000
 
 
 def deeper_than(value: Any, levels: int) -> bool:
@@ -41,6 +43,32 @@ def heavier_than(value: object, limit: int) -> bool:
         elif isinstance(value, str):
             weight += len(value) // 64
     return weight > limit
+
+
+def foreign_part(value: object) -> tuple[str | int, ...]:
+    """Return the path of a part that JSON can't express, among the first ten thousand; empty when there is none."""
+    left: deque[tuple[tuple[str | int, ...], object]] = deque([((), value)])
+    for _ in range(_MOST_LOOKED_AT):
+        if not left:
+            break
+        path, part = left.popleft()
+        if isinstance(part, dict):
+            if not all(isinstance(key, str) and _in_utf8(key) for key in part):
+                return path
+            left += (((*path, key), each) for key, each in islice(part.items(), _MOST_LOOKED_AT))
+        elif isinstance(part, (list, tuple)):
+            left += (((*path, index), each) for index, each in enumerate(islice(part, _MOST_LOOKED_AT)))
+        elif not (_in_utf8(part) if isinstance(part, str) else part is None or isinstance(part, (bool, int, float))):
+            return path
+    return ()
+
+
+def _in_utf8(text: str) -> bool:
+    try:
+        str.encode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def references(schema: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:

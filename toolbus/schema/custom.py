@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
+from toolbus.safe_text import type_name
+
 _MOST_ERRORS = 3
 
 
@@ -39,7 +41,7 @@ def convert(type_: type, value: Any) -> Any:
             raise ValueError(_one_line(error)) from None
     if issubclass(type_, PurePath):
         if not isinstance(value, str):
-            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - msgspec adds the path to a ValueError
+            raise ValueError(f"Expected `str`, got `{type_name(value)}`")  # noqa: TRY004 - msgspec adds the path to a ValueError
         return type_(value)
     raise NotImplementedError
 

@@ -15,7 +15,7 @@ import msgspec
 
 from toolbus.descriptors import TYPE_WORDS
 from toolbus.results import DescriptorError
-from toolbus.schema.validate import flaw
+from toolbus.safe_text import type_name
 
 _WORDS = TYPE_WORDS | {
     "char": "string", "varchar": "string", "uuid": "string", "url": "string", "uri": "string",
@@ -52,10 +52,10 @@ def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
     """
     if isinstance(schema, Mapping) and _accepts_objects(schema.get("type", "object")):
         given = dict(schema)
-        if flaw(given) is None:
+        if _flaw(given) is None:
             return given, []
     if not isinstance(schema, Mapping):
-        raise DescriptorError(f"a JSON Schema must be an object, not {type(schema).__name__}", path="$.parameters")
+        raise DescriptorError(f"a JSON Schema must be an object, not {type_name(schema)}", path="$.parameters")
     mender = _Mender()
     made = mender.schema(schema, "$", 0)
     kinds = made.setdefault("type", "object")
@@ -78,6 +78,12 @@ def mended_document(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     return fields, changes
 
 
+def _flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
+    from toolbus.schema.validate import flaw  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+
+    return flaw(schema)
+
+
 def _accepts_objects(kinds: object) -> bool:
     return kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
 
@@ -85,7 +91,7 @@ def _accepts_objects(kinds: object) -> bool:
 def _leave_out_flaws(made: dict[str, Any], mender: _Mender) -> None:
     """Leave out what is still invalid, one keyword after the other."""
     for _ in range(_MOST_FLAWS):
-        found = flaw(made)
+        found = _flaw(made)
         if found is None:
             return
         path, message = found

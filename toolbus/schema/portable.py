@@ -7,7 +7,6 @@ from typing import Any
 
 from toolbus.results import DescriptorError
 from toolbus.schema.simple import is_simple
-from toolbus.schema.validate import Validator
 
 # Keywords that no provider accepts at the top of a tool's schema.
 _CHOICES = ("anyOf", "oneOf")
@@ -25,6 +24,8 @@ def check_possible(schema: object) -> None:
         DescriptorError: the schema is invalid; the message gives the reason.
     """
     if not is_simple(schema):
+        from toolbus.schema.validate import Validator  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+
         Validator(schema, path="$.parameters")  # type: ignore[arg-type] # it refuses everything but mappings
 
 

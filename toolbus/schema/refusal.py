@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from toolbus.results import ToolError
+from toolbus.safe_text import type_name
 
 MOST_VIOLATIONS = 5
 
@@ -88,7 +89,7 @@ def type_word(value: object) -> str:
             return "object"
         case list() | tuple():
             return "array"
-    return type(value).__name__
+    return type_name(value)
 
 
 def _listed(names: Iterable[str]) -> str:

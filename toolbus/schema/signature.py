@@ -56,6 +56,7 @@ class Signature(msgspec.Struct, frozen=True):
         rest: ``**kwargs``, or None.
         star: the name of ``*args``, or empty.
         reserved: names that no argument may have, even with ``**kwargs``.
+        unresolved: why the annotations of some parameters stand for anything: they can't be evaluated.
     """
 
     function: str
@@ -66,6 +67,7 @@ class Signature(msgspec.Struct, frozen=True):
     star: str
     reserved: frozenset[str]
     spared: dict[str, Any] = {}
+    unresolved: dict[str, str] = {}
 
 
 def read_signature(function: _Function, *, injected: Injected, skip_self: bool) -> Signature:
@@ -89,10 +91,14 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
     parameters: list[Parameter] = []
     services: dict[str, type] = {}
     spared: dict[str, Any] = {}
+    unresolved: dict[str, str] = {}
     rest: Parameter | None = None
     star = ""
     for each in found:
-        annotation = _resolve(each.annotation, namespace, target)
+        try:
+            annotation = _resolve(each.annotation, namespace, target)
+        except Exception as error:  # noqa: BLE001 - evaluating an annotation runs the user's code; an unresolved annotation means Any
+            annotation, unresolved[each.name] = Any, f"{type(error).__name__}: {error}"
         service = _service_type(annotation, injected)
         text = _described(annotation) or documented.get(each.name, "")
         parameter = Parameter(each.name, annotation, each.default, text, named=each.kind in _NAMED, positional=each.kind in _POSITIONAL)
@@ -110,7 +116,8 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
                 spared[each.name] = None
         else:
             raise DescriptorError(f"{name} takes the injected {each.name!r} by position only", path="$.parameters")
-    return Signature(name, description, tuple(parameters), services, rest, star, frozenset(reserved | services.keys()), spared)
+    kept = frozenset(reserved | services.keys())
+    return Signature(name, description, tuple(parameters), services, rest, star, kept, spared, unresolved)
 
 
 def _target(function: _Function) -> _Function:
@@ -151,10 +158,7 @@ def _resolve(annotation: object, namespace: dict[str, Any], target: _Function) -
     if annotation is inspect.Parameter.empty:
         return Any
     holder = types.SimpleNamespace(__annotations__={"it": annotation}, __type_params__=getattr(target, "__type_params__", ()))
-    try:
-        return get_type_hints(holder, globalns=namespace, include_extras=True)["it"]
-    except Exception:  # noqa: BLE001 - evaluating an annotation runs the user's code; an unresolved annotation means Any
-        return Any
+    return get_type_hints(holder, globalns=namespace, include_extras=True)["it"]
 
 
 def _service_type(annotation: Any, injected: Injected) -> type | None:

@@ -1,16 +1,16 @@
-"""Check arguments against a given JSON Schema."""
+"""Check arguments against a given JSON Schema. Importing this module loads the compiler of schemas, which takes milliseconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema_rs
 from jsonschema_rs import ValidationError, ValidationErrorKind
 
-from toolbus.descriptors import ToolDescriptor
 from toolbus.results import DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema import bounds, refusal
 from toolbus.schema.work import work_of
 
@@ -26,17 +26,6 @@ _MOST_DESCRIBED = 2_000
 _MOST_LEVELS_COUNTED = 64
 
 
-class Checker(Protocol):
-    """Checks whether a tool may be called with some arguments."""
-
-    def check(self, arguments: Mapping[str, Any], /) -> None:
-        """Check the arguments.
-
-        Raises:
-            ToolError: ``invalid_arguments``; the message names the place and what is expected there.
-        """
-
-
 class Validator:
     """Checks arguments against a JSON Schema; never fetches documents that the schema refers to.
 
@@ -50,7 +39,7 @@ class Validator:
 
     def __init__(self, schema: Mapping[str, Any], *, path: str = "$") -> None:
         if not isinstance(schema, Mapping):
-            raise DescriptorError(f"a JSON Schema must be an object, not {type(schema).__name__}", path=path)
+            raise DescriptorError(f"a JSON Schema must be an object, not {type_name(schema)}", path=path)
         self._schema = dict(schema)
         try:
             self._compiled = _compiled(self._schema)
@@ -78,7 +67,7 @@ class Validator:
             violations = self._violations(arguments)
         except ValueError as error:
             # Keys that are no strings, lone surrogates, values that are not JSON.
-            violations = [refusal.violation(f"Expected JSON values: {error}")]
+            violations = [refusal.violation(f"Expected JSON values: {error}", bounds.foreign_part(arguments))]
         raise refusal.of(violations)
 
     def _violations(self, arguments: dict[str, Any]) -> list[str]:
@@ -127,49 +116,6 @@ def flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
 
 def _compiled(schema: dict[str, Any]) -> Any:
     return jsonschema_rs.validator_for(schema, offline=True, pattern_options=_PATTERNS, mask=_MASK)
-
-
-class _RequiredOnly:
-    """Checks that some arguments are present, with any values."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(dict.fromkeys(names))
-
-    def check(self, arguments: Mapping[str, Any], /) -> None:
-        if not isinstance(arguments, Mapping):
-            raise refusal.not_an_object(arguments)
-        for name in self._names:
-            if name not in arguments:
-                raise refusal.of([refusal.missing(name) for name in self._names if name not in arguments])
-
-
-class _Anything:
-    """Accepts all arguments."""
-
-    __slots__ = ()
-
-    def check(self, arguments: Mapping[str, Any], /) -> None:
-        pass
-
-
-def required_only(names: Iterable[str]) -> Checker:
-    """Return a checker for the two-tier form, which only requires these arguments to be present."""
-    return _RequiredOnly(names)
-
-
-def check_for(tool: ToolDescriptor) -> Checker:
-    """Return the checker that a tool's descriptor asks for: its schema, its required arguments, or none.
-
-    Raises:
-        DescriptorError: the tool's schema is invalid.
-    """
-    if tool.parameters is not None:
-        return Validator(tool.parameters, path="$.parameters")
-    if tool.arguments is not None:
-        return _RequiredOnly(argument.name for argument in tool.arguments if argument.required)
-    return _Anything()
 
 
 def _as_dict(arguments: object) -> dict[str, Any]:

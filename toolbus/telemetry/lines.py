@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from toolbus import safe_text
 from toolbus.display import visible
 
 MAX_VALUE = 8_000
@@ -22,11 +23,7 @@ Render = Callable[[float, str, str, Mapping[str, Any], str, str], str]
 
 def text_of(value: object) -> str:
     """Return ``str(value)`` at a bounded length; a value whose ``str()`` raises is named by its type."""
-    try:
-        text = value if type(value) is str else str(value)
-    except Exception:  # noqa: BLE001 - a value without a text must not end the call that is logged
-        text = f"<{type(value).__name__} that can't be shown>"
-    return shortened(text)
+    return shortened(value if type(value) is str else safe_text.text_of(value))
 
 
 def shortened(text: str, most: int = MAX_VALUE) -> str:

@@ -6,10 +6,10 @@ import logging
 import sys
 from typing import Any
 
-from opentelemetry import trace
-
+from toolbus.safe_text import is_printable, traceback_of
 from toolbus.telemetry.events import NAME
 from toolbus.telemetry.lines import word
+from toolbus.telemetry.listening import current_span
 from toolbus.telemetry.output import FIELDS, ExcInfo, LineHandler
 from toolbus.telemetry.repeats import BOUNDED, repeats
 
@@ -66,15 +66,17 @@ def _emit(level: int, event: str, fields: dict[str, Any], raised: ExcInfo | None
         return
     if more:
         fields["more"] = more
-    context = trace.get_current_span().get_span_context()
-    if context.is_valid:
-        fields["trace_id"] = trace.format_trace_id(context.trace_id)
-        fields["span_id"] = trace.format_span_id(context.span_id)
+    span = current_span()
+    if span is not None:
+        fields["trace_id"], fields["span_id"] = span
     handlers = logger.handlers
     if len(handlers) == 1 and not logger.propagate and not logger.filters:
         handler = handlers[0]
         if type(handler) is LineHandler and level >= handler.level and not handler.filters:
             handler.write_event(level, event, fields, raised)
             return
+    if raised is not None and not is_printable(raised[1]):
+        # Handlers of others print it, and what its class raises then would come out here.
+        fields["exception"], raised = traceback_of(raised[1]), None
     line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
     logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)

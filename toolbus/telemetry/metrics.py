@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Literal
-
-from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
+from typing import TYPE_CHECKING, Literal
 
 from toolbus.results import ErrorInfo
 from toolbus.telemetry.events import NAME
 from toolbus.telemetry.listening import meter_provider, metering
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
 
 # Every metric: its kind, unit and description.
 METRICS: Mapping[str, tuple[Literal["counter", "histogram"], str, str]] = {
@@ -78,6 +79,8 @@ class Instruments:
         self._histograms[name].record(value, attributes)
 
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
+        from opentelemetry.metrics import Observation  # noqa: PLC0415 - only an SDK calls this
+
         with _lock:
             counts = list(self._counts[name].items())
         return [Observation(amount, dict(attributes)) for attributes, amount in counts]

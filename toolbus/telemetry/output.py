@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
+from toolbus.safe_text import traceback_of
 from toolbus.telemetry.events import NAME
 from toolbus.telemetry.lines import JsonLine, Render, TextLine, shortened
 
@@ -256,8 +257,7 @@ def _in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 _LEVELS = {level: logging.getLevelName(level).lower() for level in (10, 20, 30, 40, 50)}
-_FORMATTER = logging.Formatter()
 
 
 def _traceback(raised: ExcInfo) -> str:
-    return shortened(_FORMATTER.formatException(raised), MAX_TRACEBACK)
+    return shortened(traceback_of(raised[1]), MAX_TRACEBACK)

@@ -27,7 +27,8 @@ _EACH = frozenset(
         "session.ended", "session.handed_over",
         # A line for each step in the life of a process, and for each part of its own program.
         "nanoclaw.left_out", "project.unreadable", "service.registered", "supervisor.killing", "supervisor.reloading",
-        "supervisor.restarting", "task.given_up", "tool.left_out", "tools.refused", "tools.undeclared_effect", "worker.close_incomplete",
+        "supervisor.restarting", "task.given_up", "tool.left_out", "tool.return_ignored", "tool.unresolved_annotation", "tools.refused",
+        "tools.undeclared_effect", "worker.close_incomplete",
         "worker.draining", "worker.failed", "worker.grace_ended", "worker.hand_back_failed", "worker.handed_back", "worker.killed",
         "worker.stopped", "worker.stuck", "worker.unregister_failed",
     }

@@ -1,17 +1,23 @@
-"""Spans of a call: one pair at its agent, and one for each run at a worker."""
+"""Spans of a call: one pair at its agent, and one for each run at a worker.
+
+OpenTelemetry is loaded with the first span that is exported.
+"""
 
 from __future__ import annotations
 
+# ruff: noqa: PLC0415 - see above
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from typing import TYPE_CHECKING
 
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
+from toolbus.safe_text import is_a, reason_of, traceback_of, type_name
 from toolbus.telemetry.listening import active, tracer
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
 
 # https://www.w3.org/TR/trace-context/#traceparent-header; only versions after 00 may have further fields.
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?").fullmatch
@@ -69,6 +75,9 @@ def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Co
     """
     if not active():
         return None
+    from opentelemetry import trace
+    from opentelemetry.trace import SpanKind
+
     starts = tracer()
     about = {
         "gen_ai.operation.name": "execute_tool",
@@ -95,6 +104,9 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
     if not active():
         yield None
         return
+    from opentelemetry import trace
+    from opentelemetry.trace import SpanKind
+
     context = _calling(traceparent)
     about = _message("process", service, id, worker) | {
         "gen_ai.tool.name": tool or service,
@@ -107,7 +119,7 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
         try:
             yield handler
         except Exception as error:
-            span.record_exception(error)
+            _record(span, error)
             handler.fail(_error_of(error))
             raise
         except BaseException:
@@ -117,6 +129,9 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
 
 def _calling(traceparent: str) -> Context:
     """Return the context of the caller's span, or an empty one. It does what the propagator does, in a fifth of the time."""
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
     found = _TRACEPARENT(traceparent)
     if found is None or (found[5] and found[1] == "00"):
         return Context()
@@ -125,10 +140,18 @@ def _calling(traceparent: str) -> Context:
     return trace.set_span_in_context(trace.NonRecordingSpan(remote), Context()) if remote.is_valid else Context()
 
 
+def _record(span: Span, error: Exception) -> None:
+    try:
+        span.record_exception(error)
+    except BaseException:  # noqa: BLE001 - it asks the class, which is the user's
+        told = {"exception.type": type_name(error), "exception.message": reason_of(error), "exception.stacktrace": traceback_of(error)}
+        span.add_event("exception", told)
+
+
 def _error_of(error: Exception) -> ErrorInfo:
-    if isinstance(error, ToolError):
+    if is_a(error, ToolError):
         return error.error
-    return ErrorInfo("cancelled" if isinstance(error, CallCancelled) else "tool_error", message=str(error))
+    return ErrorInfo("cancelled" if is_a(error, CallCancelled) else "tool_error", message=reason_of(error))
 
 
 def _message(operation: str, service: str, id: str, client: str) -> dict[str, str | int]:
@@ -149,5 +172,7 @@ def _end(span: Span, error: ErrorInfo | None) -> None:
 
 
 def _fail(span: Span, error: ErrorInfo) -> None:
+    from opentelemetry.trace import StatusCode
+
     span.set_attribute("error.type", error.type)
     span.set_status(StatusCode.ERROR, str(error))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Self, TypeAlias
 
 from toolbus.results import ToolkitError
+from toolbus.safe_text import type_name
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.service import ToolkitService
@@ -108,4 +109,4 @@ def _called(item: Link) -> tuple[Tool | ToolGroup, ...]:
 def _named(item: object) -> str:
     if isinstance(item, tuple):
         return "a parallel tuple"
-    return f"the {type(item).__name__} {item.id!r}" if isinstance(item, Action | Tool | ToolGroup) else f"a {type(item).__name__}"
+    return f"the {type_name(item)} {item.id!r}" if isinstance(item, Action | Tool | ToolGroup) else f"a {type_name(item)}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from toolbus.results import ToolkitError
+from toolbus.safe_text import type_name
 from toolbus.toolkit.chain import add_chain
 from toolbus.toolkit.entries import ActionEntry, GroupEntry, Link, Preset, ToolEntry
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
@@ -95,7 +96,7 @@ def _members(path: str, chain: Iterable[Any], kinds: dict[str, str]) -> Iterator
         elif isinstance(part, str):
             yield from _dangling(f"{path}[{at}]", part, kinds, ("actions", "tools", "groups"))
         else:
-            yield f"{path}[{at}]", f"expected an id or a list of ids, got {type(part).__name__}"
+            yield f"{path}[{at}]", f"expected an id or a list of ids, got {type_name(part)}"
 
 
 def _shape(path: str, chain: Iterable[Any], kinds: dict[str, str]) -> Iterator[Problem]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Self
 
+from toolbus.safe_text import type_name
+
 try:
     import networkx as nx
 except ModuleNotFoundError as error:
@@ -123,7 +125,7 @@ class Toolkit:
         """
         kind, there = kind_of(data), kind_of(self.item(id))
         if not kind:
-            raise ToolkitError(f"vertex {id!r} can't hold a {type(data).__name__}: give it an Action, a Tool or a ToolGroup")
+            raise ToolkitError(f"vertex {id!r} can't hold a {type_name(data)}: give it an Action, a Tool or a ToolGroup")
         if there and there != kind:
             raise ToolkitError(f"vertex {id!r} is {a(there)} already; give the {kind} another id, or remove the {there} first")
         self._graph.add_node(id, data=data)

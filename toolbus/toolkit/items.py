@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from toolbus.results import DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema import Derived, derive
 from toolbus.schema.signature import read_signature
 
@@ -45,7 +46,7 @@ class Tool:
     @classmethod
     def from_function(cls, function: Callable[..., Any], *, id: str | None = None, name: str | None = None) -> Self:
         """Make a tool of a function; by default its name is the function's, and its id is its name."""
-        named = name or getattr(function, "__name__", None) or type(function).__name__
+        named = name or getattr(function, "__name__", None) or type_name(function)
         return cls(id or named, named, function=function)
 
     @property
@@ -115,7 +116,7 @@ class Tool:
         return hash(self._id)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._id!r}, {self._name!r})"
+        return f"{type_name(self)}({self._id!r}, {self._name!r})"
 
     def _identity(self) -> tuple[object, ...]:
         return (self._id, self._name, self._description, self._parameters, self._function, self._bus_name)
@@ -160,7 +161,7 @@ class Action:
         return hash(self.id)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id!r}, {self.name!r})"
+        return f"{type_name(self)}({self.id!r}, {self.name!r})"
 
 
 class ToolGroup:
@@ -199,7 +200,7 @@ class ToolGroup:
         return list(self._tools)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._id!r}, {self._name!r}, {len(self._tools)} tools)"
+        return f"{type_name(self)}({self._id!r}, {self._name!r}, {len(self._tools)} tools)"
 
 
 Item = Action | Tool | ToolGroup

@@ -10,6 +10,7 @@ from typing import Any
 from toolbus.client.tools.tool import Tool as BusTool
 from toolbus.client.tools.view import ToolView
 from toolbus.results import ToolkitError
+from toolbus.safe_text import type_name
 from toolbus.settings import Settings
 from toolbus.toolkit.items import Tool, ToolGroup
 from toolbus.worker.definition.service import ToolService
@@ -118,7 +119,7 @@ def _defined(group: str, index: int, definition: object) -> Tool:
         raise ToolkitError(f"definition {index} of the group {group!r} has no name")
     schema = about.get("inputSchema") or about.get("parameters") or {"type": "object"}
     if not isinstance(schema, Mapping):
-        raise ToolkitError(f"the schema of the tool {name!r} in the group {group!r} is a {type(schema).__name__}, not an object")
+        raise ToolkitError(f"the schema of the tool {name!r} in the group {group!r} is a {type_name(schema)}, not an object")
     return Tool(f"{group}/{name}", name, about.get("description") or "", dict(schema), bus_name=name)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import TypeVar
 
+from toolbus.safe_text import type_name
+
 S = TypeVar("S", bound=IntEnum)
 
 
@@ -13,7 +15,7 @@ class BadTransitionError(RuntimeError):
     """A move that the table of transitions does not have: a bug of the worker's own."""
 
     def __init__(self, before: IntEnum, after: IntEnum) -> None:
-        super().__init__(f"{type(before).__name__}: {before.name} is not followed by {after.name}")
+        super().__init__(f"{type_name(before)}: {before.name} is not followed by {after.name}")
 
 
 def by_state(table: Mapping[S, tuple[S, ...]]) -> tuple[tuple[S, ...], ...]:

@@ -15,7 +15,7 @@ from toolbus import telemetry
 from toolbus.broker import worker_broker
 from toolbus.broker.protocols import WorkerBroker
 from toolbus.descriptors import Publication
-from toolbus.middleware.chain import Middleware, checked
+from toolbus.middleware.chain import Middleware
 from toolbus.results import ConfigurationError, RegistrationRefused
 from toolbus.settings import Settings
 from toolbus.worker import isolation
@@ -24,6 +24,7 @@ from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.process.loop_watch import LoopWatch
 from toolbus.worker.run.nested import NestedBus
 from toolbus.worker.run.outcome import without_exits
+from toolbus.worker.serving.around import checked_around
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.slots.leaving import sign_off
@@ -60,9 +61,9 @@ class Worker:
         provide: Mapping[type, object] | None = None,
     ) -> None:
         self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
-        self.middleware = checked(middleware)
         self._services = Services(provide)
         self._served = {served.id: served for served in collect(services, self.settings, self._services)}
+        self.middleware = checked_around(middleware, self._served.values())
         self._slots: Slots | None = None
         self._home: asyncio.Task[None] | None = None
         self._watch: LoopWatch | None = None

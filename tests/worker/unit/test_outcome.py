@@ -94,6 +94,29 @@ def test_an_exception_is_told_by_its_text_or_its_name() -> None:
     assert [said(ValueError("broken")), said(ValueError()), said(Unspeakable())] == ["broken", "ValueError", "Unspeakable"]
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (KeyError("missing"), "KeyError: 'missing'"),
+        (KeyError(), "KeyError"),
+        (ValueError(" "), "ValueError"),
+        (ValueError(3), "ValueError: 3"),
+        (IndexError(()), "IndexError: ()"),
+        (AssertionError(), "AssertionError"),
+        (ValueError("é"), "é"),
+    ],
+)
+def test_a_text_that_says_nothing_alone_is_told_with_the_name(raised: Exception, told: str) -> None:
+    """A key, a number or nothing does not tell a model what went wrong."""
+    assert error_of(raised) == ErrorInfo("tool_error", type(raised).__name__, told)
+
+
+def test_an_error_type_that_does_not_exist_is_told() -> None:
+    """The message names it, for the log and the caller, and the error is a tool_error."""
+    error = error_of(ToolError("hm", type="no_such_type", code="c"))  # type: ignore[arg-type]
+    assert error == ErrorInfo("tool_error", "c", "hm (its error type, 'no_such_type', does not exist)")
+
+
 # -- arguments that another descriptor allowed --------------------------------------------------------
 
 

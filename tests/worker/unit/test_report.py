@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -82,10 +82,45 @@ async def test_an_end_is_a_line_with_the_call_and_its_time(caplog: pytest.LogCap
     await asyncio.sleep(2)
     assert lines(caplog) == [
         "call.finished tool=echo user=u id=call-1 attempt=2 ms=0.0",
-        'call.failed error=rate_limited code=slow tool=fail_late user="" id=call-2 attempt=1 ms=1234.6',
-        'call.failed error=tool_error code=refused tool=fail_late user="" id=call-3 attempt=1 ms=1234.6',
+        'call.failed error=rate_limited code=slow message=later tool=fail_late user="" id=call-2 attempt=1 ms=1234.6',
+        'call.failed error=tool_error code=refused message=no tool=fail_late user="" id=call-3 attempt=1 ms=1234.6',
         'call.crashed error=ValueError tool=fail_late user="" id=call-4 attempt=1 ms=1234.6',
     ]
+
+
+@tool(service="unit", replace=True)
+async def forget(what: str) -> Any:
+    """Return what can't be sent."""
+    values: dict[str, Callable[[], Any]] = {
+        "await": lambda: [echo("x")],
+        "items": lambda: {"parts": (part for part in "ab")},
+        "object": lambda: [object()],
+    }
+    return values[what]()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize(("what", "advice"), [("await", "was an `await` left out?"), ("items", "yield its items"), ("object", "use texts")])
+async def test_a_result_that_can_not_be_sent_is_told_with_advice_and_no_traceback(
+    what: str, advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The traceback would show no line of the handler, so the line says what to do."""
+    bench = Bench(forget)
+    await bench.run("forget", {"what": what})
+    [record] = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage().startswith("call.failed error=tool_error code=unencodable_result")
+    assert advice in record.getMessage()
+    assert advice in bench.broker.ends[0].frame.error.message
+
+
+async def test_a_refusal_of_arguments_is_logged_without_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Its message quotes what the caller sent, which logs never hold."""
+    bench = Bench(echo)
+    await bench.run("echo", {"text": 5})
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith("call.failed error=invalid_arguments code=")
+    assert "message=" not in caplog.records[0].getMessage()
 
 
 async def test_the_line_of_a_call_without_a_tool_names_its_service(caplog: pytest.LogCaptureFixture) -> None:

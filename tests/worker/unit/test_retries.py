@@ -150,7 +150,10 @@ async def test_a_result_that_may_succeed_later_is_run_again(caplog: pytest.LogCa
     [letter] = bench.broker.buried
     assert (letter.reason, letter.error) == ("retries_exhausted", "rate_limited: later")
     assert letter.frame.error == ErrorInfo("rate_limited", "slow", "later", retryable=True)
-    assert [line.split()[:2] for line in lines(caplog)] == [["call.failed", "error=rate_limited"]] * 2
+    assert [line.split()[:2] for line in lines(caplog)] == [
+        *[["call.failed", "error=rate_limited"]] * 2,
+        ["request.buried", "service=unit"],
+    ]
 
 
 async def test_a_failure_may_say_when_to_try_again(seen: list[Any]) -> None:
@@ -175,3 +178,30 @@ async def test_a_retry_need_not_run_alone(seen: list[Any]) -> None:
     bench.slots.start_all([bench.delivery("flaky"), bench.delivery("hold", {"name": "beside"})])
     await asyncio.sleep(1.1)
     assert seen == ["tried", "beside", "tried"]
+
+
+async def test_the_last_failure_is_logged_with_its_traceback_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Attempts before are told in a line each; the last one with the handler's lines, and that the request was set aside."""
+    bench = Bench(crash)
+    bench.slots.start(bench.delivery("crash"))
+    await asyncio.sleep(1.2)
+    found = [(record.getMessage().split()[0], record.exc_info is not None) for record in caplog.records]
+    assert found == [("call.failed", False), ("call.crashed", True), ("request.buried", False)]
+    assert caplog.records[2].getMessage() == "request.buried service=unit tool=crash id=call-1 reason=retries_exhausted"
+    assert 'raise ValueError("broken")' in caplog.text
+
+
+async def test_a_failure_without_a_caller_is_logged_as_a_dead_letter(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody else learns of it."""
+
+    @tool(service="unit", replace=True)
+    async def refuse() -> str:
+        """Fail."""
+        raise ToolError("no", code="refused")
+
+    bench = Bench(refuse)
+    delivery = bench.delivery("refuse")
+    delivery.replies = ""
+    bench.slots.start(delivery)
+    await bench.settle()
+    assert lines(caplog)[-1] == "request.buried service=unit tool=refuse id=call-1 reason=failed"

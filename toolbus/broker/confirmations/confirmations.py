@@ -217,7 +217,7 @@ class RedisConfirmations:
 def closed(id: str, answer: ConfirmationAnswer | None = None) -> ConfirmationClosed:
     """Return the reason why a request can't be answered."""
     if answer is not None:
-        return ConfirmationClosed(f"confirmation {id!r} was {answer} before", answered=True)
+        return ConfirmationClosed(f"confirmation {id!r} was already {answer}", answered=True)
     return ConfirmationClosed(f"no confirmation {id!r} is open: it was answered, expired or withdrawn, or there never was one")
 
 

@@ -27,6 +27,7 @@ from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.server import replica_by
 from toolbus.broker.transport.tls import explain
 from toolbus.results import BrokerError, ToolbusError
+from toolbus.safe_text import described, reason_of
 
 _MOST_IDS = 256
 _READ_TIMEOUT = 7.0
@@ -131,7 +132,7 @@ class LeaseThread:
         except BaseException as error:  # noqa: BLE001 - nobody else would hear of it, and the worker would be taken for dead
             with contextlib.suppress(Exception):
                 telemetry.log.error("task.given_up", task="leases", failures=1, exc_info=error)
-            self._call(self._on_failed, ToolbusError(f"the lease thread ended with {type(error).__name__}: {error}"))
+            self._call(self._on_failed, ToolbusError(f"the lease thread ended with {described(error)}"))
         finally:
             self._disconnect()
 
@@ -227,7 +228,7 @@ class LeaseThread:
     def _count_bug(self, error: Exception) -> None:
         self._bugs += 1
         if self._bugs == MOST_FAILURES:
-            failure = ToolbusError(f"beats failed {self._bugs} times in a row, at last with {type(error).__name__}: {error}")
+            failure = ToolbusError(f"beats failed {self._bugs} times in a row, at last with {described(error)}")
             self._call(self._on_failed, failure)
 
     def _tell(self, beat: Beat | None) -> None:
@@ -242,7 +243,7 @@ class LeaseThread:
 
 
 def _words(error: Exception) -> str:
-    text = str(error) or type(error).__name__
+    text = reason_of(error)
     return explain(text) or text
 
 

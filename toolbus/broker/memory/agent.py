@@ -12,6 +12,7 @@ from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
 from toolbus.broker.protocols.sharing import ended_for_another, readdressed
+from toolbus.broker.reading import check_document
 from toolbus.broker.registry.refusals import item_refused
 from toolbus.envelope import Request, decode_frames, encode_request, entry_limit, new_id, share_digest, work_digest
 from toolbus.results import BrokerUnavailable
@@ -182,6 +183,7 @@ class MemoryAgentBroker:
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document."""
+        check_document(key, document)
         hub = self._joined()
         hub.claim(key, owner)
         if owner:

@@ -73,11 +73,16 @@ class Upkeep:
         # Two reaps at once would count on the same free slots.
         self._one = asyncio.Lock()
 
+    @property
+    def every(self) -> float:
+        """The seconds between two turns, at most."""
+        return self._lease / _TURNS_A_LEASE
+
     async def run(self) -> None:
         """Take three turns a lease, until cancelled."""
         turn = 0
         while True:
-            await asyncio.sleep(self._lease / _TURNS_A_LEASE * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+            await asyncio.sleep(self.every * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
             turn += 1
             if self._link.connected:
                 await self.turn(once_a_lease=turn % _TURNS_A_LEASE == 0)

@@ -17,7 +17,7 @@ import msgspec
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.reading import integer, shown
+from toolbus.broker.reading import check_document, integer, shown
 from toolbus.broker.registry.refusals import item_refused, registration_refused
 from toolbus.broker.scripts import Script
 from toolbus.broker.transport.command import ReplyError
@@ -160,7 +160,9 @@ class RedisRegistry:
         Raises:
             RegistrationRefused: a service publishes the name, or it belongs to another owner.
             BrokerUnavailable: it is stored, but too few replicas have it.
+            ConfigurationError: it is too long.
         """
+        check_document(key, document)
         reply = await self._put((), key, document, owner)
         if reply[0] == b"refused" and not owner and (holders := await self._holders([key])):
             reply = await self._put(holders, key, document, owner)

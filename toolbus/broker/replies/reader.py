@@ -76,7 +76,7 @@ class ReplyReader:
         ttl = max(_LEAST_TTL, settings.lease * 2 / 3)
         self.ttl_ms = int(ttl * 1000)
         # After a step of its clock nobody judges by it for a lease.
-        self._renew_every = min(ttl / _RENEWALS, settings.lease / 3)
+        self.renew_every = min(ttl / _RENEWALS, settings.lease / 3)
         self.key = keys.replies(agent)
         self.resync = False
         self.frames = 0
@@ -124,7 +124,7 @@ class ReplyReader:
     async def keep(self) -> None:
         """Renew the reply stream until cancelled; one that is gone, or takes no more entries, is made anew."""
         while True:
-            await asyncio.sleep(self._renew_every)
+            await asyncio.sleep(self.renew_every)
             try:
                 if await self.listen():
                     self._lost()

@@ -93,8 +93,9 @@ class WakeChannel:
         """Take in a message that the server pushed: ``[kind, channel, payload]``. What can't be read is logged."""
         if len(message) != 3 or message[0] != b"message":
             return
-        channel = bytes(message[1]).decode("utf-8", "replace")
-        word, _, rest = bytes(message[2]).decode("utf-8", "replace").partition(" ")
+        # A client publishes nothing but strings; what else there is comes from a server gone wrong.
+        channel, payload = (each.decode("utf-8", "replace") if isinstance(each, bytes) else "" for each in message[1:])
+        word, _, rest = payload.partition(" ")
         try:
             self._dispatch(channel, word, rest)
         except EnvelopeError as error:

@@ -11,13 +11,26 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
+from toolbus.broker.transport.bounded import BoundedSocket
+
 CONNECT_TIMEOUT = 3.0
 """Seconds for a TCP connection and its TLS handshake, one lost packet included."""
 
+
+def _bounded(kind: Any) -> Any:
+    class Bounded(kind):  # type: ignore[misc]
+        """A connection with a time limit for each answer as a whole."""
+
+        def _connect(self) -> BoundedSocket:
+            return BoundedSocket(super()._connect())
+
+    return Bounded
+
+
 _SYNCHRONOUS: dict[Any, Any] = {
-    aredis.Connection: redis.Connection,
-    aredis.SSLConnection: redis.SSLConnection,
-    aredis.UnixDomainSocketConnection: redis.UnixDomainSocketConnection,
+    aredis.Connection: _bounded(redis.Connection),
+    aredis.SSLConnection: _bounded(redis.SSLConnection),
+    aredis.UnixDomainSocketConnection: _bounded(redis.UnixDomainSocketConnection),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from toolbus.broker.transport.sentinels import BySentinel
 from toolbus.broker.transport.tls import TlsFiles, explain, unreadable
 from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError, EnvelopeError, UnsupportedServer
 from toolbus.settings import PREFIX, Settings
+from toolbus.urls import check_url, redact
 
 BLOCK = 2.0
 """Seconds that a blocking read waits at the server; read timeouts allow for it."""
@@ -30,10 +32,12 @@ BLOCK = 2.0
 _READ_TIMEOUT = BLOCK + 5.0
 # Connecting, authenticating and loading the scripts, all in all. A server that hangs is waited for, unless another may take its place.
 _OPEN_TIMEOUT, _OPEN_TIMEOUT_FOUND = 7.0, 3.0
-_PASSWORD = re.compile(r"((?:^|/)[^/@:]*):(?!//).*@|(\w*password=)[^&]*")
-_END_OF_SERVER = re.compile(r"([^/?#]*)([/?#]?)(.*)", re.DOTALL)
 _CUT = re.compile(r"Connection closed by server|Error while reading from|while writing to socket")
 _SPEAKS_TLS = "if the server speaks TLS at this port, write rediss:// for redis://"
+_WANTS_PASSWORD = re.compile(r"NOAUTH|HELLO must be called|Authentication required")
+_HOW = f"write redis://:PASSWORD@HOST, or name a file with it in {PREFIX}PASSWORD_FILE"
+_ADDRESS = re.compile(r"^Error (?:(-?\d+) )?connecting to (?P<place>[^ ]+?)\. ")
+_FAILED = re.compile(r"\[Errno (\d+)\] Connect call failed \([^)]*\)|Connect call failed \([^)]*\)")
 _UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -71,7 +75,7 @@ class Connector:
         self._password_file = password_file
         self._reached = False
         try:
-            _check_user(url)
+            check_url(url)
             self._tls = speaks_tls(url)
             self._discovery = self._discover(url, key, (files or TlsFiles()).options(self._tls))
             _check(self._discovery.options)
@@ -175,16 +179,16 @@ class Connector:
         try:
             yield
         except (redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError) as error:
-            raise BrokerError(f"{self.display} refused the user or password: {error}") from None
+            raise BrokerError(self._refused(str(error))) from None
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             reason = (str(error) or type(error).__name__).rstrip(".")
             if self._tls and (refusal := unreadable(self._discovery.options) or explain(reason)):
                 raise BrokerError(f"{self.display}: {refusal}") from None
-            raise BrokerUnavailable(f"can't reach {self.display}: {reason}; {self._advice(reason)}") from None
+            raise BrokerUnavailable(f"can't reach {self.display}: {_plain(reason, self.display)}; {self._advice(reason)}") from None
         except redis.ResponseError as error:
             text = str(error)
             if text.startswith(("WRONGPASS", "NOAUTH", "NOPERM")):
-                raise BrokerError(f"{self.display} refused the user or password: {text}") from None
+                raise BrokerError(self._refused(text)) from None
             raise BrokerError(f"{self.display}: {text}") from None
         except redis.InvalidResponse as error:
             raise BrokerError(f"{self.display} does not answer as a Redis server does ({error}); {_SPEAKS_TLS}") from None
@@ -193,9 +197,20 @@ class Connector:
         except redis.RedisError as error:
             raise BrokerError(f"{self.display}: {error}") from None
 
+    def _refused(self, text: str) -> str:
+        """Return the message about a user or password that is missing or wrong."""
+        if self._discovery.options.get("username") and not self._discovery.options.get("password") and not self._password_file:
+            return f"{self.display} wants a password, and the URL has a user only; a password alone has a colon before it: {_HOW}"
+        if _WANTS_PASSWORD.search(text):
+            return f"{self.display} wants a password: {_HOW}"
+        return f"{self.display} refused the user or password: {text}"
+
     def _advice(self, reason: str) -> str:
         """Return advice about a server that can't be reached."""
         late, cut = reason.startswith("Timeout"), _CUT.search(reason)
+        if _WANTS_PASSWORD.search(reason):
+            by_sentinel = isinstance(self._discovery, BySentinel)
+            return "the Sentinels want ?sentinel_password=… or ?sentinel_password_file=… in the URL" if by_sentinel else _HOW
         # A server that has answered once speaks the right protocol, and who runs it knows how it is started.
         if self._reached:
             return "it answered before, so it is tried again"
@@ -208,22 +223,15 @@ class Connector:
         return _SPEAKS_TLS
 
 
-def redact(url: str) -> str:
-    """Return the URL without its passwords, fit for logs."""
-    return _PASSWORD.sub(lambda found: f"{found[2]}***" if found[2] else f"{found[1]}:***@", url)
-
-
-def _check_user(url: str) -> None:
-    """Refuse a URL whose user or password ends it too early: the rest would be taken for a path, and parts of it be shown.
-
-    Raises:
-        ValueError: a character must be written in another way.
-    """
-    server, end, rest = _END_OF_SERVER.match(url.partition("://")[2]).groups()  # type: ignore[union-attr] # it matches every text
-    # A parameter may have an @ in its value.
-    where = rest.partition("=")[0] if end == "?" else rest.partition("?")[0]
-    if "@" in where and "@" not in server:
-        raise ValueError("in a user's name and password, write / as %2F, # as %23 and ? as %3F")
+def _plain(reason: str, display: str) -> str:
+    """Return redis-py's reason for a failed connect, without an address that ``display`` has."""
+    found = _ADDRESS.match(reason)
+    if found is None:
+        return reason
+    told = reason[found.end() :]
+    if _FAILED.fullmatch(told) and found[1]:
+        told = os.strerror(int(found[1]))
+    return told if found["place"] in display else f"{found['place']}: {told}"
 
 
 def _check(options: dict[str, Any]) -> None:

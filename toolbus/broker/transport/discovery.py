@@ -15,7 +15,7 @@ from toolbus.broker.transport.ask_nodes import TIMEOUT, AskPolicy, ask_each
 
 _CLUSTER_PORT = 6379
 # All nodes know the slots, so one answer will do, and a second node is asked only when the first is late.
-_ONE_NODE = AskPolicy(enough=1, head_start=0.1)
+_ONE_NODE = AskPolicy(head_start=0.1)
 
 
 class Node(NamedTuple):
@@ -131,9 +131,17 @@ def nodes_of(parts: SplitResult, usual: int) -> list[Node]:
     for place in places:
         found = urlsplit(f"//{place}")
         if not found.hostname:
-            raise ValueError(f"{place!r} is no host")
-        nodes.append(Node(found.hostname, found.port or usual))
+            raise ValueError("one of its hosts has no name")
+        nodes.append(Node(found.hostname, _port(found) or usual))
     return nodes
+
+
+def _port(place: SplitResult) -> int | None:
+    try:
+        return place.port
+    except ValueError:
+        # The text may be a password whose host was forgotten.
+        raise ValueError("one of its ports is no number from 0 to 65535") from None
 
 
 def base_options(parts: SplitResult, db: str) -> dict[str, Any]:

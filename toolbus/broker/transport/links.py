@@ -98,13 +98,13 @@ class Links:
         self._working.append(task)
         task.add_done_callback(self._working.remove)
 
-    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something lasting until ``leave`` cancels it; it begins again when it fails."""
-        self.start(self._keep(name, work))
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, every: float) -> None:
+        """Do something lasting until ``leave`` cancels it; it begins again when it fails. ``every`` is as for ``keep_running``."""
+        self.start(self._keep(name, work, every))
 
-    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], every: float) -> None:
         try:
-            await keep_running(name, work)
+            await keep_running(name, work, every=every)
         except ToolbusError as error:
             self._on_failed(error)
 
@@ -131,8 +131,8 @@ class Links:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for link in self._links:
-                self.keep("connection", link.maintain)
-            self.keep("mastership", self.mastership.run)
+                self.keep("connection", link.maintain, every=0)
+            self.keep("mastership", self.mastership.run, every=0)
             ready.set()
             await self._leaving.wait()
             for task in list(self._working):

@@ -10,28 +10,25 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from toolbus import telemetry
-from toolbus.broker.transport import clients
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.discovery import InCluster, Node
 from toolbus.broker.transport.link import Link
-from toolbus.broker.transport.sentinels import BySentinel, SentinelReport, read_report
-from toolbus.broker.transport.wire import SUBSCRIBING, Wire, pack
+from toolbus.broker.transport.observer import Observer
+from toolbus.broker.transport.sentinels import BySentinel, SentinelReport, agreed_report
 from toolbus.results import BrokerError
+from toolbus.safe_text import reason_of
 
 _POLL = 1.0
 # While a master is silent or being replaced.
 _POLL_CLOSELY = 0.1
 # For so long a Sentinel's report holds: it is asked again several times before.
 _RECENT = 3.0
-_ANSWER = 1.0
 _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
 _SILENT = 1.0
-# A planned failover takes a second or two.
+# A planned failover takes a second or two, and all Sentinels hear of one within two more.
 _REPLACING = 5.0
-_CHANNELS = ("+switch-master", "+try-failover", "+promoted-slave", "+sdown", "-sdown")
 
 
 class Mastership:
@@ -120,8 +117,9 @@ class InClusterMastership(Mastership):
 class BySentinelMastership(Mastership):
     """The mastership as Sentinels report it: a connection to each brings its events, and each is asked every second.
 
-    With the first report that another master was chosen, the links are dropped. The server is surely the master
-    while a majority has said so within three seconds, and none that it is being replaced.
+    When a majority names another master, the links are dropped. The server is surely the master while a majority has said so within
+    three seconds, and none that it is being replaced, or has been: that is believed of one Sentinel for five seconds, in which the
+    others hear of it.
     """
 
     def __init__(
@@ -136,24 +134,28 @@ class BySentinelMastership(Mastership):
         self._monotonic = monotonic
         self._discovery = discovery
         self._reports: dict[Node, tuple[SentinelReport, float]] = {}
-        self._acted_on = -1
+        self._followed: SentinelReport | None = None
         self._was_sure: bool | None = None
-        self._replacing_since: float | None = None
+        self._doubted: dict[Node, float] = {}
+        self._outvoted: set[Node] = set()
 
     @property
     def sure(self) -> bool:
         """True when a majority of the Sentinels says so, and none that it is being replaced."""
-        nodes = {link.server.node if link.connected and link.server is not None else None for link in self._links}
+        nodes = self._connected_to()
         since = self._monotonic() - _RECENT
         reports = [report for report, heard in self._reports.values() if heard >= since]
-        if len(nodes) > 1 or any(report.replacing for report in reports):
+        if len(nodes) > 1 or not self.steady or any(report.replacing for report in reports):
             return False
         return sum(report.node in nodes and not report.down for report in reports) >= self._discovery.majority
 
     @property
     def steady(self) -> bool:
-        """True when no Sentinel says that the server is being replaced, or has said so for long: a failover may come to nothing."""
-        return self._replacing_since is None or self._monotonic() - self._replacing_since > _REPLACING
+        """True when no Sentinel doubts the server, or has for long: a failover may come to nothing."""
+        return not self._doubted or self._monotonic() - max(self._doubted.values()) > _REPLACING
+
+    def _connected_to(self) -> set[Node | None]:
+        return {link.server.node if link.connected and link.server is not None else None for link in self._links}
 
     async def run(self) -> None:
         """Follow every Sentinel."""
@@ -165,16 +167,19 @@ class BySentinelMastership(Mastership):
         delay = _RETRY_FIRST
         while True:
             observer = Observer(self._connector.at(node), self._discovery, node)
+            opened = self._monotonic()
             try:
                 await observer.open()
                 while True:
                     asked = self._monotonic()
                     report = await observer.ask()
-                    delay = _RETRY_FIRST
+                    # One that answers and ends the connection each time is not asked more often than one that does not answer.
+                    if asked - opened > _RECENT:
+                        delay = _RETRY_FIRST
                     self.hear(node, report, asked)
                     await observer.event(_POLL_CLOSELY if report.down or report.replacing else _POLL)
             except Exception as error:  # noqa: BLE001 - whatever one Sentinel answers, it is asked again, and the others are heard
-                telemetry.log.info("sentinel.lost", server=f"{node.host}:{node.port}", error=str(error) or type(error).__name__)
+                telemetry.log.info("sentinel.lost", server=f"{node.host}:{node.port}", error=reason_of(error))
             finally:
                 observer.close()
                 self._reports.pop(node, None)
@@ -188,17 +193,29 @@ class BySentinelMastership(Mastership):
         self._judge()
 
     def _judge(self) -> None:
-        newest = max((report for report, _ in self._reports.values()), key=lambda report: report.epoch, default=None)
-        self._discovery.newest = newest
-        if not any(report.replacing for report, _ in self._reports.values()):
-            self._replacing_since = None
-        elif self._replacing_since is None:
-            self._replacing_since = self._monotonic()
-        # Older reports than what the links were connected by say nothing new.
-        if newest is not None and not newest.down and newest.epoch > max(self._acted_on, self._discovery.epoch):
-            self._acted_on = newest.epoch
-            self._drop(self._links_elsewhere(newest.node), f"{newest.node.host}:{newest.node.port} is the master now")
+        agreed = agreed_report([report for report, _ in self._reports.values() if not report.down], self._discovery.majority)
+        self._discovery.agreed = agreed
+        if agreed is not None:
+            before, self._followed = self._followed, agreed
+            # By the first one the links are where they belong, unless the master was replaced since they were opened.
+            right = self._connected_to() <= {agreed.node, None} if before is None else before.node == agreed.node
+            if not right or (before is not None and agreed.epoch > before.epoch):
+                self._drop(self._links_elsewhere(agreed.node), f"{agreed.node.host}:{agreed.node.port} is the master now")
+        self._take_doubts(-1 if self._followed is None else self._followed.epoch)
         self.look()
+
+    def _take_doubts(self, epoch: int) -> None:
+        nodes, now = self._connected_to(), self._monotonic()
+        for sentinel in self._discovery.nodes:
+            report, _ = self._reports.get(sentinel, (None, 0.0))
+            moved = report is not None and report.node not in nodes and report.epoch > epoch
+            if report is None or not (moved or report.replacing):
+                self._doubted.pop(sentinel, None)
+                self._outvoted.discard(sentinel)
+            elif now - self._doubted.setdefault(sentinel, now) > _REPLACING and moved and sentinel not in self._outvoted:
+                self._outvoted.add(sentinel)
+                said, name = f"{report.node.host}:{report.node.port}", f"{sentinel.host}:{sentinel.port}"
+                telemetry.log.warning("sentinel.outvoted", server=self._connector.display, sentinel=name, says=said, epoch=report.epoch)
 
     def look(self) -> None:
         """Let go on what waits and may."""
@@ -213,70 +230,6 @@ class BySentinelMastership(Mastership):
         if sure or self.steady:
             for callback in self._when_admitted:
                 callback()
-
-
-class Observer(Wire):
-    """A connection to one Sentinel, which is asked and tells of events."""
-
-    def __init__(self, connector: Connector, discovery: BySentinel, node: Node) -> None:
-        self._events = asyncio.Event()
-        super().__init__(connector, on_push=self._take)
-        self._discovery = discovery
-        self._node = node
-
-    async def open(self) -> None:
-        """Connect and subscribe; raises whatever goes wrong."""
-        connection = clients.connection(self._discovery.asking_options(self._node))
-        try:
-            async with asyncio.timeout(_ANSWER):
-                await connection.connect()
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        self._take_over(connection)
-        for channel in _CHANNELS:
-            self._unanswered.append(SUBSCRIBING)
-            if self._transport is not None:
-                self._transport.write(pack(("SUBSCRIBE", channel)))
-
-    async def ask(self) -> SentinelReport:
-        """Ask the Sentinel for its report.
-
-        Raises:
-            ValueError: it does not know the master.
-            BrokerError: it does not answer as it should.
-            TimeoutError: it does not answer.
-        """
-        self._events.clear()
-        async with asyncio.timeout(_ANSWER):
-            return read_report(*await asyncio.gather(*(self.execute(*question) for question in self._discovery.questions())))
-
-    async def event(self, seconds: float) -> None:
-        """Wait for an event of our master's, at most so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._events.wait()
-        except TimeoutError:
-            return
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._closing = True
-        self.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits."""
-        self._transport = None
-        self._closing = True
-        lost = [command for command in (*self._unanswered, *self._unsent) if command is not SUBSCRIBING]
-        self._unanswered.clear()
-        self._unsent.clear()
-        self._answer_lost(lost, str(exc or "closed by the server"))
-        self._events.set()
-
-    def _take(self, message: list[Any]) -> None:
-        if len(message) == 3 and self._discovery.name.encode() in bytes(message[2]).split(b" "):
-            self._events.set()
 
 
 def mastership(connector: Connector, links: Sequence[Link], on_moved: Callable[[], None]) -> Mastership:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote
 
 import redis
 
+from toolbus.broker.reading import integer
 from toolbus.broker.transport import clients
 from toolbus.broker.transport.ask_nodes import TIMEOUT, AskPolicy, ask_each
 from toolbus.broker.transport.discovery import Node, base_options, nodes_of, tls_options
 from toolbus.broker.transport.passwords import read_password
 
 _PORT = 26379
-# One that was cut off from the others may not know of a failover: more of them are heard, if they are quick.
+_MOST_PORT = 65_535
+# Others are waited for after a lone answer: one that was cut off from them may not know of a failover.
 _GRACE = 0.2
 _DOWN = frozenset({"s_down", "o_down", "disconnected"})
 
@@ -24,7 +26,7 @@ class SentinelReport(NamedTuple):
 
     Attributes:
         node: the master, also while it is being replaced by it.
-        epoch: grows with each failover, so the report with the highest is the newest.
+        epoch: grows with each failover, so of true reports the one with the highest is the newest.
         down: whether it is silent.
         replacing: whether another one is being put in its place.
     """
@@ -41,8 +43,7 @@ class BySentinel:
     Attributes:
         name: the master's.
         nodes: the Sentinels of the URL.
-        newest: the newest report that a process which follows the Sentinels has, while it has any.
-        epoch: of the first report that was looked for.
+        agreed: the report of the majority, in a process that follows the Sentinels and while one agrees.
     """
 
     def __init__(self, parts: SplitResult, tls: Mapping[str, str]) -> None:
@@ -52,8 +53,7 @@ class BySentinel:
         self.name = path[0]
         self.nodes = nodes_of(parts, _PORT)
         self.options = {**base_options(parts, path[1] if len(path) == 2 else "0"), **tls}
-        self.newest: SentinelReport | None = None
-        self.epoch = -1
+        self.agreed: SentinelReport | None = None
         self._password_file = _password_file(parts)
         self._asking = _credentials(parts) | (tls_options(self.options) if _sentinels_speak_tls(parts) else {})
 
@@ -63,17 +63,22 @@ class BySentinel:
         return len(self.nodes) // 2 + 1
 
     def find(self) -> Node:
-        """Ask the Sentinels, all at once; the newest report of a majority, or of those that answer in time, counts."""
+        """Ask the Sentinels, all at once; the master that a majority names counts, else what those that answer in time make likely."""
         try:
-            reports = ask_each(self.nodes, self._ask, AskPolicy(enough=self.majority, grace=_GRACE))
+            reports = ask_each(self.nodes, self._ask, AskPolicy(self._patience))
         except redis.ConnectionError as error:
             raise redis.ConnectionError(f"no Sentinel knows a master {self.name!r}: {error}") from None
-        if self.newest is not None and not self.newest.down:
-            reports.append(self.newest)
-        newest = max(reports, key=lambda report: report.epoch)
-        if self.epoch < 0:
-            self.epoch = newest.epoch
-        return newest.node
+        agreed = [report for report in (agreed_report(reports, self.majority), self.agreed) if report is not None]
+        if agreed:
+            return max(agreed, key=lambda report: report.epoch).node
+        # Where a majority was heard without agreeing, one Sentinel with a wrong epoch must not have its way.
+        reports.sort(key=lambda report: report.epoch, reverse=True)
+        return reports[max(0, len(reports) - self.majority)].node
+
+    def _patience(self, reports: Sequence[SentinelReport]) -> float:
+        if agreed_report(reports, self.majority) is not None:
+            return 0.0
+        return _GRACE if len({report.node for report in reports}) == 1 else TIMEOUT
 
     def redirected(self, node: Node) -> None:
         """Ignore it: the Sentinels say it."""
@@ -102,18 +107,27 @@ class BySentinel:
         return report
 
 
+def agreed_report(reports: Sequence[SentinelReport], majority: int) -> SentinelReport | None:
+    """Return the report of the master that a majority names, with the highest epoch that a majority confirms; None when it names none."""
+    for node in {report.node for report in reports}:
+        same = sorted((report for report in reports if report.node == node), key=lambda report: report.epoch, reverse=True)
+        if len(same) >= majority:
+            return same[majority - 1]
+    return None
+
+
 def read_report(state: Any, address: Any) -> SentinelReport:
     """Return a Sentinel's report from its answers to the ``questions``.
 
     Raises:
-        ValueError: they can't be read, or it does not know the master.
+        ValueError: it does not know the master, or they can't be read; they may raise anything else, too.
     """
     if not state or not address:
         raise ValueError("the Sentinel does not know the master")
     pairs: Iterable[tuple[Any, Any]] = state.items() if isinstance(state, dict) else zip(state[::2], state[1::2], strict=True)
     fields = {_text(name): _text(value) for name, value in pairs}
     flags = set(fields.get("flags", "").split(","))
-    node = Node(_text(address[0]), int(address[1]))
+    node = Node(_text(address[0]), integer(address[1], least=1, most=_MOST_PORT))
     # Once another one has been promoted the address is that one's, and the flags are still the old one's.
     same = (node.host, str(node.port)) == (fields.get("ip"), fields.get("port"))
     return SentinelReport(

@@ -259,7 +259,7 @@ class Dispatcher:
         if call.arguments is not None and type(call.arguments) is not dict and not isinstance(call.arguments, Mapping):
             return wrong_arguments(call.arguments)
         name = call.target.tool
-        if not name:
+        if not name and (call.target.service or name == ""):
             service, config = call.target.service, call.target.config
             descriptor, available = catalogue.service(service)
             if descriptor is None:
@@ -267,7 +267,11 @@ class Dispatcher:
             if not available:
                 return unavailable(f"service {service!r}", service)
             return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config)
-        tool = catalogue.tools.get(name)
+        try:
+            tool = catalogue.tools.get(name)
+        except TypeError:
+            # It can't be a key, so it is no text.
+            tool = None
         if tool is None or (tool.descriptor.tenants and not tool.is_for(call.options.get("user", ""))):
             return unknown_tool(name, catalogue, call.options.get("user", ""))
         if not tool.available:

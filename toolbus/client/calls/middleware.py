@@ -11,10 +11,12 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
+from toolbus.client.calls.refusals import check_name
 from toolbus.envelope import new_id
 from toolbus.events import Event, Finished, Text, size_of
 from toolbus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult
+from toolbus.safe_text import reason_of, type_name
 
 # Seconds that a closing bus waits for middleware that does not end when it is cancelled.
 _CLOSING = 2.0
@@ -134,6 +136,8 @@ class MiddlewareRunner:
 
     def make_call(self, target: CallTarget, arguments: Any, options: Mapping[str, Any], *, streaming: bool) -> Call:
         """Return a call that has not been started yet, see ``Dispatcher.make_call``."""
+        if target.tool or not target.service:
+            check_name(target.tool)
         done: asyncio.Future[ToolResult] = self._dispatcher.check().loop.create_future()
         limit = self._dispatcher.settings.call_buffer
         host, started = self._dispatcher, time.monotonic()
@@ -181,9 +185,11 @@ class MiddlewareRunner:
             outer.misused(error)
         except ToolError as error:
             outer.finish(ToolResult.fail(error.error))
-        except Exception as error:  # noqa: BLE001 - middleware is the application's code, and its failure is the call's
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - middleware is the application's code: SystemExit would end the event loop
             telemetry.log.exception("middleware.failed", id=outer.id, tool=outer.target.tool or outer.target.service)
-            outer.finish(ToolResult.fail(ErrorInfo("tool_error", type(error).__name__, f"the middleware failed: {error}")))
+            outer.finish(ToolResult.fail(ErrorInfo("tool_error", type_name(error), f"the middleware failed: {reason_of(error)}")))
         finally:
             if not outer.done:
                 outer.finish(ToolResult.fail(ErrorInfo("cancelled", message="cancelled by the middleware")))

@@ -7,7 +7,20 @@ import msgspec
 from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
-from toolbus.results import ErrorInfo
+from toolbus.results import ConfigurationError, ErrorInfo
+from toolbus.rules import told
+from toolbus.safe_text import type_name
+
+
+def check_name(name: object) -> None:
+    """Refuse what can't be a tool's name.
+
+    Raises:
+        ConfigurationError: it is no text.
+    """
+    if not isinstance(name, str):
+        raise ConfigurationError(f"the name of a tool is a text, not {told(name)}")
+
 
 NOT_TAKEN = "not_taken"
 """The code of a call whose time was up before a worker took it."""
@@ -16,17 +29,23 @@ NOT_FINISHED = "not_finished"
 
 
 def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
-    """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names.
+    """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names that the user may see.
 
     One that this bus has known is ``unavailable``.
+
+    Raises:
+        ConfigurationError: the name is no text.
     """
-    for refused in catalogue.refused():
-        if refused.name == name:
-            return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
-    former = None if name in catalogue.tools else catalogue.former.get(name)
-    if former is not None and (not former.descriptor.tenants or former.is_for(user)):
-        return withdrawn(former, catalogue)
-    near = catalogue.near(name)
+    check_name(name)
+    # One that is there is hidden from this user, who learns nothing of what became of its name.
+    if name not in catalogue.tools:
+        for refused in catalogue.refused():
+            if refused.name == name:
+                return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
+        former = catalogue.former.get(name)
+        if former is not None and former.is_for(user):
+            return withdrawn(former, catalogue)
+    near = catalogue.near(name, user)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
     return ErrorInfo("not_found", message=f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
 
@@ -62,7 +81,7 @@ def unfinished(error: ErrorInfo) -> ErrorInfo:
 
 def wrong_arguments(arguments: object) -> ErrorInfo:
     """Return ``invalid_arguments`` for arguments that are no object."""
-    return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type(arguments).__name__}")
+    return ErrorInfo("invalid_arguments", message=f"arguments must be an object, not {type_name(arguments)}")
 
 
 def refusal_of(verdict: Verdict, service: str) -> ErrorInfo:

@@ -14,6 +14,7 @@ from toolbus.broker import protocols
 from toolbus.client.confirmations.confirmation import Confirmation, Confirmer
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, denied
 from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, ErrorInfo, ToolError
+from toolbus.rules import told
 
 # Seconds that an answer of this process waits for the server to say that it is the first one.
 _TELLING = 1.0
@@ -225,13 +226,17 @@ async def _ask(confirmer: Confirmer, confirmation: Confirmation) -> None:
     except TimeoutError:
         # The executor's timeout, or one of the confirmer's own: both mean that no answer came.
         raise
-    except ConfigurationError:
+    except (ConfigurationError, asyncio.CancelledError, GeneratorExit):
         raise
-    except Exception:  # noqa: BLE001 - an error of the application's code is no permission
+    except BaseException:  # noqa: BLE001 - an error of the application's code is no permission, and SystemExit would end the event loop
         telemetry.log.exception("confirmation.failed", tool=confirmation.tool, id=confirmation.call)
         confirmation.deny("asking for it failed")
         return
     if said is True:
         confirmation.allow()
-    elif said is not None:
+    elif said is False:
         confirmation.deny()
+    elif said is not None:
+        error = f"the confirmer returned {told(said)}; it returns True, False or None"
+        telemetry.log.error("confirmation.failed", tool=confirmation.tool, id=confirmation.call, error=error)
+        confirmation.deny("the confirmer answered neither True nor False")

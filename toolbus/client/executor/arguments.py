@@ -7,9 +7,7 @@ from typing import Any
 
 from toolbus.client.tools.tool import Tool
 from toolbus.results import DescriptorError, ToolError
-from toolbus.schema import Validator, refusal
-from toolbus.schema.casting import cast
-from toolbus.schema.repair import parse
+from toolbus.schema import Checker, refusal
 
 _MOST_PREPARERS = 20_000
 
@@ -21,6 +19,8 @@ def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
         ToolError: ``invalid_arguments``: they can't be read without guessing.
     """
     if isinstance(arguments, (str, bytes)):
+        from toolbus.schema.repair import parse  # noqa: PLC0415 - only models send text
+
         return parse(arguments)
     if arguments is None:
         return {}, []
@@ -37,8 +37,12 @@ class Preparer:
     def __init__(self, tool: Tool) -> None:
         self.tool = tool
         self._schema = tool.descriptor.schema
-        # The types of the two-tier form are for the model and not enforced, but they tell what a text stands for.
-        self._shape = None if tool.descriptor.arguments is None or self._schema is None else Validator(self._schema)
+        self._shape: Checker | None = None
+        if tool.descriptor.arguments is not None and self._schema is not None:
+            from toolbus.schema import Validator  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+
+            # The types of the two-tier form are for the model and not enforced, but they tell what a text stands for.
+            self._shape = Validator(self._schema)
 
     def prepare(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Arguments that the tool takes, and what was changed in them.
@@ -57,6 +61,8 @@ class Preparer:
                 raise
         else:
             return arguments, []
+        from toolbus.schema.casting import cast  # noqa: PLC0415 - most arguments fit as they are
+
         arguments, changes = cast(arguments, self._schema)
         self.tool.check(arguments)
         return arguments, changes

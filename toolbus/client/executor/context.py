@@ -6,6 +6,7 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import Any, Self
 
+from toolbus import rules
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.grant import Grant
@@ -14,8 +15,18 @@ from toolbus.client.executor.state import BusState
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
-from toolbus.options import seconds
-from toolbus.results import ConfigurationError, ErrorInfo
+from toolbus.results import ErrorInfo
+
+RULES: Mapping[str, rules.Rule] = {
+    "tools": rules.or_none(rules.Rule("a view of tools (bus.tools.filter(…))", lambda value: isinstance(value, ToolView))),
+    "output_limit": rules.whole("a number of characters above 0", 1),
+    "confirmer": rules.or_none(rules.FUNCTION),
+    "confirm_timeout": rules.number("a finite number of seconds above 0", above=0, most=1e9),
+    "confirm_anywhere": rules.or_none(rules.FLAG),
+    "sequential": rules.TEXTS,
+    "model": rules.TEXT,
+}
+_USUAL = (None, LIMIT, None, PATIENCE, None, (), "")
 
 
 class ExecutorContext:
@@ -45,16 +56,17 @@ class ExecutorContext:
         sequential: Collection[str] = (),
         model: str = "",
     ) -> None:
-        if output_limit < 1:
-            raise ConfigurationError(f"output_limit must be at least 1, not {output_limit!r}")
+        said = (tools, output_limit, confirmer, confirm_timeout, confirm_anywhere, sequential, model)
+        if said != _USUAL:
+            rules.check(dict(zip(RULES, said, strict=True)), RULES, "the executor")
         self._state = state
         self._tools = tools
         self._seen: tuple[ToolView, ToolView] | None = None
         self._options = options or {}
-        self._sequential = frozenset(sequential)
+        self._sequential = frozenset(rules.names(sequential))
         self.output_limit = output_limit
         self.confirmer = confirmer
-        self.confirm_timeout = seconds(confirm_timeout, "confirm_timeout")
+        self.confirm_timeout = confirm_timeout
         self.confirm_anywhere = confirmer is None if confirm_anywhere is None else confirm_anywhere
         self.model = model
         self.memories = state.memories

@@ -90,7 +90,7 @@ class EventBus:
         for observer in [*self._observers]:
             try:
                 observer(event)
-            except Exception:  # noqa: BLE001 - observers are the application's own code, and calls must not depend on it
+            except BaseException:  # noqa: BLE001 - observers are the application's own code: SystemExit would end the event loop
                 telemetry.log.exception("observer.failed", tool=event.tool, id=event.id)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import type_name
 
 Shape = Literal["chat", "responses", "anthropic"]
 
@@ -77,7 +78,7 @@ def _listed(message: object) -> Sequence[object]:
         return _within(message)
     if isinstance(message, Sequence) and not isinstance(message, (str, bytes)):
         return message
-    raise ConfigurationError(f"tool calls come in a message, a response or a list, not in {type(message).__name__}")
+    raise ConfigurationError(f"tool calls come in a message, a response or a list, not in {type_name(message)}")
 
 
 def _within(message: Mapping[str, Any]) -> Sequence[object]:
@@ -107,7 +108,7 @@ def _call(item: object, index: int) -> ModelCall | None:
     if isinstance(item, ModelCall):
         return item
     if not isinstance(item, Mapping):
-        return ModelCall(f"call_{index}", "", problem=f"a tool call must be an object, not {type(item).__name__}")
+        return ModelCall(f"call_{index}", "", problem=f"a tool call must be an object, not {type_name(item)}")
     kind, function = item.get("type"), _plain(item.get("function") or item.get("custom"))
     if kind == "function_call":
         return _made(item.get("call_id") or item.get("id"), item.get("name"), item.get("arguments"), "responses", index)

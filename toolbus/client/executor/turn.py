@@ -27,6 +27,7 @@ from toolbus.client.tools.tool import Tool
 from toolbus.envelope import new_run
 from toolbus.events import Asked, Finished, size_of
 from toolbus.results import ConfigurationError, ErrorInfo, ToolError, ToolResult
+from toolbus.safe_text import type_name
 
 # Limits of a turn's unread events; beyond, the calls wait for the reader.
 _MOST_EVENTS = 1000
@@ -163,7 +164,7 @@ class Turn:
             result = ToolResult.fail(ErrorInfo("unavailable", "not_open", str(error)))
         except Exception as error:  # noqa: BLE001 - a bug of ours: the siblings go on, and the model is told
             telemetry.log.exception("execution.bug", tool=running.name, id=running.call.id)
-            result = ToolResult.fail(ErrorInfo("tool_error", type(error).__name__, "the call could not be made"))
+            result = ToolResult.fail(ErrorInfo("tool_error", type_name(error), "the call could not be made"))
         finally:
             self._finish(running, result)
 

@@ -17,6 +17,7 @@ from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
 from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema import mended_document
 
 
@@ -62,9 +63,12 @@ class Catalogue:
         published = (tool for record in self.services.values() for tool in record.refused)
         return sorted([*published, *self._hidden(), *self._refused_services.values(), *self._refused_items.values()])
 
-    def near(self, name: str) -> list[str]:
-        """Names that look like a wrong one."""
-        return difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
+    def near(self, name: str, user: str | None = None) -> list[str]:
+        """Return names that look like a wrong one, of tools that a user may see; of all tools for None."""
+        names = self.names()
+        if user is not None and self.restricted():
+            names = [each for each in names if self.tools[each].is_for(user)]
+        return difflib.get_close_matches(name, names, n=3, cutoff=0.5)
 
     def service(self, id: str) -> tuple[ServiceDescriptor | None, bool]:
         """Return the descriptor of a service, named by its id or queue, or None, and whether it can be called now.
@@ -265,7 +269,7 @@ def _descriptor(kind: str, name: str, decoded: object) -> ServiceDescriptor | di
         DescriptorError: it can't be used.
     """
     if not isinstance(decoded, dict):
-        raise DescriptorError(f"a descriptor is a JSON object, not {type(decoded).__name__}")
+        raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
     if kind not in {"tool", "tool-service"}:
         raise DescriptorError("its key is neither tool/NAME nor tool-service/ID nor toolkit/NAME")
     if kind == "tool" and not is_tool_document(decoded):

@@ -17,7 +17,7 @@ from toolbus.display import harmless
 from toolbus.encoding import encode_json
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object
-from toolbus.schema.strict import ANTHROPIC, OPENAI, Dialect, flat, strict
+from toolbus.schema.dialects import ANTHROPIC, OPENAI, Dialect, flat, strict
 
 Definition = dict[str, Any]
 Key = tuple[Format, bool, bool, Hashable]

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 from toolbus import sync
 from toolbus.compat.awaiting import finished
 from toolbus.results import ToolResult as BusResult
+from toolbus.safe_text import reason_of, type_name
 
 DEFAULT_MODEL = "glm-5"
 
@@ -98,7 +99,7 @@ class ToolRegistry:
         try:
             result = finished(tool.handler(arguments))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler must not end its agent
-            return ToolResult.fail(str(error) or type(error).__name__).to_dict()
+            return ToolResult.fail(reason_of(error)).to_dict()
         return result.to_dict() if isinstance(result, ToolResult) else ToolResult.ok(result).to_dict()
 
 
@@ -135,7 +136,7 @@ class BusRegistry:
         try:
             return self._call(name, arguments).to_dict()
         except Exception as error:  # noqa: BLE001 - as the local registry does
-            return ToolResult.fail(str(error) or type(error).__name__).to_dict()
+            return ToolResult.fail(reason_of(error)).to_dict()
 
     def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         # Executed like a model's call, which waits for a confirmation where the tool needs one.
@@ -192,7 +193,7 @@ def _arguments(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise ValueError(f"it is a {type(given).__name__}")  # noqa: TRY004 - reported to the model like other malformed text
+        raise ValueError(f"it is a {type_name(given)}")  # noqa: TRY004 - reported to the model like other malformed text
     return given
 
 

@@ -15,6 +15,7 @@ from toolbus.client.executor.observers import EventBus, ToolEvent
 from toolbus.envelope import new_id
 from toolbus.events import Finished
 from toolbus.results import ConfigurationError, ToolResult
+from toolbus.safe_text import reason_of
 from toolbus.toolkit.learning.records import Execution, RecordError, encode, outcome_of
 from toolbus.toolkit.learning.stores import ExecutionStore
 
@@ -158,7 +159,7 @@ class Recorder:
         try:
             self._store.append(good)
         except Exception as error:  # noqa: BLE001 - a full disk, say, must not end the recording of what follows
-            self._drop(len(good), str(error))
+            self._drop(len(good), reason_of(error))
 
     def _drop(self, count: int, reason: str) -> None:
         self.dropped += count

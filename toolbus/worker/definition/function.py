@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
+from toolbus import rules
 from toolbus.descriptors import Effect, effect_flaw
 from toolbus.results import ConfigurationError
+from toolbus.worker.definition.options import TOOL
 from toolbus.worker.definition.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,13 +43,13 @@ class FunctionTool:
         description: str | None,
         parameters: Mapping[str, Any] | None,
         category: str,
-        groups: Iterable[str],
+        groups: Collection[str],
         service: str | None,
         effect: Effect,
         timeout: float,
         output_limit: int,
         confirm: bool,
-        tenants: Iterable[str],
+        tenants: Collection[str],
         retry: Retry | None,
         cache: bool | None,
         isolation: Isolation,
@@ -56,6 +58,12 @@ class FunctionTool:
         defined = _defined(function)
         self.module: str = defined.__module__
         self.qualname: str = defined.__qualname__
+        said = {
+            "name": name, "description": description, "parameters": parameters, "category": category, "groups": groups,
+            "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm,
+            "tenants": tenants, "retry": retry, "cache": cache, "isolation": isolation, "memory_limit": memory_limit,
+        }  # fmt: skip
+        rules.check(said, TOOL, f"the tool {self.qualname!r} of {self.module}")
         flaw = effect_flaw(effect)
         if flaw:
             raise ConfigurationError(f"the tool {self.qualname!r} of {self.module}: {flaw}")
@@ -70,12 +78,12 @@ class FunctionTool:
         self.description = description
         self.parameters = parameters
         self.category = category
-        self.groups = tuple(groups)
+        self.groups = rules.names(groups)
         self.effect: Effect = effect
         self.timeout = timeout
         self.output_limit = output_limit
         self.confirm = confirm
-        self.tenants = (tenants,) if isinstance(tenants, str) else tuple(tenants)
+        self.tenants = rules.names(tenants)
         self.retry = retry
         self.cache = cache
         self.origin = f"{self.module}.{self.qualname}"
@@ -92,10 +100,8 @@ class FunctionTool:
             raise ConfigurationError(f"{where} is a method, whose object other processes do not have; isolation='process' is for functions")
         if self.isolation and sys.platform == "win32":
             raise ConfigurationError(f"{where} has isolation='process', which needs the processes of a Unix system")
-        if self.memory_limit < 0 or (self.memory_limit and not self.isolation):
-            raise ConfigurationError(
-                f"{where} has memory_limit={self.memory_limit}: it is a number of bytes, and needs isolation='process'"
-            )
+        if self.memory_limit and not self.isolation:
+            raise ConfigurationError(f"{where} has memory_limit={self.memory_limit}, which needs isolation='process'")
         if self.memory_limit and not sys.platform.startswith("linux"):
             raise ConfigurationError(f"{where} has a memory_limit, which only Linux enforces")
 
@@ -113,13 +119,13 @@ def tool(
     parameters: Mapping[str, Any] | None = None,
     category: str = "general",
     *,
-    groups: Iterable[str] = (),
+    groups: Collection[str] = (),
     service: str | None = None,
     effect: Effect = "",
     timeout: float = 0.0,
     output_limit: int = 0,
     confirm: bool = False,
-    tenants: Iterable[str] = (),
+    tenants: Collection[str] = (),
     retry: Retry | None = None,
     cache: bool | None = None,
     isolation: Isolation = "",
@@ -132,13 +138,13 @@ def tool(
     parameters: Mapping[str, Any] | None = None,
     category: str = "general",
     *,
-    groups: Iterable[str] = (),
+    groups: Collection[str] = (),
     service: str | None = None,
     effect: Effect = "",
     timeout: float = 0.0,
     output_limit: int = 0,
     confirm: bool = False,
-    tenants: Iterable[str] = (),
+    tenants: Collection[str] = (),
     retry: Retry | None = None,
     cache: bool | None = None,
     isolation: Isolation = "",
@@ -156,7 +162,7 @@ def tool(
         description: what the model reads; the docstring when left out.
         parameters: JSON Schema of the arguments, enforced as given.
         category: for filtering in agents.
-        groups: for filtering in agents.
+        groups: for filtering in agents; one may be given as a text.
         service: id of another service to belong to.
         effect: ``read``, ``idempotent`` or ``once``: what a second execution would do.
         timeout: seconds a call may take unless the caller says otherwise.
@@ -170,7 +176,8 @@ def tool(
         replace: take the place of another function's tool of that name in this process.
 
     Raises:
-        ConfigurationError: another function of this process already has that name, or what is said does not go together.
+        ConfigurationError: an option has a value of another kind than it must have, another function of this process already has
+            that name, or what is said does not go together.
     """
 
     def register(decorated: F) -> F:
@@ -178,7 +185,7 @@ def tool(
         function: Callable[..., Any] = decorated.__func__ if isinstance(decorated, (staticmethod, classmethod)) else decorated
         made = FunctionTool(
             function,
-            name=name if isinstance(name, str) else None,
+            name=None if bare else name,
             description=description,
             parameters=parameters,
             category=category,
@@ -194,12 +201,12 @@ def tool(
             isolation=isolation,
             memory_limit=memory_limit,
         )
+        rules.check({"replace": replace}, TOOL, f"the tool {made.name!r} ({made.origin})")
         _register(made, replace=replace)
         return decorated
 
-    if callable(name) or isinstance(name, (staticmethod, classmethod)):
-        return register(name)
-    return register
+    bare = callable(name) or isinstance(name, (staticmethod, classmethod))
+    return register(name) if bare else register
 
 
 def tool_of(function: object) -> FunctionTool | None:
@@ -239,7 +246,8 @@ def service_name(module: str) -> str:
     """Return the service that a module's functions form: the module's name, or its file's for a script."""
     if module == "__main__":
         path = getattr(sys.modules.get("__main__"), "__file__", None)
-        return Path(path).stem if path else "main"
+        # A program that is read from standard input has "<stdin>" for a file.
+        return Path(path).stem if path and not path.startswith("<") else "main"
     return module
 
 

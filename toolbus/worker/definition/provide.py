@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import described
 from toolbus.schema import describable
 from toolbus.schema.signature import read_signature
 from toolbus.worker.definition.function import FunctionTool
@@ -106,7 +107,7 @@ class Services(Container[type]):
         try:
             return await self._life.enter_async_context(_living(source)) if _is_factory(source, type_) else source
         except Exception as error:
-            message = f"the service {type_.__qualname__} can't be made by {_origin(source)}: {type(error).__name__}: {error}"
+            message = f"the service {type_.__qualname__} can't be made by {_origin(source)}: {described(error)}"
             raise ConfigurationError(message) from error
 
     async def aclose(self) -> None:

@@ -6,7 +6,14 @@ import random
 
 import msgspec
 
-from toolbus.results import ConfigurationError
+from toolbus import rules
+
+_RULES = {
+    "attempts": rules.whole("a whole number above 0", 1),
+    "delay": rules.number("a number of seconds, 0 or more", least=0, most=1e9),
+    "most": rules.number("a number of seconds, 0 or more", least=0, most=1e9),
+    "jitter": rules.number("a number from 0 to 1", least=0, most=1),
+}
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +29,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         jitter: the fraction by which a delay is shortened at random, so that failures of one moment do not return together.
 
     Raises:
-        ConfigurationError: a value is out of its range.
+        ConfigurationError: a value is of another kind, or out of its range.
     """
 
     attempts: int = 3
@@ -31,8 +38,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.delay < 0 or self.most < 0 or not 0 <= self.jitter <= 1:
-            raise ConfigurationError(f"{self!r}: attempts must be at least 1, delay and most at least 0, jitter between 0 and 1")
+        rules.check(msgspec.structs.asdict(self), _RULES, "Retry")
 
     def after(self, attempt: int, retry_after: float | None) -> float:
         """Seconds to wait after this attempt (from 1)."""

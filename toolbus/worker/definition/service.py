@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from toolbus.descriptors import Effect
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import type_name
 from toolbus.worker.definition.retry import Retry
 
 
@@ -54,7 +55,7 @@ class ToolService:
         Raises:
             ToolError: to fail with a type, code and retry hint of its own.
         """
-        raise ConfigurationError(f"{type(self).__name__} has neither invoke() nor a @tool method for this call")
+        raise ConfigurationError(f"{type_name(self)} has neither invoke() nor a @tool method for this call")
 
     async def startup(self) -> None:
         """Prepare what all calls share; runs once, before the service takes requests."""

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
@@ -19,6 +18,7 @@ from toolbus.encoding import whole_text
 from toolbus.envelope import decode_request, encode, encode_data
 from toolbus.options import CallOptions
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.safe_text import traceback_of
 from toolbus.worker.isolation.limits import address_space, adopt_orphans, die_with_parent, leave_signals_to_worker
 from toolbus.worker.isolation.messages import JOB_HEADER, Job, Message, decode_job, framed_message
 from toolbus.worker.isolation.targets import ChildTool
@@ -236,7 +236,7 @@ def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, bef
 
 
 def _crash(error: BaseException) -> Message:
-    said = "".join(traceback.format_exception(error))
+    said = traceback_of(error)
     return Message("end", error=_encoded(error_of(error)), crashed=whole_text(said[-_CUT:]))
 
 

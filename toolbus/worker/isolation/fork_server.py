@@ -23,6 +23,7 @@ from typing import NoReturn
 import msgspec
 
 from toolbus.results import ToolbusError
+from toolbus.safe_text import described, is_a, reason_of
 from toolbus.worker import isolation
 from toolbus.worker.isolation import child as children
 from toolbus.worker.isolation.limits import LINUX, adopt_orphans, leave_signals_to_worker, native_threads, offspring
@@ -183,7 +184,7 @@ def main(descriptor: int) -> NoReturn:
     try:
         found = _prepare(setup)
     except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is told in one line
-        said = (str(error) if isinstance(error, ToolbusError) else f"{type(error).__name__}: {error}")[:2_000]
+        said = (reason_of(error) if is_a(error, ToolbusError) else described(error))[:2_000]
         worker.sendall(msgspec.json.encode(Report("refused", error=said)) + b"\n")
         os._exit(1)
     # What is never collected is never written to, and stays shared with the children.

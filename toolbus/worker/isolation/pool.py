@@ -15,6 +15,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.envelope import Request, encode
 from toolbus.results import ConfigurationError, ToolError
+from toolbus.safe_text import reason_of
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.isolation import messages
@@ -220,7 +221,7 @@ class Isolation:
         except BaseException as error:
             self._turns.release()
             if isinstance(error, OSError):
-                raise no_process(str(error)) from None
+                raise no_process(reason_of(error)) from None
             raise
         return child
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import importlib.util
 import pkgutil
 import sys
 from importlib.machinery import PathFinder
@@ -12,8 +10,15 @@ from pathlib import Path
 from types import ModuleType
 
 from toolbus.results import ConfigurationError
-from toolbus.worker.loading.installed import InstalledService, find_installed, import_installed, installed_service, installed_services
-from toolbus.worker.loading.modules import MissingModuleError, import_module
+from toolbus.worker.loading.installed import (
+    InstalledService,
+    find_installed,
+    find_module,
+    import_installed,
+    installed_service,
+    installed_services,
+)
+from toolbus.worker.loading.modules import MissingModuleError, absent, import_module
 
 
 def load(target: str) -> object:
@@ -26,10 +31,8 @@ def load(target: str) -> object:
     Raises:
         ConfigurationError: it can't be found or imported; names the line that failed.
     """
-    place, colon, name = target.partition(":")
-    if not place or (colon and not name):
-        raise ConfigurationError(f"{target!r} is no target: give a path (jokes.py, mytools/), a module, module:name, or an installed name")
-    service = None if colon or _is_path(place) else _installed(place)
+    place, name = _split(target)
+    service = None if name or _is_path(place) else _installed(place)
     if service is not None:
         place, _, name = service.target.partition(":")
         module = import_installed(service)
@@ -46,23 +49,37 @@ def load(target: str) -> object:
 
 
 def folders(targets: tuple[str, ...]) -> list[Path]:
-    """Return the folders whose files a worker of these targets is made of, for reloading."""
+    """Return the folders whose files a worker of these targets is made of, for reloading; runs none of them.
+
+    Raises:
+        ConfigurationError: a target can't be found.
+    """
     found: set[Path] = set()
     _see_here()
     for target in targets:
-        place = target.partition(":")[0]
-        path = Path(place)
+        place = _split(target)[0]
         if _is_path(place):
+            path = _checked(Path(place))
             found.add(path.resolve() if path.is_dir() else path.resolve().parent)
             continue
-        with contextlib.suppress(ImportError, ValueError):  # what isn't there is told when it is loaded
-            service = _installed(place)
-            spec = importlib.util.find_spec(place) if service is None else find_installed(service.target.partition(":")[0])
-            if spec is not None and spec.origin:
-                found.add(Path(spec.origin).parent)
-            elif spec is not None:
-                found |= {Path(folder) for folder in spec.submodule_search_locations or ()}
+        service = _installed(place)
+        name = place if service is None else service.target.partition(":")[0]
+        spec = find_module(name) if service is None else find_installed(name)
+        if spec is None:
+            raise ConfigurationError(f"{absent(name)}; {_advice(name)}")
+        if spec.origin:
+            found.add(Path(spec.origin).parent)
+        else:
+            found |= {Path(folder) for folder in spec.submodule_search_locations or ()}
     return sorted(found)
+
+
+def _split(target: str) -> tuple[str, str]:
+    """Return the place and the name in it, or an empty text."""
+    place, colon, name = target.partition(":")
+    if not place or (colon and not name):
+        raise ConfigurationError(f"{target!r} is no target: give a path (jokes.py, mytools/), a module, module:name, or an installed name")
+    return place, name
 
 
 def _is_path(place: str) -> bool:
@@ -83,12 +100,8 @@ def _is_here(name: str) -> bool:
 
 
 def _from_path(path: Path) -> ModuleType:
-    path = path.resolve() if path.is_dir() else path
-    if not path.is_dir() and not path.is_file():
-        raise ConfigurationError(f"there is no file or folder {str(path)!r}")
-    name = path.name if path.is_dir() else path.stem
-    if not name.isidentifier():
-        raise ConfigurationError(f"{path.name} can't be imported: rename it to letters, digits and _")
+    path = _checked(path)
+    name = _name_of(path)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -98,6 +111,20 @@ def _from_path(path: Path) -> ModuleType:
     if known is not None:
         raise ConfigurationError(f"{path.name} has the name of another module ({known.__name__}); rename it")
     return _from_name(name)
+
+
+def _checked(path: Path) -> Path:
+    """Return the path of a file or folder that can be imported."""
+    path = path.resolve() if path.is_dir() else path
+    if not path.is_dir() and not path.is_file():
+        raise ConfigurationError(f"there is no file or folder {str(path)!r}")
+    if not _name_of(path).isidentifier():
+        raise ConfigurationError(f"{path.name} can't be imported: rename it to letters, digits and _")
+    return path
+
+
+def _name_of(path: Path) -> str:
+    return path.name if path.is_dir() else path.stem
 
 
 def _from_name(name: str) -> ModuleType:
@@ -115,10 +142,9 @@ def _advice(name: str) -> str:
     if not package:
         names = {each.name for each in installed_services()} | {path.name for path in Path.cwd().glob("*.py")}
     else:
-        with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(package)
-            places = None if spec is None else spec.submodule_search_locations
-            names = {each.name for each in pkgutil.iter_modules(places or [])}
+        spec = find_module(package)
+        places = None if spec is None else spec.submodule_search_locations
+        names = {each.name for each in pkgutil.iter_modules(places or [])}
     near = [f"{package}{dot}{each}" for each in difflib.get_close_matches(last, sorted(names), n=3)]
     return f"did you mean {', '.join(near)}?" if near else "`toolbus workers` lists the installed services"
 

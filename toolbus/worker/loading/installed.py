@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.metadata
-import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from toolbus.results import ConfigurationError
 from toolbus.worker.loading.modules import import_module
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "toolbus.workers"
 
@@ -62,6 +65,8 @@ class Described(msgspec.Struct, frozen=True):
 @functools.cache
 def installed_services() -> tuple[InstalledService, ...]:
     """Return the services of every installed distribution, sorted by name; two distributions may offer the same name."""
+    import importlib.metadata  # noqa: PLC0415 - a worker that serves files does without it, and it loads many others
+
     found = {
         InstalledService(point.name, _target(point), "" if point.dist is None else point.dist.name, tuple(point.extras))
         for point in importlib.metadata.entry_points(group=GROUP)
@@ -113,13 +118,24 @@ def import_installed(service: InstalledService) -> ModuleType:
 
 def find_installed(name: str) -> ModuleSpec | None:
     """Return where an installed module is, without importing anything; packages in the current folder do not count."""
-    path: list[str] | None = _installed_path(name.partition(".")[0])
-    spec: ModuleSpec | None = None
-    for depth in range(name.count(".") + 1):
-        spec = PathFinder.find_spec(".".join(name.split(".")[: depth + 1]), path)
+    top = name.partition(".")[0]
+    return _below(PathFinder.find_spec(top, _installed_path(top)), name)
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Return where any module is, without importing anything."""
+    try:
+        return _below(find_spec(name.partition(".")[0]), name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _below(spec: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    """Return where a module is, given where its topmost package is."""
+    for depth in range(1, name.count(".") + 1):
         if spec is None:
             return None
-        path = list(spec.submodule_search_locations or ())
+        spec = PathFinder.find_spec(".".join(name.split(".")[: depth + 1]), list(spec.submodule_search_locations or ()))
     return spec
 
 
@@ -143,7 +159,7 @@ def _settings(tree: ast.Module) -> dict[str, str]:
     return {}
 
 
-def _target(point: importlib.metadata.EntryPoint) -> str:
+def _target(point: EntryPoint) -> str:
     return f"{point.module}:{point.attr}" if point.attr else point.module
 
 

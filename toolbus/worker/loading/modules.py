@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TypeGuard
 
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import described, is_a
 from toolbus.worker.definition.function import tools_of_module
 from toolbus.worker.definition.service import ToolService
 
@@ -41,6 +42,11 @@ def init_tools(*places: str | ModuleType) -> list[object]:
     return list(found.values())
 
 
+def absent(name: str) -> str:
+    """Return the message about a module that is not there."""
+    return f"there is no module {name!r} (a file needs its .py)"
+
+
 def import_module(name: str) -> ModuleType:
     """Import a module.
 
@@ -52,7 +58,7 @@ def import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise MissingModuleError(f"there is no module {name!r} (a file needs its .py)") from None
+            raise MissingModuleError(absent(name)) from None
         raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's module raises is told in one line
         raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
@@ -68,7 +74,7 @@ def defined_in(module: ModuleType) -> list[object]:
     """
     modules = list(_with_submodules(module))
     values = [(each, value) for each in modules for value in list(vars(each).values())]
-    instances = {id(value): value for _, value in values if isinstance(value, ToolService)}
+    instances = {id(value): value for _, value in values if is_a(value, ToolService)}
     classes = list(dict.fromkeys(value for holder, value in values if _is_service_class(value) and value.__module__ == holder.__name__))
     found: list[object] = list(instances.values())
     for cls in classes:
@@ -83,12 +89,12 @@ def defined_in(module: ModuleType) -> list[object]:
 
 
 def _is_service_class(value: object) -> TypeGuard[type[ToolService]]:
-    return isinstance(value, type) and issubclass(value, ToolService)
+    return is_a(value, type) and issubclass(value, ToolService)
 
 
 def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
     yield module
-    places: Iterable[str] = getattr(module, "__path__", ())
+    places: Iterable[str] = vars(module).get("__path__", ())
     for each in sorted(pkgutil.iter_modules(places), key=lambda each: each.name):
         # A package's __main__ is a program, not a part of it.
         if each.name != "__main__":
@@ -96,8 +102,8 @@ def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
 
 
 def _where(error: BaseException, name: str) -> str:
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError) and error.filename:
+    text = described(error)
+    if is_a(error, SyntaxError) and error.filename:
         return f"{text} - at {error.filename}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     own = [frame for frame in frames if Path(frame.filename).stem == name.rpartition(".")[2]]

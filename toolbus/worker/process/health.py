@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import secrets
+import stat
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,7 +46,8 @@ async def keep_file(worker: ProbedWorker, path: Path) -> None:
     """Write the report to a file every two seconds while the worker is healthy; remove it when it is not, and at the end.
 
     Raises:
-        OSError: it can't be written at the start; later failures are logged, and it is tried again.
+        OSError: it can't be written at the start, or something else than a file is there; later failures are logged, and it is tried
+            again.
     """
     _write(path, msgspec.json.encode(report(worker)) if worker.healthy else None)
     failed = False
@@ -65,6 +68,10 @@ async def keep_file(worker: ProbedWorker, path: Path) -> None:
 
 
 def _write(path: Path, content: bytes | None) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        # A link is replaced, and not what it leads to; a device, a pipe or a socket is somebody else's.
+        if stat.S_IFMT(path.lstat().st_mode) not in {stat.S_IFREG, stat.S_IFLNK}:
+            raise OSError(errno.EEXIST, "it exists and is no regular file", str(path))
     if content is None:
         path.unlink(missing_ok=True)
         return

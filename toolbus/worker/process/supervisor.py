@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import os
 import random
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from toolbus import telemetry
 from toolbus.results import ConfigurationError, ToolbusError
+from toolbus.worker.process.lifeline import Lifeline, Told
 
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.2, 10.0
 _STABLE_AFTER = 30.0
@@ -22,20 +21,23 @@ _REFUSED = 1
 _MARGIN = 5.0
 # Seconds for telling the server of a dead child.
 _RETIRING = 5.0
-_MOST_TOLD = 256
 
 
 class Supervisor:
     """Runs ``processes`` copies of a command.
 
-    Each child inherits one end of a pair of sockets, whose number it gets as ``--lifeline``. It tells its instance id there, and when
-    this process dies in whatever way, the pair closes and the child stops.
+    Each child inherits one end of a lifeline. It tells its state there, and when this process dies in whatever way, the child stops.
+
+    A child that ends is started again: at once after a change of the watched files, else after a delay that grows. While files can't be
+    served, the next change is waited for. Everything ends when no child has ever served and no change of files can help.
 
     Args:
         command: of one child, without the lifeline.
         environment: the children's.
         grace: seconds a child may take to drain before it is killed.
         retire: gives what a dead child's instance held to others.
+        complain: shows a user why a child does not serve; called once for all children that say the same.
+        on_serving: called with the first instance that serves.
         watch: folders whose changes restart all children, or empty.
     """
 
@@ -47,6 +49,8 @@ class Supervisor:
         processes: int,
         grace: float,
         retire: Callable[[str], Awaitable[object]],
+        complain: Callable[[str], None],
+        on_serving: Callable[[str], object] = lambda _: None,
         watch: Sequence[Path] = (),
     ) -> None:
         self._command = list(command)
@@ -54,61 +58,106 @@ class Supervisor:
         self._processes = processes
         self._grace = grace
         self._retire = retire
+        self._complain = complain
+        self._on_serving = on_serving
         self._watch = list(watch)
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
-        self._restarting = False
-        self.restarts = 0
+        # Set, and replaced by a fresh one, at each change of files; set for good when everything stops.
+        self._changed = asyncio.Event()
+        self._changes = 0
+        self._served = False
+        self._complaints: set[str] = set()
 
     async def run(self) -> int:
         """Supervise until SIGTERM or SIGINT; return the exit code: 1 when the children can't start at all."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            loop.add_signal_handler(number, self._stop)
         async with asyncio.TaskGroup() as tasks:
             keepers = [tasks.create_task(self._keep(slot)) for slot in range(self._processes)]
             watching = tasks.create_task(self._reload()) if self._watch else None
             await asyncio.wait(keepers)
+            # Without a child there is nothing to reload; the thread that watches for changes ends by this event only.
+            ended_by_signal = self._stopping.is_set()
+            self._stop()
             if watching is not None:
-                watching.cancel()
-        return 0 if self._stopping.is_set() else _REFUSED
+                await watching
+        return 0 if ended_by_signal else _REFUSED
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._changed.set()
 
     async def _keep(self, slot: int) -> None:
         """Keep one child alive until everything stops."""
         delay = _BACKOFF_FIRST
         while not self._stopping.is_set():
-            started = time.monotonic()
-            ours, theirs = socket.socketpair()
-            with ours:
-                with theirs:
-                    child = await asyncio.create_subprocess_exec(
-                        *self._command,
-                        "--lifeline",
-                        str(theirs.fileno()),
-                        env=self._environment,
-                        pass_fds=(theirs.fileno(),),
-                        # Ctrl-C reaches this process alone, which then stops the children in order.
-                        start_new_session=True,
-                    )
-                self._children[slot] = child
-                code = await self._outlive(child)
-                del self._children[slot]
-                lived = time.monotonic() - started
-                if code != 0:
-                    await self._bury(child.pid, _told(ours))
+            started, changes = time.monotonic(), self._changes
+            pid, code, told = await self._live(slot)
             if self._stopping.is_set():
                 return
-            if self._restarting:
+            if changes != self._changes:
+                delay = _BACKOFF_FIRST
                 continue
-            if code == _REFUSED and lived < _STABLE_AFTER and not self.restarts and not self._watch:
-                # It said why in one line; the same start would be refused the same way.
+            if told.refused:
+                self._tell(told.refused)
+            if told.mendable and self._watch:
+                await self._changed.wait()
+                delay = _BACKOFF_FIRST
+                continue
+            if code == _REFUSED and not told.instance and not self._served:
+                # The same start would be refused in the same way.
                 return
-            delay = _BACKOFF_FIRST if lived > _STABLE_AFTER else min(delay * 2, _BACKOFF_MOST)
-            self.restarts += 1
-            telemetry.log.warning("supervisor.restarting", slot=slot, pid=child.pid, code=code, after=round(delay, 2))
+            delay = _BACKOFF_FIRST if time.monotonic() - started > _STABLE_AFTER else min(delay * 2, _BACKOFF_MOST)
+            telemetry.log.warning("supervisor.restarting", slot=slot, pid=pid, code=code, after=round(delay, 2))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter
-                    await self._stopping.wait()
+                    await self._changed.wait()
+            if changes != self._changes:
+                delay = _BACKOFF_FIRST
+
+    async def _live(self, slot: int) -> tuple[int, int, Told]:
+        """Start a child and wait until it has ended; return its process id, its exit code and what it told."""
+        loop = asyncio.get_running_loop()
+        with Lifeline() as line:
+            child = await asyncio.create_subprocess_exec(
+                *self._command,
+                *line.words,
+                env=self._environment,
+                pass_fds=(line.theirs,),
+                # Ctrl-C reaches this process alone, which then stops the children in order.
+                start_new_session=True,
+            )
+            line.started()
+            loop.add_reader(line.fileno(), self._hear, line)
+            self._children[slot] = child
+            try:
+                code = await self._outlive(child)
+            finally:
+                loop.remove_reader(line.fileno())
+            del self._children[slot]
+            told = line.read()
+        if code != 0:
+            await self._bury(child.pid, told.instance)
+        return child.pid, code, told
+
+    def _hear(self, line: Lifeline) -> None:
+        # A closed end stays readable, and one report is all that is needed while a child runs.
+        asyncio.get_running_loop().remove_reader(line.fileno())
+        instance = line.read().instance
+        if not instance:
+            return
+        self._complaints.clear()
+        if not self._served:
+            self._served = True
+            self._on_serving(instance)
+
+    def _tell(self, complaint: str) -> None:
+        if complaint in self._complaints:
+            return
+        self._complaints.add(complaint)
+        self._complain(complaint)
 
     async def _bury(self, pid: int, instance: str) -> None:
         """Let others go on with what a dead child held, rather than wait for the end of its lease."""
@@ -131,25 +180,27 @@ class Supervisor:
         finally:
             stopping.cancel()
         if not ended.done():
-            _signal(child, signal.SIGTERM)
-            try:
-                async with asyncio.timeout(self._grace + _MARGIN):
-                    await asyncio.shield(ended)
-            except TimeoutError:
-                telemetry.log.error("supervisor.killing", pid=child.pid, grace=self._grace)
-                _signal(child, signal.SIGKILL)
+            await self._end(child)
         return await ended
+
+    async def _end(self, child: asyncio.subprocess.Process) -> None:
+        _signal(child, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._grace + _MARGIN):
+                await child.wait()
+        except TimeoutError:
+            telemetry.log.error("supervisor.killing", pid=child.pid, grace=self._grace)
+            _signal(child, signal.SIGKILL)
 
     async def _reload(self) -> None:
         async for _ in _changes(self._watch, self._stopping):
-            telemetry.log.info("supervisor.reloading", processes=len(self._children))
-            self._restarting = True
+            telemetry.log.info("supervisor.reloading", processes=self._processes)
+            self._complaints.clear()
+            self._changes += 1
+            self._changed.set()
+            self._changed = asyncio.Event()
             for child in list(self._children.values()):
-                _signal(child, signal.SIGTERM)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._grace + _MARGIN):
-                        await child.wait()
-            self._restarting = False
+                await self._end(child)
 
 
 def check_reload() -> None:
@@ -172,29 +223,3 @@ async def _changes(folders: Sequence[Path], stop: asyncio.Event) -> AsyncIterato
 def _signal(child: asyncio.subprocess.Process, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(number)
-
-
-def _told(ours: socket.socket) -> str:
-    """Return the instance id that a child has told, or an empty text."""
-    ours.setblocking(False)
-    try:
-        return ours.recv(_MOST_TOLD).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def tell_instance(descriptor: int, instance: str) -> None:
-    """In a child: tell the supervisor the instance id."""
-    with contextlib.suppress(OSError):
-        os.write(descriptor, instance.encode())
-
-
-def watch_lifeline(descriptor: int, stop: Callable[[], None]) -> None:
-    """In a child: call ``stop`` when the supervisor is gone."""
-
-    def gone() -> None:
-        loop.remove_reader(descriptor)
-        stop()
-
-    loop = asyncio.get_running_loop()
-    loop.add_reader(descriptor, gone)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 from toolbus.confirmations import PATIENCE, ConfirmationAnswer
 from toolbus.envelope import Request
-from toolbus.options import CallOptions
+from toolbus.options import CallOptions, seconds
 from toolbus.results import CallCancelled, ErrorInfo, Progress, ToolResult
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ class Invocation:
         options.setdefault("user", self.user)
         options.setdefault("session", self.session)
         asked = options.get("timeout")
-        options["timeout"] = max(0.001, self.remaining if asked is None else min(asked, self.remaining))
+        options["timeout"] = max(0.001, self.remaining if asked is None else min(seconds(asked, "timeout"), self.remaining))
         caller = await self._run.caller()
         return await caller.call(tool, arguments, **options)
 

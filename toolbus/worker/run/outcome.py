@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from toolbus.display import shortened
 from toolbus.encoding import exact_text, whole_text
 from toolbus.envelope import Frame, Request, encode, encode_data
 from toolbus.results import ERROR_TYPES, Blob, CallCancelled, EnvelopeError, ErrorInfo, ToolError, ToolResult
+from toolbus.safe_text import is_a, reason_of, type_name
 
 T = TypeVar("T")
 
@@ -24,6 +26,8 @@ _MOST_CODE = 200
 # Seconds until which a caller may be told to wait.
 _MOST_AFTER = 1e9
 
+# A text without any letter, such as the number that was raised, says nothing alone.
+_WORD = re.compile(r"[^\W\d_]")
 _CONTENT = "content is a tuple of Blobs"
 
 _decode = msgspec.json.Decoder(ErrorInfo).decode
@@ -33,7 +37,7 @@ class HandlerExit(Exception):
     """A user's code raised what would end the program or its task; ``raised`` is that."""
 
     def __init__(self, raised: BaseException) -> None:
-        super().__init__(f"the code raised {type(raised).__name__}, which ends neither the worker nor other calls")
+        super().__init__(f"the code raised {type_name(raised)}, which ends neither the worker nor other calls")
         self.raised = raised
 
 
@@ -49,17 +53,17 @@ async def without_exits(work: Awaitable[T]) -> T:
         raise
     except BaseException as error:
         task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        if is_a(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         raise HandlerExit(error) from error
 
 
 def said(error: BaseException) -> str:
-    """Return the text of an exception, or its name: a class of a user's may raise when it is asked."""
-    try:
-        return str(error) or type(error).__name__
-    except BaseException:  # noqa: BLE001 - as above, and whatever it is
-        return type(error).__name__
+    """Return the text of an exception, with its name where the text alone says nothing, as that of a KeyError."""
+    name, text = type_name(error), reason_of(error)
+    if not text.strip() or text == name:
+        return name
+    return f"{name}: {text}" if is_a(error, KeyError) or not _WORD.search(text) else text
 
 
 def result_of(value: object) -> ToolResult:
@@ -109,7 +113,7 @@ def checked(result: ToolResult) -> ToolResult:
 
 
 def _bad_result(rule: str, value: object) -> ToolError:
-    return ToolError(f"the tool's ToolResult can't be sent: {rule}, not {type(value).__name__}", code="bad_result")
+    return ToolError(f"the tool's ToolResult can't be sent: {rule}, not {type_name(value)}", code="bad_result")
 
 
 def error_of(error: BaseException) -> ErrorInfo:
@@ -118,19 +122,19 @@ def error_of(error: BaseException) -> ErrorInfo:
 
 
 def _error_of(error: BaseException) -> ErrorInfo:
-    if isinstance(error, HandlerExit):
+    if is_a(error, HandlerExit):
         error = error.raised
-    if isinstance(error, ToolError):
+    if is_a(error, ToolError):
         return error.error
-    if isinstance(error, CallCancelled):
+    if is_a(error, CallCancelled):
         return ErrorInfo("cancelled", message=said(error))
-    if isinstance(error, SystemExit):
+    if is_a(error, SystemExit):
         return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
-    if isinstance(error, EnvelopeError):
+    if is_a(error, EnvelopeError):
         return ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")
-    if isinstance(error, asyncio.CancelledError):
+    if is_a(error, asyncio.CancelledError):
         return ErrorInfo("tool_error", "CancelledError", "the handler was cancelled from within")
-    return ErrorInfo("tool_error", type(error).__name__, said(error))
+    return ErrorInfo("tool_error", type_name(error), said(error))
 
 
 def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:
@@ -158,6 +162,8 @@ def encodable(error: ErrorInfo) -> ErrorInfo:
         details, note = None, f"its details are {problem}"
     message = error.message if isinstance(error.message, str) else "the tool failed, and what it said is no text"
     message = shortened(whole_text(message), _MOST_MESSAGE)
+    if error.type not in ERROR_TYPES:
+        message = f"{message} (its error type, {shortened(whole_text(repr(error.type)), _MOST_CODE)}, does not exist)"
     after = error.retry_after
     return ErrorInfo(
         error.type if error.type in ERROR_TYPES else "tool_error",

@@ -1,10 +1,21 @@
-"""The log line of a run that has ended, beside its metrics."""
+"""The log lines of runs that have ended, and of requests that were set aside, beside their metrics."""
 
 from __future__ import annotations
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery
-from toolbus.results import ErrorInfo
+from toolbus.display import shortened
+from toolbus.results import EnvelopeError, ErrorInfo
+from toolbus.safe_text import is_a
+
+# Characters of an error's message in a log line.
+_MOST_MESSAGE = 400
+
+
+def report_buried(delivery: Delivery, reason: str) -> None:
+    """Log that a request was set aside as a dead letter."""
+    request = delivery.request
+    telemetry.log.error("request.buried", service=request.service, tool=request.tool, id=request.id, reason=reason)
 
 
 def report_end(delivery: Delivery, elapsed: float, frames: int, error: ErrorInfo | None, exception: BaseException | None) -> None:
@@ -29,7 +40,10 @@ def report_end(delivery: Delivery, elapsed: float, frames: int, error: ErrorInfo
     }
     if error is None:
         telemetry.log.info("call.finished", **fields)
-    elif exception is None:
-        telemetry.log.warning("call.failed", error=error.type, code=error.code, **fields)
+    elif exception is None or is_a(exception, EnvelopeError):
+        # The traceback of a result that can't be sent has no line of the handler.
+        # A refusal of arguments quotes them, and logs hold no arguments.
+        message = "" if error.type == "invalid_arguments" else shortened(error.message, _MOST_MESSAGE)
+        telemetry.log.warning("call.failed", error=error.type, code=error.code, **({"message": message} if message else {}), **fields)
     else:
         telemetry.log.error("call.crashed", error=error.code, exc_info=exception, **fields)

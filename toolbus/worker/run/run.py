@@ -16,6 +16,7 @@ from toolbus.display import shortened
 from toolbus.encoding import exact_text, whole_text
 from toolbus.envelope import Confirm, Frame, Request, encode, encode_data
 from toolbus.results import EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.safe_text import is_a, type_name
 from toolbus.worker.isolation.failures import HandlerCrashed
 from toolbus.worker.run import reasons
 from toolbus.worker.run.context import RunContext
@@ -23,7 +24,7 @@ from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.outcome import error_of, mismatch, result_of
 from toolbus.worker.run.questions import Questions
-from toolbus.worker.run.report import report_end
+from toolbus.worker.run.report import report_buried, report_end
 from toolbus.worker.run.states import NEXT, RunState
 from toolbus.worker.run.stream import Stream
 from toolbus.worker.serving.handlers import Handler, Served
@@ -112,7 +113,7 @@ class Run(msgspec.Struct, eq=False):
         except BaseException as error:
             # Whatever a handler raises is contained and becomes its answer: raised from here, SystemExit and
             # KeyboardInterrupt would end the event loop. A run that is closed from outside gets GeneratorExit too.
-            if isinstance(error, GeneratorExit) and not self._is_running():
+            if is_a(error, GeneratorExit) and not self._is_running():
                 raise
             self._contain(error)
         finally:
@@ -352,20 +353,19 @@ class Run(msgspec.Struct, eq=False):
         except BaseException:  # noqa: BLE001 - the run must leave the worker all the same
             telemetry.log.exception("run.bug", id=self.delivery.request.id)
             if self.state < _ANSWERED:
-                code = type(error).__name__
-                self._end_with(self.frame("end", ErrorInfo("tool_error", code, "what the handler raised can't be told")))
+                self._end_with(self.frame("end", ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told")))
 
     def _fail(self, error: BaseException) -> None:
         if self.state >= _ANSWERED:
             return
         info = self.error_info(error)
-        crashed = info.type == "tool_error" and not isinstance(error, ToolError)
-        if self._given_up(info, retryable=error.error.retryable if isinstance(error, ToolError) else crashed):
-            return
-        self._end_with(self.frame("end", info))
-        self._report(info, error if crashed else None)
+        crashed = info.type == "tool_error" and not is_a(error, ToolError)
+        raised = error if crashed else None
+        if not self._given_up(info, raised, retryable=error.error.retryable if is_a(error, ToolError) else crashed):
+            self._end_with(self.frame("end", info))
+            self._report(info, raised)
 
-    def _given_up(self, error: ErrorInfo, *, retryable: bool) -> bool:
+    def _given_up(self, error: ErrorInfo, raised: BaseException | None = None, *, retryable: bool) -> bool:
         """Have a failed request tried again, or set aside as a dead letter; return False when it is to be answered simply."""
         policy = self.handler.retry if retryable and self.state is _RUNNING else None
         if policy is not None and self.context.try_again(self, error):
@@ -378,7 +378,8 @@ class Run(msgspec.Struct, eq=False):
         self._move(_ANSWERED)
         reason = "retries_exhausted" if policy is not None else "failed"
         self.context.broker.bury(self.delivery, reason, str(error), encode(self.frame("end", error)))
-        self._report(error)
+        self._report(error, raised)
+        report_buried(self.delivery, reason)
         return True
 
     def _end_with(self, frame: Frame) -> None:
@@ -391,7 +392,7 @@ class Run(msgspec.Struct, eq=False):
 
     def error_info(self, error: BaseException) -> ErrorInfo:
         """Return what the caller is told of an exception."""
-        if isinstance(error, HandlerCrashed):
+        if is_a(error, HandlerCrashed):
             return error.info
         return mismatch(self.delivery.request, self.served.publication, error_of(error))
 

@@ -28,7 +28,7 @@ def _nothing() -> None:
 class ThreadCall:
     """One call of a function in a thread. It goes on when who waits for it is cancelled."""
 
-    __slots__ = ("_context", "_ended", "_error", "_function", "_loop", "_pace", "_result", "_waiter")
+    __slots__ = ("_context", "_ended", "_error", "_function", "_loop", "_pace", "_result", "_waiters")
 
     def __init__(self, function: Callable[[], Any], pace: Pace, loop: asyncio.AbstractEventLoop) -> None:
         self._function = function
@@ -38,7 +38,7 @@ class ThreadCall:
         self._ended = False
         self._result: Any = None
         self._error: BaseException | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def quick(self) -> bool:
@@ -67,10 +67,11 @@ class ThreadCall:
 
     async def join(self) -> None:
         """Wait until the function has ended."""
-        while not self._ended:
-            if self._waiter is None or self._waiter.cancelled():
-                self._waiter = self._loop.create_future()
-            await self._waiter
+        if not self._ended:
+            # One for each who waits: cancelling one of them cancels no other.
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
 
     def run(self) -> None:
         """Call the function; in the thread."""
@@ -91,8 +92,10 @@ class ThreadCall:
     def end(self) -> None:
         """Wake who waits; in the event loop."""
         self._ended = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class Threads:
@@ -164,7 +167,7 @@ class Threads:
             self._tickets.put(True)
         elif self._threads < self._size:
             try:
-                threading.Thread(target=self._work, name=f"toolbus-handler-{self._threads}", daemon=True).start()
+                threading.Thread(target=self._work, name=f"toolbus-handler_{self._threads}", daemon=True).start()
             except RuntimeError:
                 # The threads that there are run everything, one thing after another.
                 return False

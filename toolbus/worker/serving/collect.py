@@ -16,15 +16,16 @@ from toolbus.descriptors import (
     ToolDescriptor,
     check_tool,
     check_types,
-    effect_flaw,
     parse_service,
     parse_tool,
 )
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError
+from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
+from toolbus.worker.definition.options import check_service, place_of, returns_unseen
 from toolbus.worker.definition.provide import Services, injected
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
@@ -54,7 +55,8 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
     functions: dict[str, dict[str, FunctionTool]] = {}
     for target in _flat(targets):
         if isinstance(target, ToolService):
-            name = target.id or type(target).__name__
+            check_service(target)
+            name = target.id or type_name(target)
             if instances.get(name, target) is not target:
                 raise ConfigurationError(f"two services have the id {name!r}")
             instances[name] = target
@@ -137,9 +139,6 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             "sticky_sessions": service.sticky_sessions,
         }
     )
-    flaw = effect_flaw(service.effect)
-    if flaw:
-        raise ConfigurationError(f"the service {name!r} ({cls.__name__}): {flaw}")
     invoke = None if cls.invoke is ToolService.invoke else service.invoke
     tools = _Tools()
     for index, document in enumerate(service.tools):
@@ -159,6 +158,8 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
         found = _function_handler(made, name, getattr(service, attribute), services, service.effect, service.retry)
         if found is not None:
             tools.add(*found)
+    if invoke is not None:
+        _tell_lost("", name, invoke)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
     owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
     served = Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
@@ -204,7 +205,12 @@ def _arity(invoke: Callable[..., Any], cls: type) -> int:
 
 
 def _served_functions(name: str, functions: list[FunctionTool], settings: Settings, services: Services) -> Served | None:
-    descriptor = parse_service({"id": name, "description": _first_line(getattr(sys.modules.get(functions[0].module), "__doc__", None))})
+    about = _first_line(getattr(sys.modules.get(functions[0].module), "__doc__", None))
+    try:
+        descriptor = parse_service({"id": name, "description": about})
+    except DescriptorError as error:
+        advice = "the functions of a file form a service of its name: say @tool(service=…), or rename the file"
+        raise DescriptorError(f"{error}; {advice}", path=error.path) from None
     tools = _Tools()
     for made in functions:
         found = _function_handler(made, name, made.function, services)
@@ -233,6 +239,9 @@ def _function_handler(
         if name not in given and name not in spared:
             telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
             return None
+    for name, error in derived.unresolved.items():
+        telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=service, parameter=name, error=error)
+    _tell_lost(made.name, service, bound)
     description = made.description or derived.description or made.name.replace("_", " ")
     if len(description) > _MOST_DESCRIPTION:
         raise ConfigurationError(
@@ -271,6 +280,11 @@ def _function_handler(
 def _tell(tool: object, service: str, changes: list[str]) -> None:
     if changes:
         telemetry.log.warning("descriptor.mended", tool=tool, service=service, changes=changes)
+
+
+def _tell_lost(tool: str, service: str, function: Callable[..., Any]) -> None:
+    if returns_unseen(function):
+        telemetry.log.warning("tool.return_ignored", tool=tool, service=service, place=place_of(function).removeprefix(", "))
 
 
 def _first_line(document: str | None) -> str:

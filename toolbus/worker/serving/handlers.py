@@ -12,7 +12,7 @@ from typing import Any
 from toolbus.confirmations import digest_of
 from toolbus.descriptors import Effect, Publication
 from toolbus.envelope import Request
-from toolbus.results import ConfigurationError, ErrorInfo, ToolError
+from toolbus.results import ErrorInfo, ToolError
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.retry import Retry
@@ -120,8 +120,8 @@ class Served:
         self._service = service
         self.sessions: SessionBook | None = None
         self._cleans_sessions = service is not None and _takes_session(service)
-        self.session_idle = math.inf if service is None else _positive(service, "session_idle")
-        self.max_sessions = 0 if service is None else _positive(service, "max_sessions")
+        self.session_idle = math.inf if service is None else service.session_idle
+        self.max_sessions = 0 if service is None else service.max_sessions
 
     @property
     def id(self) -> str:
@@ -138,7 +138,8 @@ class Served:
         if found is not None and found.tenants and request.user not in found.tenants:
             raise ToolError(f"the tool {request.tool!r} is for other tenants", type="forbidden")
         if found is None:
-            known = ", ".join(sorted(self._handlers)) or "none"
+            mine = (name for name, handler in self._handlers.items() if not handler.tenants or request.user in handler.tenants)
+            known = ", ".join(sorted(mine)) or "none"
             raise ToolError(f"service {self.id!r} has no tool {request.tool!r} (it has: {known})", type="not_found")
         if request.confirmed:
             self._check_confirmed(request)
@@ -159,6 +160,16 @@ class Served:
         allowed = digest_of("agent", request.service, request.tool, request.user, request.session, "", request.arguments)
         if allowed != request.confirmed:
             raise ToolError(f"a person allowed another call of {request.tool!r} than this one", type="forbidden", code="unconfirmed")
+
+    @property
+    def tools(self) -> Iterable[str]:
+        """The names of its tools."""
+        return self._handlers.keys()
+
+    @property
+    def serves_any_tool(self) -> bool:
+        """True if it also runs tools of which only callers have the descriptors."""
+        return self._untyped is not None
 
     def undeclared(self) -> list[str]:
         """Return the tools that do not say what a second execution would do."""
@@ -196,13 +207,6 @@ class Served:
 def _takes_session(service: ToolService) -> bool:
     positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
     return any(parameter.kind in positional for parameter in inspect.signature(service.cleanup).parameters.values())
-
-
-def _positive(service: ToolService, name: str) -> Any:
-    value = getattr(service, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{type(service).__name__}.{name} must be a number above 0, not {value!r}")
-    return value
 
 
 async def _await(value: Any) -> None:

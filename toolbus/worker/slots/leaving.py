@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.results import BrokerError
+from toolbus.safe_text import reason_of
 
 # Seconds that a leaving worker waits for each of the server's answers.
 _ANSWERS_WITHIN = 3.0
@@ -19,7 +20,8 @@ async def sign_off(broker: WorkerBroker) -> None:
         async with asyncio.timeout(_ANSWERS_WITHIN):
             await broker.unregister()
     except Exception as error:  # noqa: BLE001 - the worker leaves whatever the server says
-        telemetry.log.warning("worker.unregister_failed", error=str(error) or "the server did not answer")
+        reason = "the server did not answer" if isinstance(error, TimeoutError) else reason_of(error)
+        telemetry.log.warning("worker.unregister_failed", error=reason)
 
 
 async def hand_back(broker: WorkerBroker, deliveries: Sequence[Delivery]) -> None:

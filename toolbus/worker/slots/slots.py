@@ -21,6 +21,7 @@ from toolbus.worker.run.context import ContextRun
 from toolbus.worker.run.invocation import Caller
 from toolbus.worker.run.nested import NestedBus
 from toolbus.worker.run.outcome import refusal
+from toolbus.worker.run.report import report_buried
 from toolbus.worker.run.run import Run
 from toolbus.worker.run.states import RunState
 from toolbus.worker.run.threads import Threads
@@ -131,7 +132,7 @@ class Slots:
     async def _run_until_stopped(self) -> None:
         try:
             try:
-                await keep_running("taking", self._taking.run)
+                await keep_running("taking", self._taking.run, every=0)
             except ToolbusError as error:
                 self.on_failed(error)
             if self._failure is not None:
@@ -259,8 +260,9 @@ class Slots:
         self.broker.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
 
     def _bury(self, delivery: Delivery) -> None:
-        message = f"given up after {delivery.attempt - 1} deliveries: its workers died or lost their leases while it ran"
-        telemetry.log.error("request.buried", service=delivery.request.service, id=delivery.request.id, reason=message)
+        before = delivery.attempt - 1
+        message = f"given up at attempt {delivery.attempt}: the workers of all {before} before died or lost their leases while it ran"
+        report_buried(delivery, message)
         error = ErrorInfo("tool_error", "max_deliveries", message)
         self.broker.bury(delivery, "max_deliveries", message, refusal(delivery, self.broker.instance, error))
 

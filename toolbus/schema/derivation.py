@@ -11,9 +11,9 @@ import msgspec
 
 from toolbus.results import DescriptorError
 from toolbus.schema.binding import CheckedBinder, TypedBinder, WholeBinder
+from toolbus.schema.checking import Checker
 from toolbus.schema.custom import convert, describe, hoist
 from toolbus.schema.signature import Injected, Parameter, Signature, read_signature
-from toolbus.schema.validate import Validator
 
 _REF_TEMPLATE = "#/$defs/{name}"
 
@@ -28,6 +28,7 @@ class Derived(msgspec.Struct, frozen=True):
         spared: values for those of them that can do without their service, when no code provides it.
         bind: turns arguments into keyword arguments; raises ``ToolError`` (``invalid_arguments``) with the place and what was
             expected there. Arguments that were left out stay out.
+        unresolved: why some parameters take anything: their annotations can't be evaluated. Empty where the schema was given.
     """
 
     description: str
@@ -35,6 +36,7 @@ class Derived(msgspec.Struct, frozen=True):
     injected: dict[str, type]
     bind: Callable[[Mapping[str, Any]], dict[str, Any]]
     spared: dict[str, Any] = {}
+    unresolved: dict[str, str] = {}
 
 
 def derive(
@@ -80,7 +82,7 @@ def _from_annotations(signature: Signature) -> Derived:
         reserved=signature.reserved,
         hints=_hints(schema),
     )
-    return Derived(signature.description, schema, signature.injected, binder.bind, signature.spared)
+    return Derived(signature.description, schema, signature.injected, binder.bind, signature.spared, signature.unresolved)
 
 
 def _schema(signature: Signature, annotations: Mapping[str, Any], rest: Any) -> dict[str, Any]:
@@ -144,6 +146,8 @@ def _default(value: object) -> dict[str, Any]:
 
 
 def _from_schema(signature: Signature, parameters: Mapping[str, Any]) -> Derived:
+    from toolbus.schema.validate import Validator  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+
     validator = Validator(parameters, path="$.parameters")
     schema = dict(parameters)
     if schema.get("type", "object") != "object":
@@ -157,7 +161,7 @@ def _from_schema(signature: Signature, parameters: Mapping[str, Any]) -> Derived
     return Derived(signature.description, schema, signature.injected, bind, signature.spared)
 
 
-def _whole(signature: Signature, taker: Parameter, validator: Validator) -> WholeBinder:
+def _whole(signature: Signature, taker: Parameter, validator: Checker) -> WholeBinder:
     for parameter in signature.parameters:
         if parameter is not taker and parameter.required:
             raise _misfit(signature, f"takes all arguments in {taker.name!r}, so nothing is left for {parameter.name!r}")
@@ -166,7 +170,7 @@ def _whole(signature: Signature, taker: Parameter, validator: Validator) -> Whol
     return WholeBinder(validator, taker.name)
 
 
-def _checked(signature: Signature, properties: Collection[str], validator: Validator) -> CheckedBinder:
+def _checked(signature: Signature, properties: Collection[str], validator: Checker) -> CheckedBinder:
     known = {parameter.name for parameter in signature.parameters if parameter.named}
     for name in properties:
         if name in signature.reserved or not (name in known or signature.rest):

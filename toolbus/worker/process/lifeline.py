@@ -1,0 +1,104 @@
+"""The pair of sockets between a process and a child: the child tells its state there, and stops when the other end closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+# A child must not wait for its parent to read.
+_MOST_TEXT = 4000
+_PIECE = 65_536
+
+
+class Told(msgspec.Struct, omit_defaults=True):
+    """The state that a child has told.
+
+    Attributes:
+        instance: its instance id, once it serves.
+        refused: the reason why it does not serve.
+        mendable: true when a change of the served files may remove that reason.
+    """
+
+    instance: str = ""
+    refused: str = ""
+    mendable: bool = False
+
+
+class Lifeline:
+    """The parent's end; use it with ``with``.
+
+    Attributes:
+        told: what ``read`` has found so far.
+    """
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._unread = b""
+        self.told = Told()
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The option, and its value, that hand the other end to a child."""
+        return "--lifeline", str(self.theirs)
+
+    @property
+    def theirs(self) -> int:
+        """The descriptor that the child inherits."""
+        return self._theirs.fileno()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when the child has told something."""
+        return self._ours.fileno()
+
+    def started(self) -> None:
+        """Close the child's end here, so that only the child holds it."""
+        self._theirs.close()
+
+    def read(self) -> Told:
+        """Return what the child has told until now; does not wait."""
+        with contextlib.suppress(OSError):
+            while piece := self._ours.recv(_PIECE):
+                self._unread += piece
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            new = msgspec.json.decode(line, type=Told)
+            self.told = Told(new.instance or self.told.instance, new.refused, new.mendable)
+        return self.told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._theirs.close()
+        self._ours.close()
+
+
+def tell(descriptor: int | None, told: Told) -> bool:
+    """In a child: tell the parent its state; return whether there is one that can hear it."""
+    if descriptor is None:
+        return False
+    told.refused = told.refused[:_MOST_TEXT]
+    try:
+        os.write(descriptor, msgspec.json.encode(told) + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def watch_lifeline(descriptor: int, stop: Callable[[], None]) -> None:
+    """In a child: call ``stop`` when the parent is gone."""
+
+    def gone() -> None:
+        loop.remove_reader(descriptor)
+        stop()
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, gone)
