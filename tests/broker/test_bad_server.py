@@ -78,7 +78,7 @@ async def test_an_answer_without_end_is_given_up(server: Server, link: Link, mon
 
 
 async def test_more_elements_than_memory_are_given_up(server: Server, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that the parser can't hold is a lost connection, like what it can't read."""
+    """A reply that the parser can't hold is a lost connection, like one that it can't read."""
 
     class Full:
         def feed(self, data: bytes) -> None: ...

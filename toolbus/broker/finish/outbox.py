@@ -16,7 +16,7 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.dead_letters.bury import FreedKey
 from toolbus.broker.failing import Failing
-from toolbus.broker.finish.parts import MOST_BYTES, Batch, Frames, Part, bounded, sendable, size_of
+from toolbus.broker.finish.parts import MOST_BYTES, MOST_IDS, Batch, Frames, Part, sendable, size_of
 from toolbus.broker.keys import Keys
 from toolbus.broker.take.requests import UNSURE, RequestStream, StreamDelivery, common_fence, entries_of
 from toolbus.broker.transport.command import Reply, ReplyError
@@ -247,8 +247,7 @@ class Outbox:
 
     def _finish_after(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
         """Finish a stream's calls together with, or else after, the frames that were queued before."""
-        # A call alone is bounded already.
-        parts = [batch] if len(batch) == 1 else bounded(batch)
+        parts = _bounded(batch)
         if not frames or (len(parts) == 1 and size_of(frames) + sum([len(frame) for _, frame in batch]) <= MOST_BYTES):
             # Parts are of different calls, so they may overtake each other.
             for part in parts:
@@ -346,3 +345,17 @@ def _within(indexes: list[int], most: int) -> list[int]:
 
 def _nothing() -> None:
     """Go on with nothing."""
+
+
+def _bounded(batch: Batch) -> list[Batch]:
+    if len(batch) <= MOST_IDS and sum([len(frame) for _, frame in batch]) <= MOST_BYTES:
+        return [batch]
+    parts: list[Batch] = [[]]
+    size = 0
+    for item in batch:
+        if parts[-1] and (len(parts[-1]) == MOST_IDS or size + len(item[1]) > MOST_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append(item)
+        size += len(item[1])
+    return parts

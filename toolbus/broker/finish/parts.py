@@ -5,7 +5,9 @@ from __future__ import annotations
 from toolbus.broker.take.requests import StreamDelivery
 
 # A script of 256 x 64 KB would block the server for 150 ms.
-_MOST_IDS = 256
+MOST_IDS = 256
+"""Most ids in one script."""
+
 MOST_BYTES = 262_144
 """Most bytes of frames in one script."""
 
@@ -50,18 +52,3 @@ def _packed(frames: list[bytes]) -> list[list[bytes]]:
         entries[-1].append(frame)
         size += len(frame)
     return entries
-
-
-def bounded(batch: Batch) -> list[Batch]:
-    """Return a batch in parts, for one script each."""
-    if len(batch) <= _MOST_IDS and sum([len(frame) for _, frame in batch]) <= MOST_BYTES:
-        return [batch]
-    parts: list[Batch] = [[]]
-    size = 0
-    for item in batch:
-        if parts[-1] and (len(parts[-1]) == _MOST_IDS or size + len(item[1]) > MOST_BYTES):
-            parts.append([])
-            size = 0
-        parts[-1].append(item)
-        size += len(item[1])
-    return parts
