@@ -68,3 +68,29 @@ async def test_a_call_that_kills_every_process_ends_as_that(shell: Shell, valkey
     assert result.error is not None
     assert (result.error.type, result.error.code) == ("tool_error", "max_deliveries")
     assert "given up after 3 deliveries: its workers died" in result.error.message
+
+
+CANCELLING = '''
+import asyncio
+from toolbus import tool
+
+@tool(service="cancelling", effect="read")
+async def cancel_all() -> str:
+    """Cancel every task that there is."""
+    for task in asyncio.all_tasks():
+        task.cancel()
+    return "done"
+'''
+
+
+async def test_a_worker_whose_tasks_a_tool_cancels_says_that_it_failed(shell: Shell, valkey_server: str, namespace: str) -> None:
+    """As an error, and not that it stopped as it was told to."""
+    (shell.folder / "cancelling.py").write_text(CANCELLING)
+    worker = shell.start_anew("worker", "cancelling.py", "--lease", "2")
+    async with ToolBus(valkey_server, namespace=namespace) as bus:
+        await bus.wait_for_tool("cancel_all", 30)
+        await bus.call("cancel_all", timeout=2)
+    _, said = await asyncio.to_thread(worker.communicate, timeout=30)
+    assert worker.returncode != 0
+    assert '"worker.failed"' in said, said
+    assert '"worker.stopped"' not in said

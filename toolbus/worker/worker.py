@@ -156,7 +156,11 @@ class Worker:
         slots.close()
         if self._watch is not None:
             self._watch.stop()
-        telemetry.log.info("worker.stopped", calls=slots.finished)
+        if home.cancelled():
+            # Code of a tool cancels whatever tasks it finds, for example.
+            telemetry.log.error("worker.failed", error="its tasks were cancelled from within", running=slots.running)
+        else:
+            telemetry.log.info("worker.stopped", calls=slots.finished)
         # Raises what made it fail, for its caller to know.
         await home
 
