@@ -76,6 +76,7 @@ class Server:
     def _reply(self, command: list[bytes]) -> bytes:
         if command[1:] == [b"key"]:
             # No greeting has it.
+            self.seen.append(command)
             return self.answer(command) or b""
         if command[0] == b"INFO":
             text = f"redis_version:7.4.0\r\nrun_id:{self.run_id}\r\nrole:master\r\n".encode()
