@@ -31,6 +31,8 @@ class Taking:
         # Ownership.
         self.serves = self.gaining = False
         self.again: list[list[str]] = []
+        # When the last beat succeeded, rather than now.
+        self.beaten: float | None = None
         self.intake = Intake(
             self.cast,
             bench.streams,
@@ -41,6 +43,7 @@ class Taking:
             abandoned=self.cast,
             ownership=self.cast,
             register_again=self.register_again,
+            last_beat=lambda: bench.times() if self.beaten is None else self.beaten,
             monotonic=bench.times,
         )
         self.found: list[list[Any]] = []
@@ -116,6 +119,16 @@ async def test_a_worker_takes_half_of_what_there_is(taking: Taking, slots: int, 
     taking.gaining = gaining
     await taking.intake.take(slots)
     assert taking.blocking.args("XREADGROUP")[0][4] == count
+
+
+async def test_nothing_is_taken_once_the_lease_is_over(taking: Taking) -> None:
+    """Others would take it over at once; the next beat that succeeds begins again."""
+    taking.found = [[[KEYS.queue("pool").encode(), taking.entries(1)]]]
+    taking.beaten = taking.bench.times.now - SETTINGS.lease - 0.01
+    assert await taking.intake.take(10) == []
+    assert taking.blocking.names == []
+    taking.beaten = taking.bench.times.now - SETTINGS.lease + 0.01
+    assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"1-0"]
 
 
 async def test_with_fewer_slots_than_streams_they_take_turns(taking: Taking) -> None:
@@ -352,7 +365,7 @@ async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
     """Three leases, if those are longer than half a minute."""
     taking.intake = Intake(
         taking.cast, taking.bench.streams, "mine", 20.0, listener=taking.bench.as_listener, upkeep=taking.cast, abandoned=taking.cast,
-        ownership=taking.cast, register_again=taking.register_again, monotonic=taking.bench.times,
+        ownership=taking.cast, register_again=taking.register_again, last_beat=taking.bench.times, monotonic=taking.bench.times,
     )  # fmt: skip
     failing = Failing(taking)
     await failing.read(FORBIDDEN)

@@ -113,6 +113,7 @@ class WorkerSteps:
             abandoned=abandoned,
             ownership=self.ownership,
             register_again=self.registration.register_again,
+            last_beat=lambda: self._beats.succeeded,
         )
         self.wake = WakeChannel(
             link,

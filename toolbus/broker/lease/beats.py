@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from toolbus.broker.lease.clock import ServerClock
@@ -31,6 +32,7 @@ class BeatEffects:
         on_failed: Callable[[], None],
         on_paused: Callable[[str, bool, float], None],
         on_missing: Callable[[list[str]], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._streams = streams
@@ -39,12 +41,15 @@ class BeatEffects:
         self._on_failed = on_failed
         self._on_paused = on_paused
         self._on_missing = on_missing
+        self.succeeded = monotonic()
+        """The local monotonic time at which the last beat that succeeded was sent."""
 
     def apply(self, beat: Beat | None) -> None:
         """Take in a beat; None is one that failed."""
         if beat is None:
             self._on_failed()
             return
+        self.succeeded = beat.asked
         self._mastership.compare()
         self._clock.observe(beat.server_ms, beat.asked, beat.answered)
         self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))

@@ -51,6 +51,7 @@ class Intake:
         lease: seconds.
         streams: the request streams by service, read afresh each time.
         register_again: registers services whose consumer group is missing.
+        last_beat: returns the local monotonic time of the last beat that succeeded.
         monotonic: the local clock, in seconds.
     """
 
@@ -66,6 +67,7 @@ class Intake:
         abandoned: AbandonedCalls,
         ownership: Ownership,
         register_again: Callable[[list[str]], Awaitable[None]],
+        last_beat: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._links = links
@@ -76,6 +78,8 @@ class Intake:
         self._abandoned = abandoned
         self._ownership = ownership
         self._register_again = register_again
+        self._lease = lease
+        self._last_beat = last_beat
         self._monotonic = monotonic
         self._failing = Failing(lease, "no requests could be taken", self._give_up, monotonic)
         self._interrupted = asyncio.Event()
@@ -97,6 +101,10 @@ class Intake:
         if not streams or not self._links.blocking.connected:
             if streams:
                 self._miss_connection()
+            await self.pause()
+            return []
+        if self._monotonic() - self._last_beat() > self._lease:
+            # Others take over what this worker has, and would take over at once what it takes now. The lease thread says why.
             await self.pause()
             return []
         # The fence as it is known before anything is delivered: a later state may be the result of losing it again.
