@@ -245,10 +245,14 @@ async def left_of_each(place: Place, batches: int) -> float:
     async with place.serving(echo, stroll, fail, hold, lease=30.0) as bus:
         await bus.wait_for_tool("echo")
         await asyncio.gather(*(one_of_each(bus) for _ in range(AT_ONCE)))
-        before = await settled(bus)
-        for _ in range(batches):
-            await asyncio.gather(*(one_of_each(bus) for _ in range(AT_ONCE)))
-        return (await settled(bus) - before) / (batches * AT_ONCE)
+        left: list[float] = []
+        # A module that is loaded meanwhile is left once; what a call leaves is left each time.
+        while len(left) < 3 and min(left, default=1.0) >= 0.5:
+            before = await settled(bus)
+            for _ in range(batches):
+                await asyncio.gather(*(one_of_each(bus) for _ in range(AT_ONCE)))
+            left.append((await settled(bus) - before) / (batches * AT_ONCE))
+        return min(left)
 
 
 async def test_a_call_that_waits_holds_no_more_memory_than_it_did(namespace: str) -> None:

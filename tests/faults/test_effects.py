@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from tests.contract import Place
-from tests.servers import eventually
+from tests.forking import ForkServer
+from tests.servers import eventually, put_down
 from toolbus import ErrorInfo, Settings, ToolBus, ToolResult, Worker, tool
 from toolbus.broker.embedded import EmbeddedServer
 
@@ -98,30 +99,55 @@ async def test_a_call_given_up_while_there_is_no_server_certainly_never_ran(fres
     assert runs == ["patient"]
 
 
+def take_back(server: EmbeddedServer, service: str) -> None:
+    """Restart the server with a state from before the work began: a queued request, and no trace of its beginning."""
+    client = redis.Redis.from_url(server.url)
+    queue = f"tb:{{default}}:q:{service}"
+    assert client.xlen(queue) == 1
+    client.xgroup_destroy(queue, "g")
+    client.xgroup_create(queue, "g", "0")
+    for key in client.scan_iter("tb:{default}:started:*"):
+        client.delete(key)
+    client.save()
+    client.close()
+    server.kill()
+    server.start()
+
+
 async def test_once_work_restored_from_a_snapshot_is_not_run(fresh_server: FreshServer) -> None:
-    """A server that comes back with an older state may have forgotten that the work began: nobody knows, so nobody runs it."""
+    """A server that comes back with an older state has forgotten that the work began: its worker knows, and answers."""
     server = fresh_server(config={"save": "3600 1"})
     settings = settings_of(server)
     async with Worker([pay, look], settings=settings), ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("pay")
-        client = redis.Redis.from_url(server.url)
-        prefix = "tb:{default}:"
-        pay_call = asyncio.create_task(bus.call("pay", {"name": "pay", "seconds": 30.0}, timeout=40.0))
-        entry = await eventually(lambda: client.xrange(f"{prefix}q:effects"))
+        call = asyncio.create_task(bus.call("pay", {"name": "pay", "seconds": 8.0}, timeout=40.0))
         await eventually(lambda: runs == ["pay"])
-        # As a snapshot taken before the mark would have it: queued, and no trace that it began.
-        client.xgroup_destroy(f"{prefix}q:effects", "g")
-        client.xgroup_create(f"{prefix}q:effects", "g", "0")
-        for key in client.scan_iter(f"{prefix}started:*"):
-            client.delete(key)
-        client.save()
-        client.close()
-        assert len(entry) == 1
-        server.kill()
-        server.start()
-        error = error_of(await pay_call)
-        assert error.type == "outcome_unknown"
+        take_back(server, "effects")
+        assert (await call).output == "paid pay"
     assert runs == ["pay"]
+
+
+async def test_once_work_that_server_and_worker_forget_is_not_run(fresh_server: FreshServer, forks: ForkServer) -> None:
+    """When its worker is gone, too, nobody knows whether the work was done, so nobody runs it."""
+    server = fresh_server(config={"save": "3600 1"})
+    command = ("-m", "tests.faults.serve", server.url, "default", "1.0")
+    first = forks.start(*command)
+    second = None
+    try:
+        async with ToolBus(settings=settings_of(server)) as bus:
+            await bus.wait_for_tool("pay", timeout=20)
+            call = asyncio.create_task(bus.call("pay", {"seconds": 20.0}, timeout=40.0))
+            client = redis.Redis.from_url(server.url)
+            await eventually(lambda: list(client.scan_iter("tb:{default}:started:*")), timeout=10)
+            service = next(iter(client.scan_iter("tb:{default}:q:*"))).decode().rpartition(":")[2]
+            client.close()
+            first.kill()
+            take_back(server, service)
+            second = forks.start(*command)
+            assert error_of(await call).type == "outcome_unknown"
+    finally:
+        for process in filter(None, (first, second)):
+            put_down(process)
 
 
 async def test_once_work_queued_in_an_append_only_file_is_run_after_a_restart(fresh_server: FreshServer) -> None:

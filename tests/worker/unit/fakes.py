@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import selectors
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +45,8 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
-        found = super().select(0)
+        # Threads take real time.
+        found = super().select(0 if threading.active_count() == 1 else min(timeout, 0.002))
         if not found:
             self._loop.now += timeout
         return found
