@@ -1,4 +1,4 @@
-"""Names that belong to others are refused in the same words on every transport."""
+"""Names that belong to others are refused in the same words on every transport; a server's record is named besides."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ async def refusal(work: Awaitable[object]) -> str:
     return str(refused.value).partition(". ")[0].partition(";")[0]
 
 
+def recorded(place: Place, field: str) -> str:
+    """Return what a refusal says of the record that holds a document's name; in process there is none."""
+    return "" if place.settings.url == "memory://" else f" (record {field!r} of tb:{{{place.settings.namespace}}}:reg:names)"
+
+
 async def served(place: Place, owner: str, made: type[ToolService]) -> None:
     """Serve for a moment."""
     async with Worker([made], settings=place.with_(owner=owner)):
@@ -51,8 +56,8 @@ async def test_services_and_tools_of_others_are_refused(place: Place) -> None:
         assert await refusal(served(place, "a", service("s5", "t4"))) == "not registered as 'a': tool/t4 belongs to 'a (service s4)'"
         assert await refusal(served(place, "a", service("s6", "t6", "q4"))) == "not registered as 'a': queue/q4 belongs to 'a (service s4)'"
         assert await refusal(served(place, "a", service("s9", "t9"))) == "not registered as 'a': tool/t9 belongs to 'operator'"
-        assert await refusal(bus.put("tool/t4", item("t4", "s4"))) == "tool/t4 is published by 'a'"
-        assert await refusal(bus.put("tool-service/s4", b"{}")) == "tool-service/s4 is published by 'a'"
+        assert await refusal(bus.put("tool/t4", item("t4", "s4"))) == f"tool/t4 is published by 'a'{recorded(place, 't:t4')}"
+        assert await refusal(bus.put("tool-service/s4", b"{}")) == f"tool-service/s4 is published by 'a'{recorded(place, 's:s4')}"
 
 
 async def test_a_document_with_an_owner_is_nobody_elses(place: Place) -> None:
@@ -60,9 +65,10 @@ async def test_a_document_with_an_owner_is_nobody_elses(place: Place) -> None:
     async with place.bus() as bus:
         await bus.put("toolkit/k", b"{}", owner="o1")
         await bus.put("toolkit/k", b'{"a":1}', owner="o1")
-        assert await refusal(bus.put("toolkit/k", b"{}", owner="o2")) == "toolkit/k belongs to 'o1'"
-        assert await refusal(bus.delete("toolkit/k", owner="o2")) == "toolkit/k belongs to 'o1'"
-        assert await refusal(bus.put("toolkit/k", b"{}")) == "toolkit/k is published by 'o1'"
+        record = recorded(place, "k:k")
+        assert await refusal(bus.put("toolkit/k", b"{}", owner="o2")) == f"toolkit/k belongs to 'o1'{record}"
+        assert await refusal(bus.delete("toolkit/k", owner="o2")) == f"toolkit/k belongs to 'o1'{record}"
+        assert await refusal(bus.put("toolkit/k", b"{}")) == f"toolkit/k is published by 'o1'{record}"
         assert await bus.delete("toolkit/k")
         await bus.put("toolkit/k", b"{}", owner="o2")
 

@@ -259,7 +259,7 @@ def test_wrong_limits_are_named() -> None:
     """A service whose limits can't be is refused with the name of the limit."""
     notes = Notes()
     notes.session_idle = 0
-    with pytest.raises(ConfigurationError, match=r"Notes\.session_idle"):
+    with pytest.raises(ConfigurationError, match=r"Notes.*: session_idle must be a number of seconds above 0, not 0"):
         Place("memory://", "limits").worker(notes)
 
 

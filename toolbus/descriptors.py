@@ -232,11 +232,9 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
     Raises:
         DescriptorError: a key is wrong; the message names the key and the tool.
     """
-    fields = dict(_mapping(document, "a tool descriptor"))
+    known = {} if service is None else {"type": TOOL_SERVICE, "service": service.id}
+    fields: dict[str, Any] = {**known, **_mapping(document, "a tool descriptor")}
     name = fields.get("name")
-    if service is not None:
-        fields.setdefault("type", TOOL_SERVICE)
-        fields.setdefault("service", service.id)
     for key in ("type", "name", "description", "service"):
         if not isinstance(fields.get(key), str) or not fields[key]:
             raise DescriptorError(f"tool {name!r} needs a non-empty string {key!r}", path=f"$.{key}")

@@ -85,10 +85,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
         variables = {} if base is not None else os.environ if environ is None else environ
         for name, (value, source) in _given(variables, arguments).items():
-            if name == "url" and isinstance(value, str):
-                _check_url(value, source)
+            # First, since its message shows nothing of the value.
             if isinstance(value, str) and name not in _FILES and whole_text(value) != value:
                 raise ConfigurationError(f"{source} is wrong: its text is not UTF-8")
+            if name == "url" and isinstance(value, str):
+                _check_url(value, source)
             try:
                 read = value.lower() if name in _WORDS and isinstance(value, str) else value
                 values[name] = msgspec.convert(read, cls._types()[name], strict=False)

@@ -22,6 +22,7 @@ from toolbus.events import Event
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, ServiceCallOptions, merged, session_id
 from toolbus.results import ConfigurationError, ToolResult
+from toolbus.safe_text import type_name
 from toolbus.settings import Settings
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class _View:
 
         def __getattr__(self, name: str) -> object:
             hint = "; it needs an event loop: use toolbus.ToolBus" if not name.startswith("_") and hasattr(aio.ToolBus, name) else ""
-            raise AttributeError(f"{type(self).__name__!r} of toolbus.sync has no {name!r}{hint}", name=name, obj=self)
+            raise AttributeError(f"{type_name(self)!r} of toolbus.sync has no {name!r}{hint}", name=name, obj=self)
 
     def bind(self, **options: Unpack[CallOptions]) -> BoundBus:
         """Return a cheap view with these options as defaults, for whenever the bus is open."""

@@ -146,9 +146,9 @@ def test_a_call_is_denied(shell: Shell) -> None:
     assert shell.run("confirm", "deny", str(request["id"]), "--reason", "no tea", "--by", "bob").returncode == 0
     code, _, err = said(call)
     assert code == 1
-    assert err.endswith("toolbus: forbidden: bob did not allow this call of 'order': no tea\n")
+    assert err.endswith("toolbus: forbidden (denied): bob did not allow this call of 'order': no tea\n")
     late = shell.run("call", "order", "item=tea", "--confirm-timeout", "0.2")
-    assert (late.returncode, "deadline_exceeded: nobody answered within 0.2 s" in late.stderr) == (1, True)
+    assert (late.returncode, "deadline_exceeded (unconfirmed): nobody answered within 0.2 s" in late.stderr) == (1, True)
     wrong = shell.run("call", "order", "count=2")
     assert (wrong.returncode, "invalid_arguments" in wrong.stderr) == (1, True)
     assert shell.run("call", "order", "item=tea", "--yes").stdout == "ordered 1 x tea\n"

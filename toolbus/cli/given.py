@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from io import BufferedIOBase
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import click
 
@@ -24,7 +25,7 @@ def read_bytes(place: str) -> bytes:
     """
     try:
         if place == "-":
-            found = sys.stdin.buffer.read(_MOST_READ + 1)
+            found = _read_input()
         else:
             # A device may have no end.
             with Path(place).open("rb") as file:
@@ -61,6 +62,14 @@ def read_json(text: str | bytes, kind: type[T], what: str) -> T:
         return read_document(text, kind)
     except ValueError as error:
         raise click.UsageError(f"{what} can't be read as JSON: {error}") from None
+
+
+def _read_input() -> bytes:
+    # One read that gathers everything runs on when Ctrl-C comes between two of its parts, and then waits for the next part.
+    source, found = cast("BufferedIOBase", sys.stdin.buffer), bytearray()
+    while len(found) <= _MOST_READ and (part := source.read1(_MOST_READ + 1 - len(found))):
+        found += part
+    return bytes(found)
 
 
 def _named(place: str) -> str:

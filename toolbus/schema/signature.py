@@ -12,6 +12,7 @@ import docstring_parser
 import msgspec
 
 from toolbus.results import DescriptorError
+from toolbus.safe_text import described
 
 # The types that the worker fills in itself.
 Injected: TypeAlias = Container[type] | Callable[[type], bool]
@@ -98,7 +99,7 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
         try:
             annotation = _resolve(each.annotation, namespace, target)
         except Exception as error:  # noqa: BLE001 - evaluating an annotation runs the user's code; an unresolved annotation means Any
-            annotation, unresolved[each.name] = Any, f"{type(error).__name__}: {error}"
+            annotation, unresolved[each.name] = Any, described(error)
         service = _service_type(annotation, injected)
         text = _described(annotation) or documented.get(each.name, "")
         parameter = Parameter(each.name, annotation, each.default, text, named=each.kind in _NAMED, positional=each.kind in _POSITIONAL)

@@ -138,9 +138,8 @@ class Call(msgspec.Struct, eq=False):
         while await self._more():
             while buffer.events:
                 event = buffer.take()
-                if type(event) is Text:
-                    if event.text:
-                        yield event.text
+                if type(event) is Text and event.text:
+                    yield event.text
                 elif type(event) is Reset:
                     text = f"attempt {event.attempt} of {self.target.tool!r} diverges from the text already delivered; use events()"
                     raise StreamReset(text)
@@ -228,8 +227,7 @@ class Call(msgspec.Struct, eq=False):
                 buffer = self._events or self._buffer()
                 buffer.size += len(seen.text) if type(seen) is Text else size_of(seen)
                 buffer.events.append(seen)
-        waiting = self._events
-        if waiting is None:
+        if (waiting := self._events) is None:
             return
         if waiting.size > self._limit:
             self._refuse_slow_reader()
@@ -370,11 +368,9 @@ class Call(msgspec.Struct, eq=False):
         """Wait until events can be read; False when no more will come."""
         await self._launch()
         buffer = self._buffer()
-        while not buffer.events:
-            if self._result is not None:
-                return False
+        while not buffer.events and self._result is None:
             await buffer.arrival()
-        return True
+        return bool(buffer.events)
 
     async def _launch(self) -> None:
         # A call that was cancelled before is not published any more.

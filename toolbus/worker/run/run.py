@@ -155,7 +155,7 @@ class Run(msgspec.Struct, eq=False):
             entered = self.state is _ENTERED
             self._move(_ANSWERED)
             if error is not None:
-                self._finish(self.frame("end", error), frees=not entered)
+                self.context.broker.finish(self.delivery, encode(self.frame("end", error)), frees=not entered)
         if self._stream is not None:
             self._stream.gathered.clear()
         self.stop_handler(error or reasons.MOVED)
@@ -385,10 +385,7 @@ class Run(msgspec.Struct, eq=False):
     def _end_with(self, frame: Frame) -> None:
         entered = self.state is _ENTERED
         self._move(_ANSWERED)
-        self._finish(frame, frees=not entered)
-
-    def _finish(self, frame: Frame, *, frees: bool) -> None:
-        self.context.broker.finish(self.delivery, encode(frame), frees=frees)
+        self.context.broker.finish(self.delivery, encode(frame), frees=not entered)
 
     def error_info(self, error: BaseException) -> ErrorInfo:
         """Return what the caller is told of an exception."""
