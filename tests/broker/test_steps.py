@@ -68,6 +68,7 @@ class Beating:
     def __init__(self) -> None:
         self.bench = Bench()
         self.said: list[Any] = []
+        self.beats: list[float] = []
         self.effects = BeatEffects(
             self.bench.clock,
             self.bench.streams,
@@ -76,6 +77,7 @@ class Beating:
             on_failed=lambda: self.said.append("failed"),
             on_paused=lambda *paused: self.said.append(("paused", *paused)),
             on_missing=lambda services: self.said.append(("missing", services)),
+            on_beaten=self.beats.append,
         )
 
     def compare(self) -> None:
@@ -96,6 +98,7 @@ async def test_a_beat_that_failed_asks_for_a_repair_of_the_keys() -> None:
     """One of them may be of a wrong type; nothing else is known."""
     beating = Beating()
     beating.effects.apply(None)
+    assert beating.beats == []
     assert beating.said == ["failed"]
 
 
@@ -106,7 +109,9 @@ async def test_a_beat_tells_the_time_pauses_and_lost_registrations() -> None:
     assert beating.said == ["compared", ("owned", 100.0, 100.0, True), ("paused", "pool", True, 100.0), ("missing", ["pool"])]
     assert beating.bench.clock._known
     beating.said.clear()
-    beating.effects.apply(beating.beat())
+    beat = beating.beat()
+    beating.effects.apply(beat)
+    assert beating.beats[-1] == beat.asked
     assert beating.said == ["compared", ("owned", 100.0, 100.0, False)]
 
 

@@ -31,8 +31,6 @@ class Taking:
         # Ownership.
         self.serves = self.gaining = False
         self.again: list[list[str]] = []
-        # When the last beat succeeded, rather than now.
-        self.beaten: float | None = None
         self.intake = Intake(
             self.cast,
             bench.streams,
@@ -43,7 +41,6 @@ class Taking:
             abandoned=self.cast,
             ownership=self.cast,
             register_again=self.register_again,
-            last_beat=lambda: bench.times() if self.beaten is None else self.beaten,
             monotonic=bench.times,
         )
         self.found: list[list[Any]] = []
@@ -124,10 +121,10 @@ async def test_a_worker_takes_half_of_what_there_is(taking: Taking, slots: int, 
 async def test_nothing_is_taken_once_the_lease_is_over(taking: Taking) -> None:
     """Others would take it over at once; the next beat that succeeds begins again."""
     taking.found = [[[KEYS.queue("pool").encode(), taking.entries(1)]]]
-    taking.beaten = taking.bench.times.now - SETTINGS.lease - 0.01
+    taking.intake.beaten(taking.bench.times.now - SETTINGS.lease - 0.01)
     assert await taking.intake.take(10) == []
     assert taking.blocking.names == []
-    taking.beaten = taking.bench.times.now - SETTINGS.lease + 0.01
+    taking.intake.beaten(taking.bench.times.now - SETTINGS.lease + 0.01)
     assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"1-0"]
 
 
@@ -312,8 +309,9 @@ class Failing:
         self.failures.append(str(error))
 
     async def read(self, answer: Any, *, after: float = 0.0) -> None:
-        """Read once, after some seconds, and have this answered."""
+        """Read once, after some seconds in which the worker has beaten, and have this answered."""
         self.taking.bench.times.now += after
+        self.taking.intake.beaten(self.taking.bench.times.now)
         self.taking.blocking.answers["XREADGROUP"] = answer
         await self.taking.intake.take(10)
 
@@ -365,7 +363,7 @@ async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
     """Three leases, if those are longer than half a minute."""
     taking.intake = Intake(
         taking.cast, taking.bench.streams, "mine", 20.0, listener=taking.bench.as_listener, upkeep=taking.cast, abandoned=taking.cast,
-        ownership=taking.cast, register_again=taking.register_again, last_beat=taking.bench.times, monotonic=taking.bench.times,
+        ownership=taking.cast, register_again=taking.register_again, monotonic=taking.bench.times,
     )  # fmt: skip
     failing = Failing(taking)
     await failing.read(FORBIDDEN)

@@ -113,7 +113,6 @@ class WorkerSteps:
             abandoned=abandoned,
             ownership=self.ownership,
             register_again=self.registration.register_again,
-            last_beat=lambda: self._beats.succeeded,
         )
         self.wake = WakeChannel(
             link,
@@ -136,6 +135,7 @@ class WorkerSteps:
             on_failed=self.key_repair.request,
             on_paused=self.wake.pause,
             on_missing=self._register_again,
+            on_beaten=self.intake.beaten,
         )
         self.leases = LeaseThread(
             connector,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 from toolbus.broker.lease.clock import ServerClock
@@ -20,6 +19,7 @@ class BeatEffects:
         on_failed: called when a beat failed.
         on_paused: called with a service, whether it is paused, and the local monotonic time at which that was asked.
         on_missing: called with the services in which the registry has lost this worker.
+        on_beaten: called with the local monotonic time at which a beat was sent that succeeded.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class BeatEffects:
         on_failed: Callable[[], None],
         on_paused: Callable[[str, bool, float], None],
         on_missing: Callable[[list[str]], None],
-        monotonic: Callable[[], float] = time.monotonic,
+        on_beaten: Callable[[float], None],
     ) -> None:
         self._clock = clock
         self._streams = streams
@@ -41,15 +41,14 @@ class BeatEffects:
         self._on_failed = on_failed
         self._on_paused = on_paused
         self._on_missing = on_missing
-        self.succeeded = monotonic()
-        """The local monotonic time at which the last beat that succeeded was sent."""
+        self._on_beaten = on_beaten
 
     def apply(self, beat: Beat | None) -> None:
         """Take in a beat; None is one that failed."""
         if beat is None:
             self._on_failed()
             return
-        self.succeeded = beat.asked
+        self._on_beaten(beat.asked)
         self._mastership.compare()
         self._clock.observe(beat.server_ms, beat.asked, beat.answered)
         self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))

@@ -51,7 +51,6 @@ class Intake:
         lease: seconds.
         streams: the request streams by service, read afresh each time.
         register_again: registers services whose consumer group is missing.
-        last_beat: returns the local monotonic time of the last beat that succeeded.
         monotonic: the local clock, in seconds.
     """
 
@@ -67,7 +66,6 @@ class Intake:
         abandoned: AbandonedCalls,
         ownership: Ownership,
         register_again: Callable[[list[str]], Awaitable[None]],
-        last_beat: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._links = links
@@ -79,8 +77,8 @@ class Intake:
         self._ownership = ownership
         self._register_again = register_again
         self._lease = lease
-        self._last_beat = last_beat
         self._monotonic = monotonic
+        self._last_beat = monotonic()
         self._failing = Failing(lease, "no requests could be taken", self._give_up, monotonic)
         self._interrupted = asyncio.Event()
         self._reading = False
@@ -103,7 +101,7 @@ class Intake:
                 self._miss_connection()
             await self.pause()
             return []
-        if self._monotonic() - self._last_beat() > self._lease:
+        if self._monotonic() - self._last_beat > self._lease:
             # Others take over what this worker has, and would take over at once what it takes now. The lease thread says why.
             await self.pause()
             return []
@@ -132,6 +130,10 @@ class Intake:
         taken = self._within(taken, slots)
         # Last, since what it finds out holds for this moment.
         return await self._ownership.settle(taken) if self._ownership.serves else taken
+
+    def beaten(self, asked: float) -> None:
+        """Take note of a beat that succeeded, sent at that local monotonic time: the lease runs from then on."""
+        self._last_beat = asked
 
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now. Cancelling it instead could orphan what was just delivered."""
