@@ -8,7 +8,7 @@ import linecache
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -195,9 +195,9 @@ async def test_chunks_of_bulk_streams_share_commands(fresh_server: Any, namespac
 
 def blocks() -> int:
     """Blocks of memory that live objects hold now."""
-    # A slow machine makes a loop late, its watch shows the stack, and Python keeps the source of every file in it.
-    linecache.clearcache()
     gc.collect()
+    # A loop that is late, be it by the collection, has its stack shown by its watch, and Python keeps the source of every file in it.
+    linecache.clearcache()
     return sys.getallocatedblocks()
 
 
@@ -220,6 +220,16 @@ async def one_of_each(bus: ToolBus) -> None:
         await anext(event async for event in call.events() if isinstance(event, Started))
 
 
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """Keep what other tests left out of the collections, which would hold up the event loop for a second each."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("transport", ["memory", "valkey"])
 async def test_a_call_that_has_ended_leaves_nothing_in_memory(
     transport: str, valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch
@@ -255,6 +265,7 @@ async def left_of_each(place: Place, batches: int) -> float:
         return min(left)
 
 
+@pytest.mark.usefixtures("frozen")
 async def test_a_call_that_waits_holds_no_more_memory_than_it_did(namespace: str) -> None:
     """The memory of a queued call is at the caller, and the additional memory of a running one at the worker."""
     place = Place("memory://", namespace)

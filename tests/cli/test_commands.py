@@ -293,7 +293,7 @@ def test_output_that_cannot_be_written_is_one_line(shell: Shell) -> None:
     for environment in (shell.environment, plain):
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (1, "toolbus: No space left on device\n")
+        assert (done.returncode, done.stderr) == (1, "toolbus: can't write to standard output: No space left on device\n")
     quick = subprocess.run(["sh", "-c", f"{' '.join(command)} | true"], env=shell.environment, capture_output=True, timeout=60, check=True)
     assert quick.stderr == b""
 

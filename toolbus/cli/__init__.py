@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import gc
 import importlib
 import os
@@ -107,7 +108,13 @@ class _Commands(click.Group):
 
 def _unwritable(error: OSError) -> Failure:
     """Return the failure that an error of the system is, and drop output that it keeps from being written."""
-    return Failure(f"can't write to standard output: {reason(error)}" if drop_unwritable_output() else reason(error))
+    # In some locales Python keeps what it could not write, in others it does not.
+    left = drop_unwritable_output()
+    output = left or (error.filename is None and error.errno in _FULL)
+    return Failure(f"can't write to standard output: {reason(error)}" if output else reason(error))
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @click.command(cls=_Commands, params=options(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
