@@ -265,6 +265,24 @@ asyncio.run(main())
     assert [json.loads(line)["id"] for line in done.stderr.splitlines()] == ["child", "parent"]
 
 
+async def test_a_stream_that_raises_anything_gets_the_next_lines(logger: logging.Logger) -> None:
+    """An application's own stream that fails once does not end the thread that writes."""
+
+    class Failing(Stream):
+        def write(self, text: str, /) -> int:
+            super().write(text)
+            if len(self.writes) == 1:
+                raise RuntimeError("broken")
+            return len(text)
+
+    stream = Failing()
+    telemetry.configure_logging(format="json", stream=stream)
+    telemetry.log.info("call.finished", id="first")
+    await eventually(lambda: len(stream.writes) == 1)
+    telemetry.log.info("call.finished", id="second")
+    await eventually(lambda: "second" in stream.getvalue())
+
+
 def test_a_stream_that_fails_ends_no_call(logger: logging.Logger) -> None:
     """A closed stream, a pipe without a reader, and one that can't hold a letter raise nothing."""
     closed = io.StringIO()

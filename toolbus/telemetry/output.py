@@ -220,8 +220,9 @@ class LineWriter:
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
                 lines += self._dropped_line(dropped)
-            # When the reader is gone or the stream is closed, the lines have no destination left.
-            with contextlib.suppress(OSError, ValueError):
+            # When the reader is gone or the stream is closed, the lines have no destination left. An application's own stream may raise
+            # anything else, which must not end the thread: all later lines would wait for ever.
+            with contextlib.suppress(Exception):
                 try:
                     self._stream.write(lines)
                 except UnicodeEncodeError:
