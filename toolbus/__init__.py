@@ -17,10 +17,9 @@ The names below are those that most programs need. The others are in submodules:
 Each name is imported when it is first used, so that reading a tool file or printing help does not load the rest.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from toolbus.collecting import without_collection
+from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.client.bus import ToolBus
@@ -85,17 +84,5 @@ _HOMES = {
     "toolbus.worker.sessions.session": ("Session",),
     "toolbus.worker.worker": ("Worker",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # What is loaded lasts, so that looking for garbage meanwhile would only take a tenth longer.
-    with without_collection():
-        value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(globals(), _HOMES)

@@ -5,8 +5,9 @@ Each name is imported when it is first used, so that a caller does not load what
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.schema.checking import Checker, check_for, required_only
@@ -31,23 +32,14 @@ __all__ = [
     "strict",
 ]
 
-_HOMES = {
-    "toolbus.schema.checking": ("Checker", "check_for", "required_only"),
-    "toolbus.schema.derivation": ("Derived", "derive", "describable"),
-    "toolbus.schema.mend": ("mended", "mended_document"),
-    "toolbus.schema.portable": ("check_possible", "plain_object"),
-    "toolbus.schema.dialects": ("strict",),
-    "toolbus.schema.validate": ("Validator",),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(
+    globals(),
+    {
+        "toolbus.schema.checking": ("Checker", "check_for", "required_only"),
+        "toolbus.schema.derivation": ("Derived", "derive", "describable"),
+        "toolbus.schema.mend": ("mended", "mended_document"),
+        "toolbus.schema.portable": ("check_possible", "plain_object"),
+        "toolbus.schema.dialects": ("strict",),
+        "toolbus.schema.validate": ("Validator",),
+    },
+)
