@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import uvicorn
 
-from benchmarks.adapters.contract import Peer, Setup, main, ready
+from benchmarks.adapters.contract import Peer, Setup, main
+from benchmarks.adapters.fastapi_app import serve
 
 
 class Caller:
@@ -30,13 +30,6 @@ class Caller:
     async def nap(self, seconds: float) -> None:
         """Have the worker sleep."""
         await self._post("/nap", {"seconds": seconds})
-
-
-async def serve(setup: Setup) -> None:
-    """Serve without any log."""
-    config = uvicorn.Config("benchmarks.adapters.fastapi_app:app", host="127.0.0.1", port=setup.port, log_config=None, access_log=False)
-    ready()
-    await uvicorn.Server(config).serve()
 
 
 @asynccontextmanager

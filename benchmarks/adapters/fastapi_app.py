@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
+
+from benchmarks.adapters.contract import Setup, ready
 
 app = FastAPI()
 
@@ -39,3 +42,9 @@ async def nap(body: Nap) -> Answer:
     """Sleep, like a tool that waits for a network."""
     await asyncio.sleep(body.seconds)
     return Answer(text="slept")
+
+
+async def serve(setup: Setup) -> None:
+    """Serve without any log."""
+    ready()
+    await uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=setup.port, log_config=None, access_log=False)).serve()

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-import uvicorn
 
-from benchmarks.adapters.contract import Peer, Setup, main, ready
+from benchmarks.adapters.contract import Peer, Setup, main
+from benchmarks.adapters.fastapi_app import serve
 
 
 class Caller:
@@ -25,13 +25,6 @@ class Caller:
     async def nap(self, seconds: float) -> None:
         """Have the worker sleep."""
         (await self._client.post("/nap", json={"seconds": seconds})).raise_for_status()
-
-
-async def serve(setup: Setup) -> None:
-    """Serve without any log."""
-    config = uvicorn.Config("benchmarks.adapters.fastapi_app:app", host="127.0.0.1", port=setup.port, log_config=None, access_log=False)
-    ready()
-    await uvicorn.Server(config).serve()
 
 
 @asynccontextmanager

@@ -194,12 +194,12 @@ class Caller:
 
 
 async def serve(setup: Setup) -> None:
-    """Workers are only started as shipped.
+    """End, and say how a worker is started: only as users start it.
 
     Raises:
-        NotImplementedError: always.
+        SystemExit: always.
     """
-    raise NotImplementedError
+    raise SystemExit("start a worker with: toolbus worker benchmarks.adapters.features:NAME")
 
 
 @asynccontextmanager
