@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, startup, toolkit
 from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
+from benchmarks.places import cluster, tls_server
 from benchmarks.report import Outcome
 from benchmarks.runner import Plan
 from benchmarks.servers import NoServer, RedisServer, Server, ServerError, nats_server, redis_server
@@ -145,6 +146,7 @@ def _add_features(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     kinds.add_argument("--seconds", type=_positive(float), default=1.5, metavar="S", help="length of one measurement (%(default)s)")
     kinds.add_argument("--callers", type=_positive(int), default=64, metavar="N", help="concurrent callers (%(default)s)")
     kinds.add_argument("--seed", type=int, default=1, help="seed of the order (%(default)s)")
+    kinds.add_argument("--server", choices=("valkey", "redis"), default="valkey", help="the bundled Valkey, or `redis-server` from PATH")
     _json_option(kinds)
 
 
@@ -246,10 +248,15 @@ def _run(options: argparse.Namespace) -> int:
 def _features(options: argparse.Namespace) -> int:
     known = {feature.name: feature for feature in features.FEATURES}
     names = tuple(feature.name for feature in _chosen(options.features, known, "feature"))
-    with redis_server() as server:
-        found = features.measure(
-            names, {"redis": server}, rounds=options.rounds, seconds=options.seconds, callers=options.callers, seed=options.seed
-        )
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, Server] = {"redis": stack.enter_context(redis_server(options.server))}
+        for kind, start in (("tls", tls_server), ("cluster", cluster)):
+            if kind in features.needed(names):
+                try:
+                    servers[kind] = stack.enter_context(start(options.server))
+                except ServerError as error:
+                    print(f"leaving out {kind}: {error}", file=sys.stderr)
+        found = features.measure(names, servers, rounds=options.rounds, seconds=options.seconds, callers=options.callers, seed=options.seed)
     print("\n".join(features.table(found)))
     if options.json:
         options.json.write_text(json.dumps([one.as_dict() for one in found], indent=1))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from dataclasses import dataclass
+from typing import Literal
 
 from benchmarks import runner
-from benchmarks.peers import PeerSpec
+from benchmarks.peers import HERE, ROOT, PeerSpec
 from benchmarks.runner import Measurement, Plan
 from benchmarks.servers import Server
 from benchmarks.workloads import WORKLOADS
 
 MODULE = "benchmarks.adapters.features"
+WITHOUT_UVLOOP = os.pathsep.join((str(HERE / "without_uvloop"), str(ROOT)))
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Feature:
         title: for people.
         served: attributes of the adapter that the worker serves.
         options: further words of the worker's command.
+        server: which kind of server it needs: "redis", "tls" or "cluster".
+        variables: more of the environment of both sides.
     """
 
     name: str
@@ -31,6 +36,8 @@ class Feature:
     title: str
     served: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    server: Literal["redis", "tls", "cluster"] = "redis"
+    variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def spec(self) -> PeerSpec:
@@ -39,11 +46,11 @@ class Feature:
         return PeerSpec(
             self.name,
             "features",
-            "redis",
+            self.server,
             "self",
             self.title,
             shipped=("toolbus", "worker", *served, *self.options),
-            variables=(("BENCH_FEATURE", self.name), ("BENCH_TOOL", self.tool)),
+            variables=(("BENCH_FEATURE", self.name), ("BENCH_TOOL", self.tool), *self.variables),
             offers=("echo",),
         )
 
@@ -66,15 +73,23 @@ FEATURES = (
     Feature("cache-hit", "read", "a cache at the worker that always has the answer", options=("--middleware", f"{MODULE}:cache")),
     Feature("otel", "echo", "an OpenTelemetry SDK on both sides, every span kept"),
     Feature("otel-1%", "echo", "the same, 1 % of the spans kept"),
+    Feature("asyncio", "echo", "asyncio's own event loop on both sides, without uvloop", variables=(("PYTHONPATH", WITHOUT_UVLOOP),)),
+    Feature("tls", "echo", "the server behind TLS", server="tls"),
+    Feature("cluster", "echo", "a cluster of three masters", server="cluster"),
     Feature("processes-2", "echo", "two worker processes", options=("--processes", "2")),
 )
+
+
+def needed(names: tuple[str, ...]) -> set[str]:
+    """Return the kinds of servers that features take."""
+    return {feature.server for feature in FEATURES if feature.name in names}
 
 
 def measure(
     names: tuple[str, ...], servers: dict[str, Server], *, rounds: int, seconds: float, callers: int, seed: int
 ) -> list[Measurement]:
     """Measure features in turns, at one number of callers."""
-    chosen = [feature for feature in FEATURES if feature.name in {BASE.name, *names}]
+    chosen = [feature for feature in FEATURES if feature.name in {BASE.name, *names} and feature.server in servers]
     plan = Plan(
         mode="features",
         peers=tuple(feature.spec for feature in chosen),

@@ -94,7 +94,7 @@ def environment(way: Way = "quiet", url: str = "") -> dict[str, str]:
     """Return the environment of adapters: this checkout can be imported, settings of the harness are not inherited."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLBUS_", "PYTHON"))}
     made = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "BENCH_URL": url, "TOOLBUS_NAMESPACE": NAMESPACE}
-    if url.startswith("redis://"):
+    if url.startswith("redis"):
         made["TOOLBUS_URL"] = url
     if way == "quiet":
         made["TOOLBUS_LOG_LEVEL"] = "error"

@@ -156,7 +156,7 @@ class _Visit:
         return self._measurement(level, figures, begin, end)
 
     def _environment(self) -> dict[str, str]:
-        return {**environment(self.way, self.server.url), **dict(self.spec.variables)}
+        return {**environment(self.way, self.server.url), **self.server.variables, **dict(self.spec.variables)}
 
     def _sample(self, client: Child, workers: list[Child]) -> _Sample:
         return _Sample(client.cpu(), sum(worker.cpu() for worker in workers), self.server.process.cpu(), self.server.commands())

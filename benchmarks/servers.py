@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import redis
@@ -24,6 +24,8 @@ class Server(Protocol):
 
     url: str
     description: str
+    variables: Mapping[str, str]
+    """Settings that reaching it takes, for the environment of callers and workers."""
 
     @property
     def process(self) -> Timed:
@@ -39,7 +41,11 @@ class Server(Protocol):
 class RedisServer:
     """A Valkey or Redis server."""
 
+    process: Timed
+
     def __init__(self, port: int, process: Child) -> None:
+        self.variables: Mapping[str, str] = {}
+        self._child = process
         self.url = f"redis://127.0.0.1:{port}"
         self.process = process
         self.client = redis.Redis(port=port, socket_timeout=10)
@@ -65,7 +71,7 @@ class RedisServer:
             try:
                 facts = self.client.info("server")
             except redis.RedisError as error:
-                if time.monotonic() > limit or self.process.process.poll() is not None:
+                if time.monotonic() > limit or self._child.process.poll() is not None:
                     raise ServerError(f"the server did not start: {error}") from None
                 time.sleep(0.05)
             else:
@@ -76,6 +82,8 @@ class RedisServer:
 
 class NatsServer:
     """A NATS server without JetStream."""
+
+    variables: Mapping[str, str] = {}
 
     def __init__(self, port: int, process: Child) -> None:
         self.url = f"nats://127.0.0.1:{port}"
@@ -110,6 +118,8 @@ class NatsServer:
 class NoServer:
     """The place of a server for peers whose workers are servers themselves: a port of its own for each worker."""
 
+    variables: Mapping[str, str] = {}
+
     def __init__(self) -> None:
         self.url = ""
         self.description = "none"
@@ -117,7 +127,7 @@ class NoServer:
 
     def reset(self) -> None:
         """Give the next worker another port."""
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
 
     def commands(self) -> None:
         """Return None, since there is nothing to count."""
@@ -145,9 +155,9 @@ def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
     Raises:
         ServerError: there is no such server, or it did not start.
     """
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="toolbus-bench-") as folder:
-        command = [_binary(kind), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
+        command = [binary(kind), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
         with child(kind, command) as process:
             server = RedisServer(port, process)
             server.wait()
@@ -164,14 +174,19 @@ def nats_server() -> Iterator[NatsServer]:
     binary = shutil.which("nats-server")
     if binary is None:
         raise ServerError("`nats-server` is not on PATH")
-    port = _free_port()
+    port = free_port()
     with child("nats-server", [binary, "-a", "127.0.0.1", "-p", str(port)]) as process:
         server = NatsServer(port, process)
         server.wait()
         yield server
 
 
-def _binary(kind: str) -> str:
+def binary(kind: str) -> str:
+    """Return the path of a server's program.
+
+    Raises:
+        ServerError: there is none.
+    """
     if kind == "redis":
         found = shutil.which("redis-server")
         if found is None:
@@ -184,7 +199,8 @@ def _binary(kind: str) -> str:
     return str(get_binary_path())
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback interface that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
