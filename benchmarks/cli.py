@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, startup, toolkit
+from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, startup, tails, toolkit
 from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.places import cluster, tls_server
 from benchmarks.report import Outcome
@@ -134,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="runs of each measurement (%(default)s)")
     _json_option(idle_calls)
     _add_startup(commands)
+    _add_tails(commands)
     _add_toolkit(commands)
     return parser
 
@@ -156,6 +157,16 @@ def _add_startup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     starts.add_argument("--rounds", type=_positive(int), default=15, metavar="N", help="starts of each (%(default)s)")
     starts.add_argument("--seed", type=int, default=1, help="seed of their order (%(default)s)")
     _json_option(starts)
+
+
+def _add_tails(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    slowest = commands.add_parser("tails", help="the slowest calls at 60 % load: alone, beside others' work, while workers come and go")
+    slowest.set_defaults(function=_tails)
+    slowest.add_argument("--situations", type=_words, metavar="A,B", help=f"only these, of: {', '.join(tails.SITUATIONS)}")
+    slowest.add_argument("--rounds", type=_positive(int), default=5, metavar="N", help="repetitions of each (%(default)s)")
+    slowest.add_argument("--seconds", type=_positive(float), default=10.0, metavar="S", help="length of one (%(default)s)")
+    slowest.add_argument("--seed", type=int, default=1, help="seed of the arrivals and the order (%(default)s)")
+    _json_option(slowest)
 
 
 def _add_toolkit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -290,6 +301,18 @@ def _memory(options: argparse.Namespace) -> int:
 def _startup(options: argparse.Namespace) -> int:
     found, figures = startup.measure(options.rounds, options.seed)
     return limits.report(found, figures, options.json)
+
+
+def _tails(options: argparse.Namespace) -> int:
+    situations = tuple(_chosen(options.situations, {name: name for name in tails.SITUATIONS}, "situation"))
+    figures = tails.measure(situations, rounds=options.rounds, seconds=options.seconds, seed=options.seed)
+    print("\n".join(tails.table(figures)))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    failed = {name: one["first_error"] for name, rounds in figures["situations"].items() for one in rounds if one["failed"]}
+    for name, reason in failed.items():
+        print(f"calls failed: {name}: {reason}", file=sys.stderr)
+    return int(bool(failed))
 
 
 def _toolkit(options: argparse.Namespace) -> int:
