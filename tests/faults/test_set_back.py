@@ -15,21 +15,29 @@ from tests.servers import eventually
 from toolbus import tool
 from toolbus.broker.keys import Keys
 from toolbus.broker.recover.upkeep import Upkeep
+from toolbus.broker.take.intake import Intake
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> Counter[Upkeep]:
-    """The turns of upkeep that each worker has finished."""
+    """How often each worker has begun to read with what a turn of its upkeep had found."""
     found: Counter[Upkeep] = Counter()
-    turn = Upkeep.turn
+    fresh: set[Upkeep] = set()
+    turn, read = Upkeep.turn, Intake._read
 
-    async def counted(upkeep: Upkeep, **options: Any) -> None:
+    async def found_out(upkeep: Upkeep, **options: Any) -> None:
         await turn(upkeep, **options)
-        found[upkeep] += 1
+        fresh.add(upkeep)
 
-    monkeypatch.setattr(Upkeep, "turn", counted)
+    async def counted(intake: Intake, *args: Any) -> Any:
+        found[intake._upkeep] += intake._upkeep in fresh
+        fresh.discard(intake._upkeep)
+        return await read(intake, *args)
+
+    monkeypatch.setattr(Upkeep, "turn", found_out)
+    monkeypatch.setattr(Intake, "_read", counted)
     return found
 
 
@@ -75,9 +83,9 @@ async def passed_again(client: redis.Redis, queue: str) -> None:
 
 
 async def both_go_on(turns: Counter[Upkeep]) -> None:
-    """Wait until both workers have looked for what is to be taken over."""
+    """Wait until both workers have looked for what is to be taken over, and read with what they found."""
     before = turns.copy()
-    await eventually(lambda: len(turns) == 2 and all(turns[upkeep] > before[upkeep] + 1 for upkeep in turns))
+    await eventually(lambda: len(turns) == 2 and all(turns[upkeep] > before[upkeep] + 1 for upkeep in turns), timeout=30)
 
 
 @pytest.mark.parametrize("name", ["look", "pay"])
@@ -168,3 +176,32 @@ async def test_what_runs_goes_on_when_its_consumer_is_deleted(redis_place: Place
         assert sorted(held.begun) == list("012345")
         assert client.xlen(queue) == 0
     client.close()
+
+
+async def test_a_read_that_is_answered_late_brings_new_requests(
+    redis_place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody moved the group: a turn of upkeep, over the other connection, only heard of the delivery before the read did."""
+    held = Held()
+    held.gate.set()
+    intakes: list[Intake] = []
+    read = Intake._read
+
+    async def seen(intake: Intake, *args: Any) -> Any:
+        intakes.append(intake)
+        return await read(intake, *args)
+
+    monkeypatch.setattr(Intake, "_read", seen)
+    async with redis_place.serving(*held.tools(), lease=60.0) as bus:
+        await bus.wait_for_tool("look")
+        client = redis.Redis.from_url(redis_place.settings.url)
+        await eventually(lambda: bool(intakes))
+        transport = intakes[0]._links.blocking._transport  # type: ignore[attr-defined]
+        transport.pause_reading()
+        call = asyncio.create_task(bus.call("look", {"name": "here"}, timeout=30.0))
+        await eventually(lambda: client.xpending(Keys(redis_place.settings.namespace).queue("held"), "g")["pending"] == 1)
+        await intakes[0]._upkeep.recover()
+        transport.resume_reading()
+        assert (await call).output == "here"
+        client.close()
+    assert "requests.delivered_again" not in caplog.text

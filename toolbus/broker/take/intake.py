@@ -16,7 +16,7 @@ from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery, tell_delivered_again
+from toolbus.broker.take.requests import GROUP, EntryNumbers, RequestStream, StreamDelivery, tell_delivered_again
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.links import Links
@@ -105,15 +105,17 @@ class Intake:
             # Others take over what this worker has, and would take over at once what it takes now. The lease thread says why.
             await self.pause()
             return []
-        # The fence as it is known before anything is delivered: a later state may be the result of losing it again.
-        fences = {stream: stream.fence_known for stream in streams}
+        # As they are known before anything is delivered: a later fence may be the result of losing it again, and a later position may be
+        # that of what this read delivers.
+        known = {stream: (stream.fence_known, stream.position.newest) for stream in streams}
         batch = await self._read(streams, slots)
         taken: list[StreamDelivery] = []
         for stream, found in batch.found:
             # Entries come in order, so the first and the last tell of all.
-            entries = await self._new(stream, found) if stream.position.has_passed(found[0][0]) else found
+            fence, before = known[stream]
+            entries = await self._new(stream, found, before) if stream.position.had_passed(found[0][0], before) else found
             stream.position.advance(found[-1][0])
-            taken += stream.deliveries([(entry, 1, fields) for entry, fields in entries], fences[stream])
+            taken += stream.deliveries([(entry, 1, fields) for entry, fields in entries], fence)
         if batch.lost:
             self._miss_connection()
         elif not batch.refused:
@@ -226,7 +228,7 @@ class Intake:
     def _give_up(self, error: ToolbusError) -> None:
         self._listener.on_failed(error)
 
-    async def _new(self, stream: RequestStream, entries: Sequence[Any]) -> Sequence[Any]:
+    async def _new(self, stream: RequestStream, entries: Sequence[Any], before: EntryNumbers) -> Sequence[Any]:
         """Return the entries that had not been delivered before.
 
         The group was set back. Whoever holds the others renews and finishes them; those that nobody renews are taken over after a lease.
@@ -237,7 +239,7 @@ class Intake:
                 # It was made anew, and what was held under it is lost.
                 stream.position.reset()
                 return entries
-        new = [each for each in entries if not stream.position.has_passed(each[0])]
+        new = [each for each in entries if not stream.position.had_passed(each[0], before)]
         tell_delivered_again(stream, len(entries) - len(new))
         return new
 

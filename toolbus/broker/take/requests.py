@@ -68,29 +68,37 @@ def tell_delivered_again(stream: RequestStream, calls: int) -> None:
     telemetry.log.error("requests.delivered_again", service=stream.service, calls=calls)
 
 
+EntryNumbers = tuple[int, int]
+"""An entry's id: milliseconds, and the number within them."""
+
+
 class GroupPosition:
     """The newest entry that is known to have been delivered to anyone.
 
-    The server delivers in the order of ids, so a group that delivers an entry up to here once more was set back.
+    The server delivers in the order of ids, so a group that delivers an entry up to here once more was set back. That holds for reads that
+    begin afterwards: what is learned while a read is under way may include the very entries that its answer brings.
+
+    Attributes:
+        newest: the entry's numbers.
     """
 
     def __init__(self) -> None:
-        self._newest = (0, 0)
+        self.newest: EntryNumbers = (0, 0)
 
     def advance(self, entry: bytes) -> None:
         """Take in that an entry and those before it have been delivered."""
-        self._newest = max(self._newest, _numbers(entry))
+        self.newest = max(self.newest, _numbers(entry))
 
-    def has_passed(self, entry: bytes) -> bool:
-        """Return whether an entry is known to have been delivered."""
-        return _numbers(entry) <= self._newest
+    def had_passed(self, entry: bytes, before: EntryNumbers) -> bool:
+        """Return whether an entry had been delivered before a read that began when ``newest`` was ``before``."""
+        return _numbers(entry) <= min(before, self.newest)
 
     def reset(self) -> None:
         """Forget everything: the group was made anew."""
-        self._newest = (0, 0)
+        self.newest = (0, 0)
 
 
-def _numbers(entry: bytes) -> tuple[int, int]:
+def _numbers(entry: bytes) -> EntryNumbers:
     milliseconds, _, number = entry.partition(b"-")
     return int(milliseconds), int(number)
 
