@@ -86,7 +86,7 @@ def frames(*calls: str) -> list[bytes]:
 
 
 async def test_one_read_brings_replies_shared_calls_and_changes() -> None:
-    """Entries that were read go at once; the next read goes on behind them."""
+    """The next read goes on behind the entries that were read, and removes them."""
     reading = Reading()
     replies, log = KEYS.replies("agent").encode(), KEYS.log.encode()
     reading.shared = [(b"call", b"3-0")]
@@ -94,11 +94,27 @@ async def test_one_read_brings_replies_shared_calls_and_changes() -> None:
     expected = [["one", "two"], [], ("passed", b"call", b"4-0"), ["three"], ("log", 1)]
     assert await reading.read(answer) == expected
     assert reading.blocking.args("XREAD") == [("COUNT", 512, "BLOCK", 2000, "STREAMS", replies, log, b"call", b"0-0", b"7-0", b"3-0")]
-    assert reading.blocking.args("XTRIM") == [(KEYS.replies("agent"), "MINID", b"8-3")]
     assert reading.reader.frames == 3
     await reading.read(None)
+    assert reading.blocking.args("XTRIM") == [(KEYS.replies("agent"), "MINID", b"8-3")]
+    assert reading.blocking.names == ["XREAD", "XTRIM", "XREAD"]
     assert reading.blocking.args("XREAD")[1][8] == b"8-2"
     assert not reading.reader.resync
+
+
+@pytest.mark.parametrize("happened", ["disconnected", "resynchronised"])
+async def test_another_server_s_entries_are_not_removed_by_a_position_of_the_last(happened: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read before belongs to the connection that read it."""
+    reading = Reading()
+    await reading.read({KEYS.replies("agent").encode(): [[b"8-1", frames("one")]]})
+    if happened == "disconnected":
+        monkeypatch.setattr(reading.blocking, "connected", False)
+    else:
+        await reading.reader._resynchronise()
+    await reading.read(None)
+    monkeypatch.undo()
+    await reading.read(None)
+    assert "XTRIM" not in reading.blocking.names
 
 
 async def test_what_is_missing_or_unreadable_loads_again() -> None:
@@ -137,7 +153,8 @@ async def test_a_bug_of_the_listener_does_not_stop_the_reader() -> None:
 
     cast("Any", reading).on_frames = failing
     await reading.read({KEYS.replies("agent").encode(): [[b"1-0", frames("one")]]})
-    assert reading.blocking.names == ["XREAD", "XTRIM"]
+    await reading.read(None)
+    assert reading.blocking.args("XREAD")[1][7] == b"1-0"
 
 
 @pytest.mark.parametrize("missing", [0, 1])
