@@ -33,8 +33,8 @@ async def test_a_timeout_ends_the_call_and_cancels_the_handler(place: Place, whe
         result = await bus.call("hang", **({"timeout": 0.2} if where == "call" else {}))
         assert result.error is not None
         assert result.error.type == "deadline_exceeded"
-        assert time.monotonic() - started < 2
-        await asyncio.wait_for(stopped.wait(), 2)
+        assert time.monotonic() - started < 10
+        await asyncio.wait_for(stopped.wait(), 10)
 
 
 async def test_silence_ends_a_call_with_an_idle_timeout(place: Place) -> None:

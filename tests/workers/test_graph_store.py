@@ -341,8 +341,9 @@ async def test_no_construct_ends_the_process_by_its_depth(people, name):
     start, unit, end = CHAINS[name]
     process = people.store._program._process.pid
     result = await people.query(start + unit * ((MAX_QUERY - len(start) - len(end)) // len(unit)) + end, timeout=30)
-    assert result.error is None or result.error.type == "invalid_arguments" or result.error.code == "out_of_memory"
-    assert people.store._program._process.pid == process
+    # On a slow machine the longest one is stopped, which costs its process; a process that dies of depth is `worker_died`.
+    assert result.error is None or result.error.type == "invalid_arguments" or result.error.code in {"out_of_memory", "too_slow"}
+    assert people.store._program._process.pid == process or (result.error is not None and result.error.code == "too_slow")
     assert people.store._program.alive
 
 

@@ -170,10 +170,10 @@ BOMBS = [
 def test_expressions_that_ask_for_gigabytes_are_stopped(expression, document):
     """Work and intermediate results are metered, so a bomb ends soon and with a clear error."""
     assert len(expression) <= module.MAX_EXPRESSION
-    started = time.perf_counter()
+    started = time.process_time()
     error = error_of(lambda: json_query(document, expression))
     assert error.code in {"too_large", "too_deep", "too_expensive", "output_too_large", "bad_expression"}
-    assert time.perf_counter() - started < 8
+    assert time.process_time() - started < 8
 
 
 def test_honest_queries_on_large_documents_pass_the_meter():
