@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> Counter[Upkeep]:
-    """How often each worker has begun to read with what a turn of its upkeep had found."""
+    """Count how often each worker has begun to read with what a turn of its upkeep had found."""
     found: Counter[Upkeep] = Counter()
     fresh: set[Upkeep] = set()
     turn, read = Upkeep.turn, Intake._read

@@ -1,4 +1,4 @@
-"""What every test of the cache begins with."""
+"""Let every test of the cache begin with nothing."""
 
 from __future__ import annotations
 

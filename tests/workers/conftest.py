@@ -1,4 +1,4 @@
-"""The SQL tools on a client, empty or with a table of sales, and an operator's commands."""
+"""Clients of the SQL tools and of the graph store, empty or not, and an operator's commands."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers import graph_client
 from tests.workers.data_client import SALES, serving
 
 
@@ -21,6 +22,21 @@ async def sales(client):
     result = await client.upload("sales", SALES)
     assert result.success, result.error
     return client
+
+
+@pytest.fixture
+async def graph(namespace):
+    """A client of a graph store that is empty."""
+    async with graph_client.serving(namespace) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def people(graph):
+    """A client of a graph store with three people."""
+    assert (await graph.load("vertices", "Person", csv=graph_client.PEOPLE)).success
+    assert (await graph.load("edges", "KNOWS", rows=graph_client.KNOWS, source="Person", target="Person")).success
+    return graph
 
 
 @pytest.fixture
