@@ -104,7 +104,7 @@ async def test_one_read_brings_replies_shared_calls_and_changes() -> None:
 
 @pytest.mark.parametrize("happened", ["disconnected", "resynchronised"])
 async def test_another_server_s_entries_are_not_removed_by_a_position_of_the_last(happened: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read before belongs to the connection that read it."""
+    """A position belongs to the connection over which its entry was read."""
     reading = Reading()
     await reading.read({KEYS.replies("agent").encode(): [[b"8-1", frames("one")]]})
     if happened == "disconnected":
