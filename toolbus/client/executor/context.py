@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Collection, Mapping
 from typing import Any, Self
@@ -84,6 +85,15 @@ class ExecutorContext:
         if self._seen is None or self._seen[0] is not given:
             self._seen = (given, given.filter(user=self.user))
         return self._seen[1]
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the bus, in which its calls are made.
+
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
+        return self._state.dispatcher.opened().loop
 
     @property
     def most_arguments(self) -> int:
