@@ -52,9 +52,7 @@ def read_at_home(executor: ToolExecutor, function: Callable[[], T]) -> T:
     return wait_at_home(executor, lambda _: read())
 
 
-async def run_at_home(
-    executor: ToolExecutor, start: Callable[[Observer | None], Awaitable[T]], observer: Observer | None = None
-) -> T:
+async def run_at_home(executor: ToolExecutor, start: Callable[[Observer | None], Awaitable[T]], observer: Observer | None = None) -> T:
     """Run a coroutine function in the bus's event loop and return what it returns; cancelling this cancels it there.
 
     Args:
@@ -82,9 +80,7 @@ async def run_at_home(
         raise ConfigurationError(_CLOSED) from None
 
 
-def wait_at_home(
-    executor: ToolExecutor, start: Callable[[Observer | None], Awaitable[T]], observer: Observer | None = None
-) -> T:
+def wait_at_home(executor: ToolExecutor, start: Callable[[Observer | None], Awaitable[T]], observer: Observer | None = None) -> T:
     """Do the same from a thread that waits; Ctrl-C here cancels the coroutine there.
 
     Args:
@@ -104,12 +100,14 @@ def wait_at_home(
         begun.set()
         return await start(observer)
 
+    def ended(_: object) -> None:
+        begun.set()
+        arrived.put(None)
+
     future = _submitted(home, run, None if observer is None else arrived.put)
     try:
-        future.add_done_callback(lambda _: (begun.set(), arrived.put(None)))
-        if not begun.wait(PATIENCE):
-            message = f"the event loop of the bus did not begin the call within {PATIENCE:g} s: it waits for this thread, perhaps"
-            raise ConfigurationError(f"{message}; use the asynchronous methods (ainvoke, for example), or toolbus.sync.ToolBus")
+        future.add_done_callback(ended)
+        _wait_for(begun)
         while (event := arrived.get()) is not None:
             _told(observer, event)
         return future.result()
@@ -118,6 +116,12 @@ def wait_at_home(
     except BaseException:
         future.cancel()
         raise
+
+
+def _wait_for(begun: threading.Event) -> None:
+    if not begun.wait(PATIENCE):
+        message = f"the event loop of the bus did not begin the call within {PATIENCE:g} s: it waits for this thread, perhaps"
+        raise ConfigurationError(f"{message}; use the asynchronous methods (ainvoke, for example), or toolbus.sync.ToolBus")
 
 
 def _submitted(home: asyncio.AbstractEventLoop, start: Callable[[Observer | None], Awaitable[T]], observer: Observer | None) -> Future[T]:

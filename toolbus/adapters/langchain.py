@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
 from toolbus import telemetry
 from toolbus.adapters.home import AnyExecutor, executor_of, read_at_home
 from toolbus.adapters.outcomes import outcome, outcome_now
-from toolbus.adapters.places import Place
+from toolbus.adapters.places import Asked
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Text
@@ -106,12 +106,12 @@ def _functions(executor: ToolExecutor, definition: dict[str, Any]) -> tuple[Call
         parameter += "_"
 
     def call(**arguments: Any) -> tuple[Any, ToolResult]:
-        place = _place(arguments, parameter)
-        return _answered(outcome_now(executor, name, arguments, _call.get(), observer, place))
+        asked = _asked(arguments, parameter)
+        return _answered(outcome_now(executor, name, arguments, _call.get(), observer, asked))
 
     async def acall(**arguments: Any) -> tuple[Any, ToolResult]:
-        place = _place(arguments, parameter)
-        return _answered(await outcome(executor, name, arguments, _call.get(), observer, place))
+        asked = _asked(arguments, parameter)
+        return _answered(await outcome(executor, name, arguments, _call.get(), observer, asked))
 
     if ToolRuntime is not None:
         # LangGraph hands over the state to a parameter of this type, under any name, which the model never sees.
@@ -119,24 +119,24 @@ def _functions(executor: ToolExecutor, definition: dict[str, Any]) -> tuple[Call
         others = inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)
         for function in (call, acall):
             function.__annotations__ = {parameter: ToolRuntime}
-            function.__signature__ = inspect.Signature([runtime, others])  # type: ignore[attr-defined]
+            function.__signature__ = inspect.Signature([runtime, others])  # type: ignore[attr-defined,union-attr]
     return call, acall
 
 
-def _place(arguments: dict[str, Any], parameter: str) -> Place | None:
-    """Take LangGraph's state out of the arguments, and return the call's place in the turn that it ends with."""
+def _asked(arguments: dict[str, Any], parameter: str) -> Asked | None:
+    """Take LangGraph's state out of the arguments, and return the turn with which it ends."""
     runtime = arguments.get(parameter)
     if ToolRuntime is None or not isinstance(runtime, ToolRuntime):
         return None
     del arguments[parameter]
-    state, id = runtime.state, runtime.tool_call_id
+    state, own = runtime.state, runtime.tool_call_id
     messages = state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", state)
-    if not id or not isinstance(messages, list):
+    if not own or not isinstance(messages, list):
         return None
     message = next((each for each in reversed(messages) if isinstance(each, AIMessage)), None)
     if message is None:
         return None
-    return Place(message, [(each["id"] or "", each["name"]) for each in message.tool_calls], id)
+    return Asked(message, [(each["id"] or "", each["name"]) for each in message.tool_calls], own)
 
 
 def _answered(made: tuple[Any, ToolResult]) -> tuple[Any, ToolResult]:

@@ -1,23 +1,23 @@
-"""Let the calls of a turn that depend on their order begin in the order of the model, in whichever order a framework starts them."""
+"""Give the calls of a turn their places in the order of the model, in whichever order a framework starts them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.tools.tool import Tool
+from toolbus.client.executor.order import Place
 
-# Seconds that a call waits for one before it, which the framework may have answered itself.
+# Seconds for which a call that the framework has not started, and may have answered itself, holds up those after it.
 PATIENCE = 2.0
 _MOST_TURNS = 256
 
 
-class Place(NamedTuple):
-    """A call's place in its turn.
+class Asked(NamedTuple):
+    """A call as a part of its turn.
 
     Attributes:
         message: the model's message, the same object for each call of the turn.
@@ -31,14 +31,39 @@ class Place(NamedTuple):
 
 
 class _Turn:
-    """The calls of one message that have begun, and how often each did."""
+    """The places of one message's calls: those that calls have claimed, and those that are left for them."""
 
-    __slots__ = ("begun", "changed", "message")
+    def __init__(self, executor: ToolExecutor, asked: Asked) -> None:
+        # Kept, so that no other object has its id meanwhile.
+        self.message = asked.message
+        self._free: dict[str, list[Place]] = {}
+        self._claimed: set[str] = set()
+        for (call, _), place in zip(asked.calls, executor.reserve([name for _, name in asked.calls]), strict=True):
+            self._free.setdefault(call, []).append(place)
+        self._timer = asyncio.get_running_loop().call_later(PATIENCE, self.leave)
 
-    def __init__(self, message: object) -> None:
-        self.message = message
-        self.begun: Counter[str] = Counter()
-        self.changed = asyncio.Event()
+    def claim(self, id: str) -> Place | None:
+        """Return the place of a call, or None when it has none any more."""
+        self._claimed.add(id)
+        places = self._free.get(id)
+        if not places:
+            return None
+        place = places.pop(0)
+        if not any(self._free.values()):
+            self._timer.cancel()
+        return place
+
+    def has_claimed(self, id: str) -> bool:
+        """Return whether all places of this id are claimed: then the framework runs the turn once more."""
+        return id in self._claimed and not self._free.get(id)
+
+    def leave(self) -> None:
+        """Let others go on that wait for what was not claimed."""
+        self._timer.cancel()
+        for places in self._free.values():
+            for place in places:
+                place.leave()
+            places.clear()
 
 
 class Places:
@@ -47,33 +72,17 @@ class Places:
     def __init__(self) -> None:
         self._turns: OrderedDict[int, _Turn] = OrderedDict()
 
-    async def take(self, executor: ToolExecutor, place: Place) -> None:
-        """Wait until the calls of the turn that this one follows have begun, or it is clear that they will not; then begin.
-
-        What follows at once, without a wait in between, happens before the next call begins.
-        """
-        turn = self._of(place.message)
-        time = turn.begun[place.id] + 1
-        before = _before(executor, place)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while any(turn.begun[other] < time for other in before):
-                    turn.changed.clear()
-                    await turn.changed.wait()
-        except TimeoutError:
-            pass
-        finally:
-            turn.begun[place.id] = time
-            turn.changed.set()
-
-    def _of(self, message: object) -> _Turn:
-        found = self._turns.get(id(message))
-        # The message is kept, so that no other object has its id meanwhile.
-        if found is None:
-            found = self._turns[id(message)] = _Turn(message)
+    def claim(self, executor: ToolExecutor, asked: Asked) -> Place | None:
+        """Return the place of a call, taken with those of the whole turn when its first call came; None for the next one."""
+        turn = self._turns.get(id(asked.message))
+        if turn is None or turn.has_claimed(asked.id):
+            if turn is not None:
+                turn.leave()
+            turn = self._turns[id(asked.message)] = _Turn(executor, asked)
+            self._turns.move_to_end(id(asked.message))
             if len(self._turns) > _MOST_TURNS:
-                self._turns.popitem(last=False)
-        return found
+                self._turns.popitem(last=False)[1].leave()
+        return turn.claim(asked.id)
 
 
 _places: WeakKeyDictionary[ToolExecutor, Places] = WeakKeyDictionary()
@@ -82,27 +91,3 @@ _places: WeakKeyDictionary[ToolExecutor, Places] = WeakKeyDictionary()
 def places_of(executor: ToolExecutor) -> Places:
     """Return the turns of an executor; call this in its event loop."""
     return _places.setdefault(executor, Places())
-
-
-def _before(executor: ToolExecutor, place: Place) -> list[str]:
-    """Return the ids of the calls before this one whose order matters to it."""
-    found: list[str] = []
-    own: Tool | None = None
-    tools = [(id, executor.find(name)) for id, name in place.calls]
-    for id, tool in tools:
-        if id == place.id:
-            own = tool
-            break
-        found.append(id)
-    else:
-        return []
-    if own is None:
-        return []
-    return [id for id, tool in tools[: len(found)] if tool is not None and _are_ordered(executor, tool, own)]
-
-
-def _are_ordered(executor: ToolExecutor, one: Tool, other: Tool) -> bool:
-    if executor.is_sequential(one) or executor.is_sequential(other):
-        return True
-    service = one.service_descriptor
-    return one.service == other.service and service is not None and service.sticky_sessions and bool(executor.session)

@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
 
 from toolbus.adapters.home import AnyExecutor, executor_of, run_at_home
 from toolbus.adapters.outcomes import outcome
-from toolbus.adapters.places import Place
+from toolbus.adapters.places import Asked
 from toolbus.results import ToolError
 from toolbus.schema.repair import parse
 
@@ -20,23 +20,23 @@ from toolbus.schema.repair import parse
 class _Said(dict[str, Any]):
     """Arguments as the framework shows them to its hooks, beside the text of the model, which the executor reads itself."""
 
-    def __init__(self, text: str | bytes) -> None:
+    def __init__(self, text: str | bytes | bytearray) -> None:
+        self.text = bytes(text) if isinstance(text, bytearray) else text
         try:
-            self.read, _ = parse(text)
+            self.read, _ = parse(self.text)
         except ToolError:
             self.read = {}
-        self.text = text
         super().__init__(self.read)
 
 
 class _Anything:
     """Takes arguments as they are: the executor repairs, casts and validates them, with observations that a model understands."""
 
-    def validate_json(self, input: str | bytes, **options: Any) -> dict[str, Any]:
+    def validate_json(self, input: str | bytes | bytearray, *, allow_partial: object = False, **options: Any) -> Any:
         """Return what a text says."""
         return _Said(input)
 
-    def validate_python(self, input: Any, **options: Any) -> Any:
+    def validate_python(self, input: Any, *, allow_partial: object = False, **options: Any) -> Any:
         """Return the arguments."""
         return input
 
@@ -71,7 +71,7 @@ class BusToolset(AbstractToolset[Any]):
         """Run a call."""
         changed = not isinstance(tool_args, _Said) or tool_args != tool_args.read
         arguments: object = dict(tool_args) if changed else tool_args.text  # type: ignore[attr-defined]
-        content, result = await outcome(self._executor, name, arguments, ctx.tool_call_id or "", place=_place(ctx))
+        content, result = await outcome(self._executor, name, arguments, ctx.tool_call_id or "", asked=_asked(ctx))
         return ToolReturn(content, metadata=result)
 
     async def _definitions(self) -> list[dict[str, Any]]:
@@ -84,9 +84,9 @@ class BusToolset(AbstractToolset[Any]):
         return ToolsetTool(toolset=self, tool_def=definition, max_retries=1, args_validator=_ANYTHING)
 
 
-def _place(ctx: RunContext[Any]) -> Place | None:
-    """Return a call's place in the latest answer of the model."""
+def _asked(ctx: RunContext[Any]) -> Asked | None:
+    """Return the latest answer of the model, which has the call."""
     message = next((each for each in reversed(ctx.messages) if isinstance(each, ModelResponse)), None)
     if message is None or not ctx.tool_call_id:
         return None
-    return Place(message, [(each.tool_call_id, each.tool_name) for each in message.tool_calls], ctx.tool_call_id)
+    return Asked(message, [(each.tool_call_id, each.tool_name) for each in message.tool_calls], ctx.tool_call_id)

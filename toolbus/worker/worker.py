@@ -42,8 +42,8 @@ class Worker:
         url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
 
     ``async with``, or ``open()`` and ``aclose()`` (a notebook's cells, for example), serve in the background without touching
-    signals; ``run()`` handles them and returns after the drain. When half of the slots are held by handlers that can't be stopped it drains too, so that a supervisor
-    starts a fresh process.
+    signals; ``run()`` handles them and returns after the drain. When half of the slots are held by handlers that can't be stopped
+    it drains too, so that a supervisor starts a fresh process.
 
     Raises:
         ConfigurationError: there is nothing to serve, or a service or setting is wrong.
@@ -82,7 +82,7 @@ class Worker:
         await self.drain()
 
     async def open(self) -> None:
-        """Register and serve in the background until ``aclose()``, which may run in another task; opening a worker that serves does nothing.
+        """Serve in the background until ``aclose()``, which may run in another task; opening a worker that serves does nothing.
 
         Raises:
             BrokerError: the server refuses, or can't serve.
@@ -324,7 +324,7 @@ class Worker:
 
     def _opened(self) -> Slots:
         if self._slots is None:
-            raise ConfigurationError("this worker has not served yet: use `async with worker`, `await worker.open()`, or `await worker.run()`")
+            raise ConfigurationError("this worker has not served yet: use `async with worker`, or `await worker.open()` or `worker.run()`")
         return self._slots
 
     @property
