@@ -41,12 +41,12 @@ class Confirmation:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes are asked, too."""
+        """True when other processes are asked, too."""
         return self._confirmation.shared
 
     @property
     def reason(self) -> str:
-        """Why it was denied in this process."""
+        """The reason for which it was denied in this process."""
         return self._confirmation.reason
 
     @property
