@@ -30,9 +30,9 @@ async def outcome(
         if observer is not None:
             async for event in turn:
                 observer(event)
-        (message,) = await turn.messages()
+        (observation,) = await turn.observations()
         (result,) = await turn.results()
-    return message["content"], result
+    return observation.text, result
 
 
 def turns(most: int) -> Iterator[bool]:
