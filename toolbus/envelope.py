@@ -228,8 +228,7 @@ def encode_request(request: Request, *, limit: int) -> bytes:
     document = encode(request)
     if len(document) > limit:
         raise EnvelopeError(f"request of {len(document)} bytes is over the limit of {limit}")
-    if document.count(b"null"):
-        # It may stand for NaN or infinity.
+    if encoding.may_be_infinite(document):
         for part in (request.arguments, request.config):
             if not encoding.is_finite(part):
                 encode_data(part)

@@ -12,7 +12,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
-from toolbus.client.calls.assembly import Assembly
+from toolbus.client.calls.assembly import Assembly, text_of
 from toolbus.client.calls.buffer import EventBuffer
 from toolbus.client.calls.refusals import refusal_of, unfinished
 from toolbus.client.confirmations.grant import Grant
@@ -396,5 +396,5 @@ def result_of_frame(frame: Frame, call: str, ms: float) -> ToolResult:
     """
     output, error = frame.response, frame.error
     if not output:
-        output = "" if error is None and frame.data is None else None
+        output = text_of(frame.data) if error is None else None
     return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms))
