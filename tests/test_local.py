@@ -202,7 +202,7 @@ async def test_an_objects_methods_are_tools_of_the_registry_alone() -> None:
     async with ada, bob:
         assert (await ada.execute("owner", {"greeting": "Hi"})).output == "Hi ada"
         assert (await bob.execute("owner")).output == "Hello bob"
-        assert (await ada.execute("letters")).text == "ada"
+        assert (await ada.execute("letters")).output == "ada"
         assert (await ada.execute("kinds")).data == ["Account"]
     with pytest.raises(RegistrationRefused):
         bob.register(Account("cy").owner)
