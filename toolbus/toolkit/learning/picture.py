@@ -22,7 +22,7 @@ from toolbus.toolkit.learning.pipeline import Outcome
 
 _MOST = 24
 _NAME_LENGTH = 28
-_BEFORE, _UP, _DOWN, _LINE = "#9ca3af", "#15803d", "#b91c1c", "#1d4ed8"
+_BEFORE, _GREY, _UP, _DOWN, _LINE = "#9ca3af", "#6b7280", "#15803d", "#b91c1c", "#1d4ed8"
 _MEASURES = ("hit@1", "hit@3", "mrr", "reach")
 
 
@@ -77,23 +77,34 @@ def _draw_evaluation(axes: Axes, found: Evaluation | None) -> None:
         _say_nothing(axes, "too few episodes to evaluate")
         return
     known = {each.policy: each.figures for each in found.tools}
-    for offset, policy, colour in ((-0.14, "static", _BEFORE), (0.14, "learned", _UP)):
+    for offset, policy, colour in ((-0.1, "static", _GREY), (0.1, "learned", _UP)):
         for row, measure in enumerate(_MEASURES):
-            _draw_figure(axes, known[policy][measure], row + offset, colour, policy if row == 0 else "")
+            _draw_figure(axes, known[policy][measure], row + offset, colour, 9 if offset < 0 else -9)
+        axes.plot([], [], "o", color=colour, label=policy)
     axes.set_yticks(range(len(_MEASURES)), _MEASURES, fontsize=8)
     axes.set_ylim(len(_MEASURES) - 0.4, -0.6)
     axes.set_xlim(-0.02, 1.08)
     axes.set_xlabel(f"share of {found.calls:,} calls, with intervals of {found.options.level:.0%}", fontsize=8)
-    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2)
+    axes.legend(fontsize=7, frameon=False, loc="lower left")
     _plain(axes)
 
 
-def _draw_figure(axes: Axes, figure: Measured, row: float, colour: str, label: str) -> None:
+def _draw_figure(axes: Axes, figure: Measured, row: float, colour: str, lift: int) -> None:
+    """Draw a value with its interval, and its number above or below it."""
     if figure.value is None or figure.low is None or figure.high is None:
         return
     axes.plot([figure.low, figure.high], [row, row], color=colour, linewidth=2, alpha=0.6)
-    axes.plot(figure.value, row, "o", color=colour, markersize=6, label=label or None)
-    axes.annotate(f"{figure.value:.2f}", (figure.value, row), (0, 6), textcoords="offset points", ha="center", fontsize=7, color=colour)
+    axes.plot(figure.value, row, "o", color=colour, markersize=6)
+    axes.annotate(
+        f"{figure.value:.2f}",
+        (figure.value, row),
+        (0, lift),
+        textcoords="offset points",
+        ha="center",
+        va="center",
+        fontsize=7,
+        color=colour,
+    )
 
 
 def _say_nothing(axes: Axes, why: str) -> None:
