@@ -436,6 +436,41 @@ def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path) -> None
     assert run_example(second, tmp_path) == "[('read', 'write'), ('read', 'fetch')]\n"
 
 
+def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+    """The guide's graph loses its wrong edge by the guide's commands, its picture is what they draw, and a rollback restores it."""
+    tools, agent, program = blocks("docs/how-to/learning.md")
+    compile(agent, "agent", "exec")
+    (preset,) = re.findall(r"```yaml\n(.*?)```", read("docs/how-to/learning.md"), re.DOTALL)
+    (tmp_path / "orders.py").write_text(tools)
+    (tmp_path / "orders.yaml").write_text(preset)
+    base = ["--url", valkey_server, "--namespace", namespace]
+
+    def toolbus(*words: str) -> str:
+        done = forks.run("-m", "toolbus", *base, *words, folder=tmp_path, environment=os.environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    worker = subprocess.Popen([sys.executable, "-m", "toolbus", *base, "worker", "orders.py"], cwd=tmp_path)
+    try:
+        toolbus("toolkit", "load", "orders.yaml")
+        run_example(program.replace('"redis://localhost:6379"', f'"{valkey_server}", namespace="{namespace}"'), tmp_path)
+        assert "grep_dump" in toolbus("toolkit", "recommend", "count")
+        lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:2] == ["learning", "run"]]
+        assert ["--dry-run" in words for words in lines] == [True, False]
+        for words in lines:
+            toolbus(*words)
+        assert "grep_dump" not in toolbus("toolkit", "recommend", "count")
+        (picture,) = re.findall(r"\((\S+-report\.svg)\)", read("docs/how-to/learning.md"))
+        texts = told_by((ROOT / "docs" / "how-to" / picture).read_bytes())[1]
+        assert "count → dump" in texts
+        assert texts == told_by((tmp_path / "report.svg").read_bytes())[1]
+        toolbus("learning", "rollback")
+        assert "grep_dump" in toolbus("toolkit", "recommend", "count")
+    finally:
+        worker.terminate()
+        assert worker.wait(15) == 0
+
+
 @pytest.mark.parametrize("name", ["data-analysis", "graph"])
 def test_the_pictures_of_shipped_presets_are_what_the_command_draws(name: str, tmp_path: Path, forks: ForkServer) -> None:
     """The picture in the guide shows the preset as it is, and the guide names it."""

@@ -71,8 +71,8 @@ def test_presets_and_scores_are_such_documents(tmp_path: Path) -> None:
         ("call", "x", "a=1", "a:=2"),
         ("toolkit", "load", "twice.json"),
         ("toolkit", "show", "--file", "twice.json"),
-        ("toolkit", "learn", "--scores", "twice.json", "--log", "log.jsonl"),
-        ("toolkit", "evaluate", "--scores", "twice.json", "--log", "log.jsonl"),
+        ("learning", "learn", "--scores", "twice.json", "--log", "log.jsonl"),
+        ("learning", "evaluate", "--scores", "twice.json", "--log", "log.jsonl"),
     ],
     ids=lambda words: " ".join(words)[:40],
 )

@@ -170,3 +170,39 @@ async def test_the_same_tools_give_the_same_over_a_bus(place: Place) -> None:
         there = await bus.executor(user="ann").process_tool_calls(message)
         assert bus.tools.definitions("bare") == definitions
     assert here == there
+
+
+class Account:
+    """An object that is no service."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def owner(self, greeting: str = "Hello") -> str:
+        """Greet the owner."""
+        return f"{greeting} {self.name}"
+
+    async def letters(self):
+        """Spell the owner's name."""
+        for letter in self.name:
+            yield letter
+
+    @classmethod
+    def kinds(cls) -> list[str]:
+        """List the kinds."""
+        return [cls.__name__]
+
+
+async def test_an_objects_methods_are_tools_of_the_registry_alone() -> None:
+    """Methods need no decorator and run on their own object, also when two objects of a class are registered at once."""
+    ada, bob = ToolRegistry(Account("ada").owner, Account("ada").letters, Account.kinds), ToolRegistry(Account("bob").owner)
+    assert [each.name for each in ada.list_tools()] == ["kinds", "letters", "owner"]
+    assert ada.function_definitions()[2]["description"] == "Greet the owner."
+    assert [*ada.function_definitions()[2]["parameters"]["properties"]] == ["greeting"]
+    async with ada, bob:
+        assert (await ada.execute("owner", {"greeting": "Hi"})).output == "Hi ada"
+        assert (await bob.execute("owner")).output == "Hello bob"
+        assert (await ada.execute("letters")).output == "ada"
+        assert (await ada.execute("kinds")).data == ["Account"]
+    with pytest.raises(RegistrationRefused):
+        bob.register(Account("cy").owner)

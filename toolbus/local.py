@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -18,7 +19,7 @@ from toolbus.client.tools.view import ToolView
 from toolbus.options import CallOptions
 from toolbus.results import ConfigurationError, RegistrationRefused, ToolResult
 from toolbus.settings import Settings
-from toolbus.worker.definition.function import tool, tool_of
+from toolbus.worker.definition.function import held, tool, tool_of
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.worker import Worker
@@ -60,10 +61,10 @@ class ToolRegistry:
     # -- the table --------------------------------------------------------------------------------
 
     def register(self, target: object, *, replace: bool = False) -> None:
-        """Add a function (decorated with ``@tool`` or as it is), a ``ToolService``, or a module: all of its tools or none.
+        """Add a function or an object's method (decorated with ``@tool`` or as it is), a ``ToolService``, or a module: all or nothing.
 
         Args:
-            target: the function, service or module.
+            target: the function, method, service or module.
             replace: take the place of what has one of the names; the first keeps it otherwise.
 
         Raises:
@@ -155,7 +156,7 @@ class ToolRegistry:
 
     def _forget(self, service: str) -> None:
         target = self._targets[service]
-        for other in [known for known, held in self._targets.items() if held is target]:
+        for other in [known for known, registered in self._targets.items() if registered is target]:
             del self._targets[other]
             self._catalogue.on_service(other, None)
 
@@ -164,11 +165,14 @@ class ToolRegistry:
 
 
 def _served_alone(function: Any) -> type[ToolService]:
-    """Return a service of one function, since a module's functions are served whole."""
+    """Return a service of one function or method, since a module's functions are served whole."""
     made = tool_of(function)
-    if made is None:
+    if made is None and inspect.ismethod(function):
+        function = held(function)
+    elif made is None:
         tool(function)
-        made = tool_of(function)
+    made = tool_of(function)
     name = function.__name__ if made is None else made.name
-    held: Callable[..., Any] = staticmethod(function)
-    return type(f"Local_{name}", (ToolService,), {"id": f"local.{name}"[:128], "__module__": function.__module__, "tool": held})
+    module = function.__module__ if made is None else made.module
+    served: Callable[..., Any] = staticmethod(function)
+    return type(f"Local_{name}", (ToolService,), {"id": f"local.{name}"[:128], "__module__": module, "tool": served})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import pytest
 
-from toolbus.results import DescriptorError
-from toolbus.toolkit import Action, Tool, ToolGroup
+from toolbus import provide
+from toolbus.results import DescriptorError, ToolkitError
+from toolbus.toolkit import Action, Item, Tool, ToolGroup
 
 
 async def search(query: str, limit: int = 5) -> str:
@@ -84,3 +88,56 @@ def test_a_group_keeps_its_tools_to_itself() -> None:
     group.tools.clear()
     assert [tool.id for tool in group.tools] == ["t"]
     assert repr(group) == "ToolGroup('g', 'G', 1 tools)"
+
+
+class Store:
+    """Something that only a service can be."""
+
+
+@dataclasses.dataclass
+class Account:
+    """Data, which an argument could be as well."""
+
+    name: str = ""
+
+
+async def ask(query: str, store: Store, account: Account, spare: Store | None = None) -> str:
+    """Ask the store."""
+    return f"{query} {store} {account} {spare}"
+
+
+def test_parameters_that_services_fill_in_are_not_shown() -> None:
+    """Only what a caller gives is in a definition, also when a type is provided later, or named by a schema that was given."""
+    schema = {"type": "object", "properties": {"query": {"type": "string"}, "account": {}}, "required": ["query", "account"]}
+    derived, given = Tool.from_function(ask), Tool("t", "ask", "Ask.", schema, ask)
+    for tool in (derived, given):
+        assert set(tool.definition()["parameters"]["properties"]) == {"query", "account"}
+    provide(Account, Account())
+    for tool in (derived, given, derived.copy()):
+        assert (set(tool.parameters["properties"]), tool.parameters["required"]) == ({"query"}, ["query"])
+        assert set(tool.derived.parameters["properties"]) == {"query"}
+    assert schema["required"] == ["query", "account"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: ToolGroup("g", [Tool("t", "t")]),
+            "name=.* of a ToolGroup has the type list: the order is ToolGroup\\(id, name, description, tools",
+        ),
+        (lambda: ToolGroup("g", "G", [Tool("t", "t")]), "description="),
+        (lambda: ToolGroup("g", "G", "d", "tools"), "tools='tools'"),
+        (lambda: ToolGroup("g", "G", "d", [Tool("t", "t"), search]), "tools\\[1\\]=<function sea"),
+        (lambda: Action("a", "A", ["b"]), "description=\\['b'\\] of an Action has the type list"),
+        (lambda: Action("a", "A", "d", "next"), "next_action_ids='next'"),
+        (lambda: Action("a", "A", "d", [Tool("t", "t")]), "next_action_ids\\[0\\]"),
+        (lambda: Tool("t", "T", search), "description=<function sea"),
+        (lambda: Tool("t", "T", "d", search), "parameters=<function sea"),
+        (lambda: Tool("t", "T", "d", {}, "search"), "function='search'"),
+    ],
+)
+def test_arguments_in_each_others_place_are_refused(make: Callable[[], Item], said: str) -> None:
+    """An argument of another kind is named, with the order of all of them."""
+    with pytest.raises(ToolkitError, match=said):
+        make()

@@ -18,7 +18,7 @@ from toolbus.toolkit import LiveGroup, load_preset, read_preset, toolkit_of
 from toolbus.toolkit.export import dot, graphml
 from toolbus.toolkit.learning.scores import Edge
 from toolbus.toolkit.presets import json_schema
-from toolbus.toolkit.scoring import scores_of, with_scores
+from toolbus.toolkit.scoring import graph_of, scores_of, with_scores
 
 PRESET = """\
 name: analysis
@@ -200,6 +200,20 @@ def test_scores_leave_and_return() -> None:
     graph = toolkit_of(learned)
     assert (learned.revision, graph.get_score("query", "both"), graph.get_score("query", "run_sql")) == ("r7", 0.25, 0.8)
     assert toolkit_of(preset).get_score("query", "both") == 1.0
+
+
+def test_edges_of_chains_get_scores_as_well() -> None:
+    """An edge that stands only in a chain gets its learned score, and all other edges, also of functions, stay as they are."""
+    lines = "tools: [{id: a}, {id: b, function: 'no.such:function'}]\ngroups: [{id: g, tools: [a]}]"
+    preset = read_preset(f"name: x\n{lines}\nactions: [{{id: one, call: [a]}}, {{id: two}}]\nchains: [[one, [b, g], two, a]]".encode())
+    edges = [Edge("next", "one", "two", 0.2), Edge("call", "one", "b", 0.3), Edge("call", "two", "a", 0.4), Edge("call", "one", "g", 1.0)]
+    learned = with_scores(preset, edges, "r1")
+    graph, before = graph_of(learned), graph_of(preset)
+    assert set(graph.edges()) == set(before.edges())
+    changed = {edge: graph.get_score(*edge) for edge in graph.edges() if graph.get_score(*edge) != before.get_score(*edge)}
+    assert changed == {("one", "two"): 0.2, ("one", "b"): 0.3, ("two", "a"): 0.4}
+    assert graph_of(with_scores(learned, [Edge("call", "one", "b", 0.5)], "r2")).get_score("one", "b") == 0.5
+    assert learned.chains == preset.chains
 
 
 def test_other_formats_have_every_edge() -> None:

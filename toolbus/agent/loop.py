@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -78,7 +79,8 @@ class Agent:
         executor: an executor made by ``bus.executor(model=…)``; its options apply to every call.
         max_turns: most requests to the model for one question.
         max_seconds: most seconds for one question, including models, tools and people.
-        walk: the agent's position in a toolkit graph, which limits the tools of each turn and moves with the calls.
+        walk: the agent's position in a toolkit graph, which limits the tools of each turn and moves with the calls; with a recorder
+            each question is recorded as an episode.
         parameters: fields that are added to each request (``temperature=0``).
 
     Raises:
@@ -123,7 +125,7 @@ class Agent:
         self.messages.append({"role": "user", "content": question})
         deadline = asyncio.timeout(self._max_seconds)
         try:
-            async with deadline:
+            async with deadline, _recorded(self._walk, question):
                 while self._turns < self._max_turns:
                     self._turns += 1
                     reply = await self._complete()
@@ -184,6 +186,13 @@ class Agent:
 
     def _answer(self, text: str, reason: Reason) -> Answer:
         return Answer(text, reason, self._turns, self._calls, self._failed)
+
+
+@asynccontextmanager
+async def _recorded(walk: Walk | None, question: str) -> AsyncIterator[None]:
+    """Record what is called for a question, where a walk has a recorder."""
+    with nullcontext() if walk is None else walk.recording(question):
+        yield
 
 
 def _with_instruction(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:

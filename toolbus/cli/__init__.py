@@ -30,6 +30,7 @@ _COMMANDS = {
     "dev": ("dev", "Start all you need to try toolbus."),
     "doctor": ("doctor", "Check the server and say what to fix."),
     "get": ("items", "Print a static descriptor as JSON."),
+    "learning": ("learning", "Learn the scores of the toolkit's graph from what agents recorded, publish them, and roll them back."),
     "list": ("items", "List static descriptors whose key starts with PREFIX."),
     "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
     "pause": ("operate", "Make a service's workers stop taking requests."),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,9 +19,11 @@ from toolbus.cli.prompt import TerminalPrompt
 from toolbus.display import visible
 
 if TYPE_CHECKING:
+    from toolbus import ToolBus
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
     from toolbus.client.tools.view import ToolView
     from toolbus.settings import Settings
+    from toolbus.toolkit.learning import Recorder
     from toolbus.toolkit.walk import Walk
 
 _MOST_SHOWN = 200
@@ -43,6 +48,12 @@ class _Unset(Failure):
 @click.option("--walk", is_flag=True, help="Walk the graph from the actions that fit QUESTION best.")
 @click.option("--threshold", type=click.FloatRange(0, 1), help="Lowest score of an edge when walking (the operator's, or 0.5).")
 @click.option("--hops", type=click.IntRange(0, 100), help="How many next actions are shown when walking (the operator's, or 1).")
+@click.option(
+    "--record", type=click.Path(path_type=Path), help="Record the calls when walking, to learn scores from: .jsonl, .db or .sqlite."
+)
+@click.option(
+    "--explore", type=click.FloatRange(0, 1), default=0.0, help="Probability that a tool below the threshold is shown all the same (0)."
+)
 @click.option("--user", default="", help="The tenant that tools run for.")
 @click.option("--session", default="", help="The agent's session.")
 @click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="Most requests to the model.")
@@ -119,10 +130,11 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
                 model=model,
                 confirmer=(lambda request: True) if options["yes"] else TerminalPrompt(screen.ask).ask,
             )
-            walk, instruction = _walk(executor.tools, question, options)
-            system = "\n\n".join(part for part in (system, instruction) if part)
-            agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"], walk=walk)
-            return await agent.ask(question, screen.show)
+            with _recorder(bus, options) as recorder:
+                walk, instruction = _walk(executor.tools, question, recorder, options)
+                system = "\n\n".join(part for part in (system, instruction) if part)
+                agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"], walk=walk)
+                return await agent.ask(question, screen.show)
     except BaseException:
         screen.end()
         raise
@@ -140,11 +152,36 @@ def _chosen(tools: ToolView, options: dict[str, Any]) -> ToolView:
     return found
 
 
-def _walk(tools: ToolView, question: str, options: dict[str, Any]) -> tuple[Walk | None, str]:
+@contextmanager
+def _recorder(bus: ToolBus, options: dict[str, Any]) -> Iterator[Recorder | None]:
+    """Return what records calls into the file of --record, if any."""
+    from toolbus.results import ConfigurationError
+
+    if options["record"] is None:
+        yield None
+        return
+    if not _walks(options):
+        raise ConfigurationError("--record needs --walk, --action or --operator: what is learned are the scores of the graph's edges")
+    try:
+        from toolbus.toolkit.learning import Recorder, open_store
+    except ImportError as error:
+        raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None
+    with open_store(options["record"]) as store:
+        with Recorder(store, bus.events) as recorder:
+            yield recorder
+        if recorder.dropped:
+            say(f"{recorder.dropped} calls could not be recorded in {options['record']}; the log says why", err=True)
+
+
+def _walks(options: dict[str, Any]) -> bool:
+    return bool(options["walk"] or options["actions"] or options["operator"])
+
+
+def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: dict[str, Any]) -> tuple[Walk | None, str]:
     """Return the agent's walk through the graph, if any, and the operator's instruction."""
     from toolbus.results import ConfigurationError
 
-    if not (options["walk"] or options["actions"] or options["operator"]):
+    if not _walks(options):
         return None, ""
     try:
         from toolbus.toolkit.entries import OperatorEntry
@@ -158,9 +195,9 @@ def _walk(tools: ToolView, question: str, options: dict[str, Any]) -> tuple[Walk
     if not starts:
         raise ConfigurationError(f"no action of the toolkit graph fits {', '.join(wanted)}; `toolbus toolkit show` lists it")
     threshold = operator.threshold if options["threshold"] is None else options["threshold"]
-    return Walk(
-        tools, starts, threshold=threshold, hops=operator.hops if options["hops"] is None else options["hops"]
-    ), operator.instruction
+    hops = operator.hops if options["hops"] is None else options["hops"]
+    walk = Walk(tools, starts, threshold=threshold, hops=hops, recorder=recorder, explore=options["explore"])
+    return walk, operator.instruction
 
 
 class _Screen:

@@ -45,7 +45,7 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
       toolbus toolkit load data-analysis
     """
     from toolbus.toolkit import load_preset, toolkit_of
-    from toolbus.toolkit.live import MAX_PUBLISHED
+    from toolbus.toolkit.publishing import publish
     from toolbus.toolkit.scoring import with_scores
     from toolbus.toolkit.shipped import find_preset
 
@@ -55,20 +55,17 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
 
         current = Revisions(revisions).current()
         if current is None:
-            fail(f"{revisions} has no revision yet; `toolbus toolkit learn` makes one")
+            fail(f"{revisions} has no revision yet; `toolbus learning run` makes one")
         preset = with_scores(preset, current.edges, current.id)
     graph = toolkit_of(preset, functions=check)
     counts = f"{len(preset.actions):,} actions, {len(preset.tools):,} tools, {len(preset.groups):,} groups, {len(graph.edges()):,} edges"
     if check:
         say(f"{file} is right: {counts}")
         return
-    document = msgspec.json.encode(preset)
-    if len(document) > MAX_PUBLISHED:
-        fail(f"the preset has {len(document):,} bytes, and {MAX_PUBLISHED:,} can be published: publish it in parts")
     owner = settings_of(ctx).owner or "operator"
 
     async def main(admin: Admin) -> None:
-        await admin.put(f"toolkit/{preset.name}", document, owner)
+        await publish(admin, preset, owner)
 
     with_admin(ctx, main)
     say(f"published toolkit/{preset.name}: {counts}")
@@ -216,7 +213,7 @@ def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
     \b
     Example:
       toolbus toolkit export > scores.json
-      toolbus toolkit learn --scores scores.json --log executions.jsonl
+      toolbus learning learn --scores scores.json --log executions.jsonl
     """
     from toolbus.toolkit.export import dot, graphml
     from toolbus.toolkit.scoring import scores_of

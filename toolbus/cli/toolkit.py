@@ -1,4 +1,4 @@
-"""``toolkit``: work with the graph of actions and tools, and its scores."""
+"""``toolkit``: work with the graph of actions and tools."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from toolbus.cli import graph, learning
+from toolbus.cli import graph
 from toolbus.cli.common import fail
 
 
-class _Toolkit(click.Group):
+class ToolkitGroup(click.Group):
     """A group of commands that need the packages of an extra."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -21,17 +21,18 @@ class _Toolkit(click.Group):
             fail(f"the toolkit needs {error.name}: pip install 'toolbus[toolkit]'")
 
 
-@click.group("toolkit", cls=_Toolkit, no_args_is_help=True)
+@click.group("toolkit", cls=ToolkitGroup, no_args_is_help=True)
 def toolkit_command() -> None:
-    """Manage the graph of actions and tools. It decides which tools a model is shown, by scores that are learned from use.
+    """Manage the graph of actions and tools. It decides which tools a model is shown, by scores.
+
+    `toolbus learning` learns the scores from use.
 
     \b
     Example:
       toolbus toolkit load analysis.yaml
       toolbus toolkit recommend "count the orders of March"
-      toolbus toolkit learn --scores scores.json --log executions.jsonl
     """
 
 
-for command in (*graph.COMMANDS, *learning.COMMANDS):
+for command in graph.COMMANDS:
     toolkit_command.add_command(command)

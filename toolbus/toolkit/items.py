@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Self, TypeVar
 
-from toolbus.results import DescriptorError
+from toolbus.results import DescriptorError, ToolkitError
 from toolbus.safe_text import type_name
 from toolbus.schema import Derived, derive
 from toolbus.schema.signature import read_signature
+from toolbus.worker.definition.provide import Services, injected
+
+T = TypeVar("T")
 
 
 class Tool:
@@ -24,6 +28,9 @@ class Tool:
         parameters: JSON Schema of the arguments; when left out, derived from the function, or any object.
         function: a coroutine function or a plain one; None for a tool of the bus.
         bus_name: the bus tool's name; ``name`` when left out, and empty when there is a function.
+
+    Raises:
+        ToolkitError: an argument is of another kind, as when two were given in each other's place.
     """
 
     def __init__(
@@ -42,6 +49,9 @@ class Tool:
         self._function = function
         self._bus_name = bus_name or ("" if function is not None else name)
         self._derived: Derived | None = None
+        self._services: list[type] = []
+        _check(self, _TOOL, id=(id, str), name=(name, str), description=(description or "", str), bus_name=(bus_name, str))
+        _check(self, _TOOL, parameters=({} if parameters is None else parameters, Mapping), function=(function or _check, Callable))
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], *, id: str | None = None, name: str | None = None) -> Self:
@@ -71,14 +81,14 @@ class Tool:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The JSON Schema of the arguments.
+        """The JSON Schema of the arguments; parameters that services fill in are no part of it (``toolbus.provide``).
 
         Raises:
             DescriptorError: the function can't be called with named arguments.
         """
-        if self._parameters is not None:
-            return dict(self._parameters)
-        return {"type": "object"} if self._function is None else self.derived.parameters
+        if self._parameters is None:
+            return {"type": "object"} if self._function is None else self.derived.parameters
+        return self._schema(self._parameters, Services())
 
     @property
     def function(self) -> Callable[..., Any] | None:
@@ -92,14 +102,27 @@ class Tool:
 
     @property
     def derived(self) -> Derived:
-        """The schema and binder of the function, derived on first use.
+        """The schema and binder of the function, derived on first use, and again when other services are provided.
 
         Raises:
             DescriptorError: there is no function, or it can't be called with named arguments.
         """
-        if self._derived is None:
-            self._derived = derive(self._function, parameters=self._parameters)  # type: ignore[arg-type] # derive refuses None by itself
+        services = Services()
+        known = [*services]
+        if self._derived is None or known != self._services:
+            function: Any = self._function
+            schema = None if self._parameters is None else self._schema(self._parameters, services)
+            self._derived = derive(function, parameters=schema, injected=injected(schema, function, services))
+            self._services = known
         return self._derived
+
+    def _schema(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        """Return the given schema without the parameters that services fill in."""
+        try:
+            found = {} if self._function is None else read_signature(self._function, injected=services, skip_self=False).injected
+        except DescriptorError:  # told when the function is derived
+            found = {}
+        return _without(given, [name for name, type_ in found.items() if services.provides(type_)])
 
     def definition(self) -> dict[str, Any]:
         """Return the bare function definition: ``{name, description, parameters}``."""
@@ -131,6 +154,9 @@ class Action:
         description: text for the model.
         next_action_ids: ids of actions that may follow; ``ToolkitService.add_action`` turns them into edges.
         tools: tools that the action may call; ``ToolkitService.add_action`` turns them into edges, too.
+
+    Raises:
+        ToolkitError: an argument is of another kind, as when two were given in each other's place.
     """
 
     def __init__(
@@ -141,11 +167,12 @@ class Action:
         next_action_ids: Iterable[str] | None = None,
         tools: Iterable[Tool] | None = None,
     ) -> None:
+        _check(self, _ACTION, id=(id, str), name=(name, str), description=(description or "", str))
         self.id = id
         self.name = name
         self.description = description
-        self.next_action_ids = list(next_action_ids or ())
-        self.tools = list(tools or ())
+        self.next_action_ids = _members(self, _ACTION, "next_action_ids", next_action_ids, str)
+        self.tools = _members(self, _ACTION, "tools", tools, Tool)
 
     def copy(self) -> Self:
         """Return a copy for callers of a graph, with its own lists; subclasses may override how it is made."""
@@ -171,13 +198,17 @@ class ToolGroup:
         id: id of its vertex; unique in a graph.
         name, description: for people and models.
         tools: all of them.
+
+    Raises:
+        ToolkitError: an argument is of another kind, as when two were given in each other's place.
     """
 
     def __init__(self, id: str, name: str, description: str = "", tools: Iterable[Tool] = ()) -> None:
+        _check(self, _GROUP, id=(id, str), name=(name, str), description=(description or "", str))
         self._id = id
         self._name = name
         self._description = description
-        self._tools = list(tools)
+        self._tools = _members(self, _GROUP, "tools", tools, Tool)
 
     @property
     def id(self) -> str:
@@ -203,8 +234,51 @@ class ToolGroup:
         return f"{type_name(self)}({self._id!r}, {self._name!r}, {len(self._tools)} tools)"
 
 
+def _without(schema: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return a schema without some of its properties."""
+    made, properties = dict(schema), schema.get("properties", {})
+    if not any(name in properties for name in names):
+        return made
+    made["properties"] = {name: each for name, each in properties.items() if name not in names}
+    if "required" in made:
+        made["required"] = [name for name in made["required"] if name not in names]
+    return made
+
+
 Item = Action | Tool | ToolGroup
 """The item of a vertex."""
+
+
+_TOOL = "Tool(id, name, description, parameters, function, bus_name)"
+_ACTION = "Action(id, name, description, next_action_ids, tools)"
+_GROUP = "ToolGroup(id, name, description, tools)"
+
+
+def _check(item: object, form: str, **given: tuple[object, Any]) -> None:
+    """Refuse arguments that are not of their kinds.
+
+    Raises:
+        ToolkitError: the message names the argument, and the order of all of them.
+    """
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            whose = "an Action" if isinstance(item, Action) else f"a {type_name(item)}"
+            raise ToolkitError(f"{name}={reprlib.repr(value)} of {whose} has the type {type_name(value)}: the order is {form}")
+
+
+def _members(item: object, form: str, name: str, given: Iterable[T] | None, kind: type[T]) -> list[T]:
+    """Return what a list argument holds.
+
+    Raises:
+        ToolkitError: it is no list, or it holds something of another kind.
+    """
+    if isinstance(given, str):
+        _check(item, form, **{name: (given, list)})
+    _check(item, form, **{name: (given or (), Iterable)})
+    found = list(given or ())
+    for index, each in enumerate(found):
+        _check(item, form, **{f"{name}[{index}]": (each, kind)})
+    return found
 
 
 def kind_of(item: object) -> str:

@@ -13,6 +13,7 @@ from toolbus.client.tools.tool import Tool as BusTool
 from toolbus.client.tools.view import ToolView
 from toolbus.results import ToolkitError
 from toolbus.toolkit.entries import OperatorEntry
+from toolbus.toolkit.exploring import Explorer
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
 from toolbus.toolkit.presets import LiveGroup, read_preset, toolkit_of
@@ -25,6 +26,8 @@ MAX_PUBLISHED = 4 * 1024 * 1024
 
 _SHOWN = 2000
 _MOST_STARTS = 3
+# Most characters of a revision in a record of a call.
+_MOST_REVISION = 128
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -47,6 +50,7 @@ class ActionView(ToolView):
         starts: ids of the actions at hand.
         actions: these and the recommended ones, in the order in which they were met.
         missing: recommended tools of the bus that were not there when the view was made, by id.
+        explored: edges below the threshold that were chosen to be shown.
         local: recommended functions of this process, by id; an executor of the bus does not call them.
         tells_missing: whether ``prompt()`` names the missing tools.
     """
@@ -55,6 +59,7 @@ class ActionView(ToolView):
     starts: tuple[str, ...]
     actions: list[Action]
     missing: dict[str, Tool]
+    explored: frozenset[tuple[str, str]]
     local: dict[str, Tool]
     tells_missing: bool
 
@@ -107,6 +112,7 @@ def for_actions(
     hops: int = 0,
     toolkit: Toolkit | None = None,
     tell_missing: bool = False,
+    explorer: Explorer | None = None,
 ) -> ActionView:
     """Return the tools that make sense when one of these actions is at hand, by the toolkit graph that is published in the namespace.
 
@@ -116,6 +122,7 @@ def for_actions(
         threshold: the lowest score of an edge that is followed, from 0 to 1.
         hops: how many edges to next actions are followed.
         toolkit: another graph in place of the published one.
+        explorer: chooses tools below the threshold that are shown all the same.
         tell_missing: name in ``prompt()`` the recommended tools that are not there now; they are left out otherwise.
 
     Raises:
@@ -124,6 +131,7 @@ def for_actions(
     graph = published(tools.catalogue) if toolkit is None else toolkit
     starts = tuple(dict.fromkeys(found for each in actions for found in _resolved(graph, each)))
     part = recommend_subgraph(graph, starts, threshold, hops)
+    explored = frozenset() if explorer is None else explorer.extend(part, graph)
     items: list[Item] = [item for _, item in part.items()]
     found = [item for item in items if isinstance(item, Tool)]
     groups = [item for item in items if isinstance(item, LiveGroup)]
@@ -133,36 +141,50 @@ def for_actions(
         frozenset(group.group for group in groups if group.group),
     )
     view = ActionView(*tools.within(reach))
-    view.toolkit, view.starts, view.tells_missing = part, starts, tell_missing
+    view.toolkit, view.starts, view.tells_missing, view.explored = part, starts, tell_missing, explored
     view.actions = [item.copy() for item in items if isinstance(item, Action)]
     view.local = {tool.id: tool for tool in found if tool.function is not None}
     view.missing = {tool.id: tool for tool in found if tool.bus_name and not _is_there(view, tool.bus_name)}
     return view
 
 
-_graphs: WeakKeyDictionary[Catalogue, tuple[int, Toolkit]] = WeakKeyDictionary()
+class Merged(Toolkit):
+    """The graph of all published presets.
+
+    Attributes:
+        revision: revisions of the learned scores in it, sorted and separated by commas; empty without any.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.revision = ""
 
 
-def published(catalogue: Catalogue) -> Toolkit:
+_graphs: WeakKeyDictionary[Catalogue, tuple[int, Merged]] = WeakKeyDictionary()
+
+
+def published(catalogue: Catalogue) -> Merged:
     """Return the graph of all published presets, merged in the order of their names: the first one defines what several have.
 
     It is made when it is asked for after a change. A preset that can't be read is left out with a warning.
     """
-    version, graph = _graphs.get(catalogue, (-1, Toolkit()))
+    version, graph = _graphs.get(catalogue, (-1, Merged()))
     if version != catalogue.presets_version:
         graph = merged(catalogue.presets)
         _graphs[catalogue] = (catalogue.presets_version, graph)
     return graph
 
 
-def merged(documents: Mapping[str, bytes]) -> Toolkit:
+def merged(documents: Mapping[str, bytes]) -> Merged:
     """One graph of several presets, see ``published``."""
-    graph = Toolkit()
+    graph, revisions = Merged(), set[str]()
     for name, found in _read(documents):
-        if isinstance(found, Toolkit):
-            graph.update(found)
-        else:
+        if isinstance(found, ToolkitError):
             telemetry.log.warning("toolkit.left_out", toolkit=name, error=str(found))
+        else:
+            graph.update(found[0])
+            revisions.add(found[1])
+    graph.revision = ",".join(sorted(revisions - {""}))[:_MOST_REVISION]
     return graph
 
 
@@ -171,10 +193,12 @@ def unreadable(documents: Mapping[str, bytes]) -> dict[str, str]:
     return {name: str(found) for name, found in _read(documents) if isinstance(found, ToolkitError)}
 
 
-def _read(documents: Mapping[str, bytes]) -> Iterator[tuple[str, Toolkit | ToolkitError]]:
+def _read(documents: Mapping[str, bytes]) -> Iterator[tuple[str, tuple[Toolkit, str] | ToolkitError]]:
+    """Yield each preset's graph and revision, or the reason why it can't be read."""
     for name, document in sorted(documents.items()):
         try:
-            yield name, toolkit_of(read_preset(document, f"toolkit/{name}"), functions=False)
+            preset = read_preset(document, f"toolkit/{name}")
+            yield name, (toolkit_of(preset, functions=False), preset.revision)
         except ToolkitError as error:
             yield name, error
 

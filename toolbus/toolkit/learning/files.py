@@ -18,13 +18,13 @@ except ImportError:  # systems without flock: there the user must run one proces
 
 
 @contextmanager
-def locked(path: Path, *, reading: bool = False) -> Iterator[None]:
+def locked(path: Path, *, reading: bool = False, patient: bool = True) -> Iterator[None]:
     """Hold a lock on a file or folder, through a lock file beside it, against other threads and processes.
 
     With ``reading``, go on without the lock where the folder is read-only, since no process can write there.
 
     Raises:
-        ConfigurationError: the folder does not exist or can't be written.
+        ConfigurationError: the folder does not exist or can't be written; or another one holds the lock, unless ``patient``.
     """
     name = path.with_name(f".{path.name}.lock")
     try:
@@ -36,7 +36,10 @@ def locked(path: Path, *, reading: bool = False) -> Iterator[None]:
         raise ConfigurationError(f"{name} can't be locked: {error.strerror or error}") from None
     try:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigurationError(f"another process works in {path.parent} at the moment; try again when it is done") from None
         yield
     finally:
         os.close(file)

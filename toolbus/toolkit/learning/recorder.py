@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Self
+from typing import NamedTuple, Self
 
 from toolbus import telemetry
 from toolbus.client.executor.observers import EventBus, ToolEvent
@@ -23,21 +23,28 @@ WAITING = 10_000
 _BATCH = 500
 
 
-class _Place:
-    """The episode and action in which calls are made at the moment."""
+class Place(NamedTuple):
+    """The place in the graph at which a call is made.
 
-    __slots__ = ("action", "episode", "next_shown", "revision", "shown")
+    Attributes:
+        action: action in which the tool is called.
+        target: id of the tool or group that the action leads to; empty when it is not known.
+        shown, next_shown: the tools, and following actions, that the model may have been shown, each with the probability.
+        revision: revision of the scores that decided it.
+    """
 
-    def __init__(self, episode: Episode, action: str, shown: Mapping[str, float], next_shown: Mapping[str, float], revision: str) -> None:
-        self.episode = episode
-        self.action = action
-        self.shown = dict(shown)
-        self.next_shown = dict(next_shown)
-        self.revision = revision
+    action: str
+    target: str = ""
+    shown: Mapping[str, float] = {}
+    next_shown: Mapping[str, float] = {}
+    revision: str = ""
 
 
-# Tasks start with a copy of their parent's context, so each call knows its action even when many turns run at once.
-_place: ContextVar[_Place | None] = ContextVar("toolbus_toolkit_place", default=None)
+Locate = Callable[[str], Place | None]
+"""Returns the place of a call from the tool's name; None when the call is not to be recorded."""
+
+# Tasks start with a copy of their parent's context, so each call knows its place even when many turns run at once.
+_now: ContextVar[tuple[Episode, Locate] | None] = ContextVar("toolbus_toolkit_place", default=None)
 
 
 class Episode:
@@ -67,13 +74,19 @@ class Episode:
         Raises:
             RecordError: one of these values can't be recorded, such as a probability of 0.
         """
-        place = _Place(self, name, shown or {}, next_shown or {}, revision)
-        encode(_record(place, "tool", 0, ToolResult(), 0.0))
-        token = _place.set(place)
+        place = Place(name, "", dict(shown or {}), dict(next_shown or {}), revision)
+        encode(_record(self, place, "tool", 0, ToolResult(), 0.0))
+        with self.located(lambda tool: place):
+            yield
+
+    @contextmanager
+    def located(self, locate: Locate) -> Iterator[None]:
+        """Record calls that start within this ``with`` at the place that ``locate`` returns when they end."""
+        token = _now.set((self, locate))
         try:
             yield
         finally:
-            _place.reset(token)
+            _now.reset(token)
 
     def next_position(self) -> int:
         """Return the position of the next call that ends."""
@@ -84,8 +97,8 @@ class Episode:
 class Recorder:
     """Records what executors do: use ``with Recorder(store, bus.events) as recorder:``, then episodes and their actions.
 
-    A separate thread writes, so that a slow disk delays no call. Calls outside of an action are not recorded. Leaving the ``with``
-    writes the waiting calls; the store stays open.
+    A separate thread writes, so that a slow disk delays no call. Calls outside of an action or a walk are not recorded. Leaving
+    the ``with`` writes the waiting calls; the store stays open.
 
     Attributes:
         dropped: number of calls that were not recorded, because 10,000 were waiting or the store refused them.
@@ -120,19 +133,27 @@ class Recorder:
             self._thread.join()
             self._thread = None
 
+    @property
+    def running(self) -> bool:
+        """True within ``with``."""
+        return self._thread is not None
+
     def episode(self, query: str = "", *, id: str = "") -> Episode:
         """Return a new episode, or the one called ``id``; the first 4,096 characters of the user's sentence ``query`` are kept."""
         return Episode(id or new_id(), query[:4096])
 
     def observe(self, event: ToolEvent) -> None:
         """Record an event of an event bus; ``with`` subscribes this observer to the recorder's buses."""
-        place = _place.get()
-        if place is None or type(event.event) is not Finished or self._thread is None:
+        now = _now.get()
+        if now is None or type(event.event) is not Finished or self._thread is None:
             return
-        result = event.event.result
+        result, (episode, locate) = event.event.result, now
         if result.error is not None and result.error.type == "not_found":
             return  # an unknown tool has no edge
-        record = _record(place, event.tool, place.episode.next_position(), result, time.time())
+        place = locate(event.tool)
+        if place is None:
+            return
+        record = _record(episode, place, event.tool, episode.next_position(), result, time.time())
         try:
             self._waiting.put_nowait(record)
         except queue.Full:
@@ -166,19 +187,20 @@ class Recorder:
         telemetry.log.warning("executions.dropped", count=count, reason=reason)
 
 
-def _record(place: _Place, tool: str, position: int, result: ToolResult, at: float) -> Execution:
+def _record(episode: Episode, place: Place, tool: str, position: int, result: ToolResult, at: float) -> Execution:
     return Execution(
-        episode=place.episode.id,
+        episode=episode.id,
         position=position,
         action=place.action,
         tool=tool,
         outcome=outcome_of(result),
         at=at,
         ms=result.meta.ms,
-        shown=place.shown,
-        next_shown=place.next_shown,
+        shown=dict(place.shown),
+        next_shown=dict(place.next_shown),
         revision=place.revision,
-        query=place.episode.query,
+        query=episode.query,
+        target=place.target,
     )
 
 

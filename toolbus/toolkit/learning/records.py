@@ -13,12 +13,13 @@ from toolbus.results import ConfigurationError, ToolResult
 
 VERSION = 1
 MAX_RECORD = 262_144
+MAX_SHOWN = 1000
 
 Outcome = Literal["success", "failure", "cancelled", "refused", "unavailable"]
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Propensity = Annotated[float, Meta(gt=0, le=1)]
-Shown = Annotated[dict[Name, Propensity], Meta(max_length=1000)]
+Shown = Annotated[dict[Name, Propensity], Meta(max_length=MAX_SHOWN)]
 
 # Errors that say something about the tool. Others only say that the pool was busy, down or lost track of the call.
 _FAILURES = frozenset({"tool_error", "invalid_arguments", "deadline_exceeded"})
@@ -41,6 +42,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         next_shown: the same for the actions that may follow this one.
         revision: revision of the scores that chose what was shown; empty for static scores.
         query: the user's sentence that began the episode.
+        target: id of the graph's tool or group by which the action called the tool; empty when the recorder knew no graph.
         id: id of the record; a store keeps one record for an id.
     """
 
@@ -55,6 +57,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_shown: Shown = {}
     revision: Annotated[str, Meta(max_length=128)] = ""
     query: Annotated[str, Meta(max_length=4096)] = ""
+    target: Annotated[str, Meta(max_length=256)] = ""
     id: Name = msgspec.field(default_factory=new_id)
     version: Annotated[int, Meta(ge=1)] = msgspec.field(default=VERSION, name="v")
 

@@ -6,7 +6,8 @@ import datetime
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -155,6 +156,7 @@ class Revisions:
         """
         self._make()
         with locked(self.folder):
+            self._release()
             parent = self.current() or self._add("", static, note="the static scores")
             changes = changed(parent.scores, static, learned)
             if not changes and not difference(parent.scores, learned.scores):
@@ -165,8 +167,8 @@ class Revisions:
     def roll_back(self, id: str = "") -> tuple[Revision | None, Revision]:
         """Make an earlier revision current again, by default the parent of the current one; return the one left and the new one.
 
-        Nothing is deleted, so the same command goes forward again. When ``id`` is given, a current revision that can't be read is
-        returned as None instead of raising.
+        Nothing is deleted, so the same command goes forward again. The revision is held until then, see ``held``. When ``id`` is
+        given, a current revision that can't be read is returned as None instead of raising.
 
         Raises:
             ConfigurationError: there is no revision to go back to, or no such revision.
@@ -179,8 +181,32 @@ class Revisions:
             if not id and left is not None and not left.parent:
                 raise ConfigurationError(f"{left.id} is the first revision; there is none before it")
             back = self.get(id or ("" if left is None else left.parent))
+            newest = back.id == self.ids()[-1]
+            if newest:
+                self._release()
+            else:
+                replace(self.folder / "held", f"{back.id}\n".encode())
             replace(self.folder / "current", f"{back.id}\n".encode())
             return left, back
+
+    @property
+    def held(self) -> bool:
+        """True after a rollback: ``learning run`` adds no revision until it is told to, or ``add`` or a roll forward ends this."""
+        return (self.folder / "held").exists()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder for everything that also publishes, against other processes; never wait for one.
+
+        Raises:
+            ConfigurationError: another process holds it, or the folder can't be written.
+        """
+        self._make()
+        with locked(self.folder / "publishing", patient=False):
+            yield
+
+    def _release(self) -> None:
+        (self.folder / "held").unlink(missing_ok=True)
 
     def _left(self, *, named: bool) -> Revision | None:
         try:

@@ -83,24 +83,37 @@ class ScoreFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         edges: the graph's edges.
-        texts: descriptions of tools and actions by name, for lexical ranking.
+        texts: descriptions of tools and actions by id, for lexical ranking.
+        names: other names by which a log may know an action, tool or group, by id: an action's name, the name of a tool on the bus,
+            and those of a group's tools.
     """
 
     edges: list[Edge]
     texts: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
+
+    @property
+    def scores(self) -> Scores:
+        """The scores of the edges.
+
+        Raises:
+            ConfigurationError: an edge is given twice.
+        """
+        return Scores(self.edges)
 
 
-def load_scores(path: str | Path) -> tuple[Scores, dict[str, str]]:
-    """Return the scores and texts of a file: ``{"edges": [{"kind", "source", "target", "score"}, …], "texts": {…}}``.
+def load_scores(path: str | Path) -> ScoreFile:
+    """Return the content of a file: ``{"edges": [{"kind", "source", "target", "score"}, …], "texts": {…}, "names": {…}}``.
 
     Raises:
         ConfigurationError: the file can't be read or is invalid; the message names the place.
     """
     file = load_json(path, ScoreFile, "file of scores")
     try:
-        return Scores(file.edges), file.texts
+        file.scores  # noqa: B018 - checks the edges
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+    return file
 
 
 def load_json(path: str | Path, kind: type[T], what: str) -> T:

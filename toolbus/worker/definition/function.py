@@ -219,12 +219,32 @@ def tool(
 
 def tool_of(function: object) -> FunctionTool | None:
     """Return what ``@tool`` was told about a function, or None when it was never decorated."""
+    if isinstance(function, _Held):
+        return function.made
     if inspect.ismethod(function):
         function = function.__func__
     try:
         return _by_function.get(function)  # type: ignore[call-overload, no-any-return] # any hashable may be asked about
     except TypeError:
         return None
+
+
+class _Held(functools.partial[Any]):
+    """An object's method and its definition, which no table of the process keeps, so that both end with the object."""
+
+    made: FunctionTool
+
+
+def held(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an object's method as a tool that belongs to no service yet.
+
+    Raises:
+        ConfigurationError: it can't be a tool.
+    """
+    options = {name: option.default for name, option in inspect.signature(tool).parameters.items() if name != "replace"}
+    made = _Held(method)
+    made.made = FunctionTool(made, **{**options, "name": getattr(method, "__name__", "")})
+    return made
 
 
 def tools_of_service(service: str) -> list[FunctionTool]:

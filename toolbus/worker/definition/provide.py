@@ -16,7 +16,6 @@ from toolbus.results import ConfigurationError
 from toolbus.safe_text import described
 from toolbus.schema import describable
 from toolbus.schema.signature import read_signature
-from toolbus.worker.definition.function import FunctionTool
 
 T = TypeVar("T")
 
@@ -128,12 +127,15 @@ class _But(Container[type]):
         return (type_ for type_ in self._services if type_ not in self._types)
 
 
-def injected(made: FunctionTool, bound: Callable[..., Any], services: Services) -> Container[type]:
-    """Return the types of parameters that are filled in for a function tool, ``bound`` to its object if it is a method."""
-    if made.parameters is None:
+def injected(parameters: Mapping[str, Any] | None, bound: Callable[..., Any], services: Services) -> Container[type]:
+    """Return the types of parameters that are filled in for a function, ``bound`` to its object if it is a method.
+
+    ``parameters`` is the schema that its author gave, if any.
+    """
+    if parameters is None:
         return services
     # What the author's schema names is an argument, whatever its annotation.
-    named: Mapping[str, Any] = made.parameters.get("properties", {})
+    named: Mapping[str, Any] = parameters.get("properties", {})
     found = read_signature(bound, injected=services, skip_self=False).injected
     return services.but({type_ for name, type_ in found.items() if name in named and not services.provides(type_)})
 

@@ -25,7 +25,7 @@ class ChildTool:
     def __init__(self, made: FunctionTool) -> None:
         self.function: Callable[..., Any] = made.function
         self._services = Services()
-        derived = derive(made.function, parameters=made.parameters, injected=injected(made, made.function, self._services))
+        derived = derive(made.function, parameters=made.parameters, injected=injected(made.parameters, made.function, self._services))
         self._bind = derived.bind
         self._spared = derived.spared
         self._given = {name: type_ for name, type_ in derived.injected.items() if self._services.provides(type_)}

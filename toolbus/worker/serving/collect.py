@@ -241,7 +241,7 @@ def _function_handler(
     if parameters is not None:
         parameters, changes = mended(parameters)
         _tell(made.name, service, changes)
-    derived = derive(bound, parameters=parameters, injected=injected(made, bound, services))
+    derived = derive(bound, parameters=parameters, injected=injected(made.parameters, bound, services))
     given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
     spared = {name: value for name, value in derived.spared.items() if name not in given}
     for name, type_ in derived.injected.items():

@@ -1,0 +1,150 @@
+"""Learning as users run it: agents record, ``toolbus learning run`` publishes, running agents see it, and ``rollback`` takes it back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.endpoint import Canned, calls, endpoint, says
+from tests.cli.shell import Shell
+from tests.forking import ForkServer
+from tests.servers import eventually
+from toolbus import ToolBus, Worker, tool
+from toolbus.agent import Agent, ChatEndpoint
+from toolbus.toolkit import Walk
+from toolbus.toolkit.learning import Recorder, Revisions, open_store
+
+pytestmark = pytest.mark.anyio
+
+# The dump is the wrong edge: it stands only in the chain, with the score 1.0, and never works.
+PRESET = """
+name: orders
+tools:
+  - {id: dump, bus: grep_dump}
+  - {id: sql, bus: run_sql}
+  - {id: page, bus: write_page}
+groups:
+  - {id: writing, tools: [page]}
+actions:
+  - {id: count, name: Count orders, call: [{to: sql, score: 0.6}], next: [{to: tell, score: 0.7}]}
+  - {id: tell, call: [{to: writing, score: 0.8}]}
+chains:
+  - [count, dump, tell]
+"""
+
+
+@tool(effect="read")
+async def grep_dump(query: str) -> str:
+    """Search the nightly dump."""
+    raise ValueError(f"there was no dump of {query} tonight")
+
+
+@tool(effect="read")
+async def run_sql(query: str) -> int:
+    """Ask the database."""
+    return len(query)
+
+
+@tool(effect="read")
+async def write_page(text: str) -> str:
+    """Write a page."""
+    return text.upper()
+
+
+def model(body: dict[str, Any]) -> Canned:
+    """Try the dump where it is offered, then the database, then write a page."""
+    offered = {each["function"]["name"] for each in body.get("tools", ())}
+    since = max(index for index, message in enumerate(body["messages"]) if message["role"] == "user")
+    done = [message["name"] for message in body["messages"][since:] if message["role"] == "tool"]
+    for name, arguments in (("grep_dump", {"query": "orders"}), ("run_sql", {"query": "orders"}), ("write_page", {"text": "42"})):
+        if name in offered and name not in done:
+            return calls((name, arguments))
+    return says("There were 42.")
+
+
+@asynccontextmanager
+async def served(url: str, namespace: str) -> AsyncIterator[ToolBus]:
+    """A bus whose tools are there."""
+    async with Worker([grep_dump, run_sql, write_page], url=url, namespace=namespace), ToolBus(url, namespace=namespace) as bus:
+        await bus.wait_for_tool("run_sql")
+        yield bus
+
+
+async def record(bus: ToolBus, log: Path, questions: int) -> None:
+    """Ask so many questions, each of a new agent, all at once."""
+    async with endpoint(model) as server, ChatEndpoint(server.url, "key") as chat:
+        with open_store(log) as store, Recorder(store, bus.events) as recorder:
+
+            async def ask(number: int) -> None:
+                agent = Agent(chat, bus.executor(model="m"), walk=Walk(bus.tools, ["Count orders"], recorder=recorder))
+                answer = await agent.ask(f"How many orders were there in week {number}?")
+                assert (answer.reason, answer.calls) == ("answered", 3)
+
+            await asyncio.gather(*map(ask, range(questions)))
+
+
+@pytest.fixture
+def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Shell:
+    """A shell whose folder has the preset, which is published."""
+    (tmp_path / "orders.yaml").write_text(PRESET)
+    shell = Shell(forks, tmp_path, valkey_server, namespace)
+    done = shell.run("toolkit", "load", "orders.yaml")
+    assert done.returncode == 0, done.stderr
+    return shell
+
+
+async def test_a_wrong_edge_is_learned_published_and_taken_back(shell: Shell, valkey_server: str, namespace: str) -> None:
+    """Fifty recorded questions make a running agent lose the tool that never works, without a restart, and a rollback brings it back."""
+    log = shell.folder / "executions.jsonl"
+
+    async def toolbus(*words: str) -> str:
+        done = await asyncio.to_thread(shell.run, "learning", *words)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout
+
+    async with served(valkey_server, namespace) as bus:
+        running = Walk(bus.tools, ["count"])
+        await eventually(lambda: set(running.view) == {"grep_dump", "run_sql", "write_page"})
+        await record(bus, log, 50)
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+        assert {(each["action"], each["tool"], each["target"], each["outcome"]) for each in records} == {
+            ("count", "grep_dump", "dump", "failure"),
+            ("count", "run_sql", "sql", "success"),
+            ("tell", "write_page", "writing", "success"),
+        }
+        assert (len(records), len({each["episode"] for each in records})) == (150, 50)
+
+        dry = await toolbus("run", "orders.yaml", "--log", str(log), "--dry-run")
+        assert "nothing is written" in dry
+        assert not (shell.folder / "revisions").exists()
+
+        told = await toolbus("run", "orders.yaml", "--log", str(log), "--report", "report.md")
+        assert "Taken: the log supports other scores" in told
+        assert "learned from 150 executions of 50 episodes" in told
+        await eventually(lambda: set(running.view) == {"run_sql", "write_page"})
+        assert "dump" not in running.view.prompt()
+        report = (shell.folder / "report.md").read_text()
+        assert report.startswith("# Learning: orders\n")
+        assert "0 of 50 calls succeeded" in report
+        assert "(report.svg)" in report
+        assert b"count \xe2\x86\x92 dump" in (shell.folder / "report.svg").read_bytes()
+
+        again = await toolbus("run", "orders.yaml", "--log", str(log))
+        assert "Nothing to change" in again
+        assert "is published already" in again
+
+        back = await toolbus("rollback", "--revisions", "revisions")
+        assert "published toolkit/orders" in back
+        await eventually(lambda: set(running.view) == {"grep_dump", "run_sql", "write_page"})
+        assert "Held: " in await toolbus("run", "orders.yaml", "--log", str(log))
+        assert "grep_dump" in running.view
+
+        assert "is published with revision 0003-" in await toolbus("run", "orders.yaml", "--log", str(log), "--resume")
+        await eventually(lambda: "grep_dump" not in running.view)
+        assert len(Revisions(shell.folder / "revisions").ids()) == 3

@@ -1,0 +1,138 @@
+"""Run the whole of learning once: read logs, match them with a graph, learn, evaluate, and keep a revision."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from toolbus.results import ConfigurationError
+from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate
+from toolbus.toolkit.learning.evidence import DAY, Episode, episodes
+from toolbus.toolkit.learning.learn import Change, Learned, learn
+from toolbus.toolkit.learning.matching import matched
+from toolbus.toolkit.learning.parameters import Parameters
+from toolbus.toolkit.learning.records import Execution, OnBad
+from toolbus.toolkit.learning.revisions import Revisions, changed, difference, digest
+from toolbus.toolkit.learning.scores import ScoreFile, Scores
+from toolbus.toolkit.learning.stores import ExecutionStore
+
+# The measure by which an evaluation can refuse what was learned.
+DECIDING = "mrr"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one run.
+
+    Attributes:
+        executions, episodes: numbers of records that were learned from, and of their episodes.
+        notes: sentences about records that were left out.
+        learned: what the log supports.
+        changes: the scores that differ from the current revision's before the run.
+        evaluation: the replay of the last episodes; None when there are too few.
+        revision: id of the current revision after the run; empty when there is none.
+        added: whether the run made this revision.
+        decision: the result in words.
+    """
+
+    executions: int
+    episodes: int
+    notes: list[str]
+    learned: Learned
+    changes: list[Change]
+    evaluation: Evaluation | None
+    revision: str
+    added: bool
+    decision: str
+
+
+def run(
+    static: ScoreFile,
+    names: Mapping[str, Collection[str]],
+    stores: Sequence[ExecutionStore],
+    revisions: Revisions,
+    *,
+    parameters: Parameters | None = None,
+    options: Options | None = None,
+    on_bad: OnBad | None = None,
+    dry: bool = False,
+    resume: bool = False,
+) -> Outcome:
+    """Learn from logs and make the result the current revision, if it is credible and the evaluation does not refuse it.
+
+    Args:
+        static: the scores that people gave, and the texts of the vertices.
+        names: other names of the graph's vertices, see ``matched``.
+        stores: the logs; a record in several counts once.
+        on_bad: called with each record that can't be read, which is left out.
+        dry: add no revision.
+        resume: add a revision also after a rollback.
+
+    Raises:
+        RecordError: a record can't be read and there is no ``on_bad``.
+        ConfigurationError: no record is of an edge of the graph, or the folder or a log can't be read or written.
+    """
+    parameters, scores = (parameters or Parameters()).checked(), static.scores
+    notes: list[str] = []
+    found = matched(_present(_read(stores, on_bad), notes), scores, names)
+    notes += [note for note in (found.told(),) if note]
+    logged = episodes(found.executions)
+    learned = learn(scores, logged, parameters)
+    current = revisions.current()
+    before = scores if current is None else current.scores
+    changes = changed(before, scores, learned)
+    evaluation = _evaluated(static, scores, logged, parameters, options or Options())
+    decision, take = _decided(learned, before, evaluation, held=revisions.held and not resume)
+    made = revisions.add(scores, learned, digest(logged), parameters) if take and not dry else None
+    if take and dry:
+        decision = f"{decision}; nothing is written, since this is a dry run"
+    return Outcome(
+        executions=len(found.executions),
+        episodes=len(logged),
+        notes=notes,
+        learned=learned,
+        changes=changes,
+        evaluation=evaluation,
+        revision=made.id if made is not None else "" if current is None else current.id,
+        added=made is not None,
+        decision=decision,
+    )
+
+
+def _read(stores: Sequence[ExecutionStore], on_bad: OnBad | None) -> Iterator[Execution]:
+    """Yield the records of all logs, each id once."""
+    seen: set[str] = set()
+    for store in stores:
+        for execution in store.read(on_bad):
+            if execution.id not in seen:
+                seen.add(execution.id)
+                yield execution
+
+
+def _present(executions: Iterable[Execution], notes: list[str]) -> list[Execution]:
+    """Leave out records from the future: one from a wrong clock would make all others too old to count."""
+    limit, found = time.time() + DAY, [*executions]
+    kept = [execution for execution in found if execution.at <= limit]
+    if len(kept) < len(found):
+        notes.append(f"{len(found) - len(kept)} of {len(found)} executions are left out, since their times are in the future")
+    return kept
+
+
+def _evaluated(static: ScoreFile, scores: Scores, logged: Sequence[Episode], parameters: Parameters, options: Options) -> Evaluation | None:
+    try:
+        return evaluate(scores, static.texts, logged, parameters, options)
+    except ConfigurationError:
+        return None  # too few episodes to split, from which nothing is learned either
+
+
+def _decided(learned: Learned, before: Scores, evaluation: Evaluation | None, *, held: bool) -> tuple[str, bool]:
+    """Return what to do in words, and whether a revision is made."""
+    if not difference(before, learned.scores):
+        return "nothing to change: the scores are what the log supports", False
+    if held:
+        return "held: scores differ, but the current revision was chosen by a rollback; --resume learns on", False
+    worse = next((each for each in evaluation.comparisons if each.measure == DECIDING), None) if evaluation is not None else None
+    if worse is not None and worse.difference.high is not None and worse.difference.high < 0:
+        return f"refused: on held-out episodes the learned order is worse ({DECIDING} {worse.difference})", False
+    return "taken: the log supports other scores, and the evaluation does not speak against them", True
