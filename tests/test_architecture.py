@@ -34,6 +34,7 @@ LOWEST = (
     "encoding",
     "safe_text",
     "naming",
+    "filter_keys",
     "rules",
     "results",
     "envelope",

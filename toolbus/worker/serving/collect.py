@@ -161,7 +161,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
     if invoke is not None:
         _tell_lost("", name, invoke)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
-    owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
+    owner = settings.owner or getattr(service, "owner_label", "") or owner_of(cls.__module__, cls.__qualname__)
     served = Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
     served.origin = "" if settings.owner else origin_of(cls.__module__)
     return served
