@@ -63,6 +63,10 @@ class Toolkit:
         """Return the id and item of every vertex that has one; items are not copied."""
         return ((vertex, item) for vertex, item in self._graph.nodes.data("data") if item is not None)
 
+    def __toolbus_tools__(self) -> list[ToolObject]:
+        """Return the tools that run in this process, for a worker of the graph's module."""
+        return [found for _, item in self.items() if isinstance(item, Tool) for found in item.__toolbus_tools__()]
+
     def predecessors(self, id: str) -> list[str]:
         """Return the vertices with an edge to this one.
 

@@ -25,6 +25,7 @@ from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
+from toolbus.worker.definition.objects import functions_of, holds_tools
 from toolbus.worker.definition.options import check_service, place_of, returns_unseen
 from toolbus.worker.definition.provide import Services, injected
 from toolbus.worker.definition.retry import Retry
@@ -82,6 +83,8 @@ def _flat(targets: object) -> Iterable[object]:
         yield targets()
     elif isinstance(targets, ModuleType):
         yield from _flat(defined_in(targets))
+    elif holds_tools(targets):
+        yield from functions_of(targets.__toolbus_tools__())
     else:
         yield targets
 

@@ -10,6 +10,12 @@ from toolbus.compat.chat2graph.core.toolkit.tool import Tool
 from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolGroup
 
 
+def _text_of(content: Any) -> Any:
+    """Return the text of a result that consists of texts, as that project's reasoners do; anything else as it is."""
+    texts = [getattr(part, "text", None) for part in content] if isinstance(content, list) else []
+    return "\n".join(texts) if texts and all(isinstance(text, str) for text in texts) else content
+
+
 class McpTool(Tool):
     """A tool that is called through a connection of its group.
 
@@ -22,7 +28,10 @@ class McpTool(Tool):
     def __init__(self, name: str, description: str, tool_group: ToolGroup, *, parameters: Mapping[str, Any] | None = None) -> None:
         async def function(tool_call_ctx: Any = None, **kwargs: Any) -> Any:
             connection = await tool_group.create_connection(tool_call_ctx)
-            return await connection.call(tool_name=name, **kwargs)
+            try:
+                return _text_of(await connection.call(tool_name=name, **kwargs))
+            finally:
+                await connection.close()
 
         function.__name__ = name
         function.__doc__ = description
