@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
 
 from toolbus.results import ToolkitError
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
+from toolbus.worker.definition.objects import ToolObject
 
 Edge = tuple[str, str]
 

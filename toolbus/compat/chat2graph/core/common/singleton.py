@@ -18,7 +18,7 @@ class Singleton(type):
     def __init__(cls, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # A tool's parameter that is annotated with the class is filled in with the one instance.
-        provide(cls, lambda: cls())
+        provide(cls, cls)  # type: ignore[arg-type] # the type of the instances is not known here
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the one instance; the arguments are used only when it is created."""

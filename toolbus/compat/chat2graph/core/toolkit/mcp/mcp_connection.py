@@ -115,7 +115,9 @@ class McpConnection(ToolConnection):
             url, timeouts = urljoin(config.url, "sse"), {"timeout": config.timeout, "sse_read_timeout": config.sse_read_timeout}
             return lambda: sse_client(url=url, headers=config.headers, **timeouts)
         if kind is McpTransportType.STREAMABLE_HTTP and streamablehttp_client is not None:
-            return lambda: streamablehttp_client(urljoin(config.url, "streamable"), **({"headers": config.headers} if config.headers else {}))
+            return lambda: streamablehttp_client(
+                urljoin(config.url, "streamable"), **({"headers": config.headers} if config.headers else {})
+            )
         if kind is McpTransportType.WEBSOCKET and websocket_client is not None:
             url = config.url.replace("http", "ws", 1) if config.url.startswith("http") else config.url
             return lambda: websocket_client(urljoin(url, "ws"))
