@@ -36,6 +36,7 @@ LOWEST = (
     "media",
     "scientific",
     "naming",
+    "filter_keys",
     "rules",
     "results",
     "envelope",

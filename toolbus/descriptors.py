@@ -1,7 +1,6 @@
 """Describe services and tools: their fields, parsing and checks.
 
-A service descriptor names config params. A tool descriptor names its service and
-holds the values of those params inline, so that many tools can share one service.
+A service descriptor names config params. A tool descriptor names its service and holds the values of those params inline.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from toolbus.filter_keys import filters_of
 from toolbus.naming import check_names
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
@@ -112,7 +112,7 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
         confirm: whether a person must confirm each call before it runs.
         external: whether it runs outside the operator's control.
         tenants: the only users who may see and call it; empty for all users.
-        extensions: the ``x-toolbus`` object, passed through; toolbus itself reads ``sequential`` and ``cache``.
+        extensions: the ``x-toolbus`` object, and TrustGraph's states; toolbus itself reads ``sequential`` and ``cache``.
     """
 
     name: str
@@ -250,17 +250,18 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
         raise DescriptorError(f"tool {name!r} has both 'arguments' and 'parameters'", path="$.parameters")
     _check_effect(str(name), fields.get("effect", ""))
     arguments = _parse_arguments(str(name), fields["arguments"]) if "arguments" in fields else None
-    optional: dict[str, Any] = {key: fields[key] for key in _OPTIONAL_KEYS if key in fields}
+    filters = filters_of(str(name), fields, [param.name for param in service.config_params] if service else ())
+    optional: dict[str, Any] = {key: fields[key] for key in _OPTIONAL_KEYS if key in fields} | filters.fields
     tool = _convert(
         {
             **optional,
             "name": name,
             "description": fields["description"],
             "service": fields["service"],
-            "config": {key: value for key, value in fields.items() if key not in RESERVED_KEYS},
+            "config": {key: value for key, value in fields.items() if key not in RESERVED_KEYS and key not in filters.keys},
             "arguments": arguments,
             "parameters": fields.get("parameters"),
-            "extensions": fields.get("x-toolbus", {}),
+            "extensions": filters.extended(fields.get("x-toolbus", {})),
         },
         ToolDescriptor,
     )

@@ -21,7 +21,6 @@ from toolbus.compat.chat2graph.core.toolkit.tool import Tool
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig, ToolGroupConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
 from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolPackage
-from toolbus.results import ToolkitError
 from toolbus.toolkit import group_of_definitions
 
 # -- tools and groups ---------------------------------------------------------------------------------
@@ -118,8 +117,9 @@ def test_groups_over_connections_and_groups_of_toolbus(service: ToolkitService, 
     service.add_tool_group(group_of_definitions("g", [{"name": "defined"}]), [(actions[0], 1.0)])
     assert Connection.closed == 1
     assert [tool.name for tool in service.recommend_tools_actions(actions)[0]] == ["connected", "defined"]
-    with pytest.raises(ToolkitError, match="MCP server 'web' by itself: override create_connection"):
-        service.add_tool_group(McpService(config), [(actions[0], 1.0)])
+    nowhere = McpTransportConfig(McpTransportType.STDIO, command="/nowhere/at-all")
+    with pytest.raises(RuntimeError, match="MCP server 'gone' can't be reached"):
+        service.add_tool_group(McpService(McpConfig(ToolGroupType.MCP, "gone", nowhere)), [(actions[0], 1.0)])
 
 
 @pytest.fixture

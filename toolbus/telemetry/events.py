@@ -107,6 +107,7 @@ EVENTS: Mapping[str, str] = {
     "toolkit.group_unreachable": "no action calls this group of tools, so it is never recommended",
     "tool.name_taken": "two services offer a tool of this name; the first keeps it",
     "tool.left_out": "a tool has a parameter for a service that no code provides, so it is not served; see `toolbus.provide`",
+    "tool.class_left_out": "a class of tools can't be made without arguments, so it is not served: make an object of it in the module",
     "tool.return_ignored": "a generator returns a value, which nobody sees: yield it",
     "tool.unresolved_annotation": "an annotation can't be evaluated, so the parameter takes anything; import its type, or mend its name",
     "tools.refused": "some tools' names belong to another owner; the rest are registered",

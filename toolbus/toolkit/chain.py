@@ -10,6 +10,7 @@ from toolbus.safe_text import type_name
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.service import ToolkitService
+from toolbus.worker.definition.objects import ToolObject
 
 Link: TypeAlias = Action | Tool | ToolGroup | tuple["Link", ...]
 """A part of a chain: an action, something it calls, a tuple of those, or a tuple that starts with an action and is a chain itself."""
@@ -36,6 +37,10 @@ class ToolkitWrapper:
     def service(self) -> ToolkitService:
         """The service that adds to the graph and recommends from it."""
         return self._service
+
+    def __toolbus_tools__(self) -> list[ToolObject]:
+        """Return the tools of the graph that run in this process, for a worker of the module that holds the wrapper."""
+        return self._service.__toolbus_tools__()
 
     def chain(self, *items: Link) -> Self:
         """Add a chain, see ``add_chain``; return ``self``, so that another call can follow."""

@@ -21,6 +21,8 @@ from toolbus.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import kind_of
 from toolbus.toolkit.layout import HEIGHT, WIDTH, Layout, Point, layout
+from toolbus.toolkit.lettering import MISSING, families, fitted, missing, plain
+from toolbus.toolkit.routes import Route, Router, middle
 
 MOST = 120
 """Most vertices in a picture by default; more can't be read."""
@@ -32,8 +34,15 @@ _EDGES: dict[str, _Line] = {"action": ("#1d4ed8", "-", "next"), "tool": ("#15803
 _HOLDS: _Line = ("#b45309", ":", "holds")
 
 # Inches per unit of the layout, and the most inches of one side.
-_INCHES, _MOST_INCHES = 0.8, 60.0
-_NAME_LENGTH = 20
+_INCHES, _MOST_INCHES = 0.8, 59.0
+# Inches around the graph: at the sides, for the title, and for the legend.
+_SIDE, _TITLE, _LEGEND = 0.25, 0.55, 0.55
+# Units around the outermost lines.
+_EDGE = 0.1
+# The part of a box's width that its name may take, and the radius of a corner of an arrow.
+_NAME_PART, _ROUND = 0.88, 0.12
+# Stand-ins for characters that no font has, while an SVG is made, which names them to its viewer.
+_STAND_INS = range(0x2801, 0x2900)
 
 
 def visualize(graph: Toolkit, title: str, show: bool = False, *, most: int = MOST) -> Figure:
@@ -48,36 +57,72 @@ def visualize(graph: Toolkit, title: str, show: bool = False, *, most: int = MOS
     Raises:
         ToolkitError: ``most`` is not at least 1.
     """
+    return _picture(graph, title, show=show, most=most, stand_ins={})
+
+
+def _picture(graph: Toolkit, title: str, *, show: bool, most: int, stand_ins: dict[str, str]) -> Figure:
     if most < 1:
         raise ToolkitError(f"most is {most!r}: a picture shows at least one vertex")
     placed = layout(graph, most)
-    figure = _figure(show)
-    axes = figure.add_subplot()
-    _size(figure, axes, placed)
-    for edge in placed.toolkit.edges():
-        _draw_edge(axes, placed, *edge)
-    for vertex, centre in placed.places.items():
-        _draw_vertex(axes, placed.toolkit, vertex, centre)
     shown = f"{title} ({len(placed.places):,} of {len(placed.places) + placed.left_out:,} vertices)" if placed.left_out else title
-    axes.set_title(shown, parse_math=False)
-    _add_legend(axes)
-    if show:
-        from matplotlib import pyplot as plt  # noqa: PLC0415 - it chooses a backend when it is imported
+    with mpl.rc_context({"font.family": list(families())}):
+        figure = _figure(show)
+        axes = figure.add_subplot()
+        router = Router(placed)
+        routes = {edge: router.route(*edge) for edge in placed.toolkit.edges()}
+        scale = _size(figure, axes, placed, [point for points, _ in routes.values() for point in points])
+        lettering = _Lettering(WIDTH * scale * 72 * _NAME_PART, stand_ins)
+        for edge, route in routes.items():
+            _draw_edge(axes, placed.toolkit, route, *edge)
+        for vertex, centre in placed.places.items():
+            _draw_vertex(axes, placed.toolkit, vertex, centre, lettering)
+        axes.set_title(lettering.text(shown), parse_math=False, wrap=False)
+        _add_legend(axes)
+        if show:
+            from matplotlib import pyplot as plt  # noqa: PLC0415 - it chooses a backend when it is imported
 
-        plt.show(block=False)
+            plt.show(block=False)
     return figure
+
+
+class _Lettering:
+    """The texts of one picture.
+
+    Args:
+        width: points of a line in a box.
+        stand_ins: characters that stand for those that no font has; filled in when it is not empty.
+    """
+
+    def __init__(self, width: float, stand_ins: dict[str, str]) -> None:
+        self.width = width
+        self._stand_ins = stand_ins
+
+    def text(self, given: str) -> str:
+        """Return a text with only characters that can be drawn."""
+        line = plain(given)
+        return line.translate({ord(each): self._stand_ins.get(each, MISSING) for each in missing([line])})
 
 
 def draw(graph: Toolkit, title: str = "", *, format: Literal["svg", "png"] = "svg", most: int = MOST) -> bytes:
     """Return the picture as SVG, whose text stays text, or as PNG; the same graph gives the same bytes."""
     written = io.BytesIO()
+    stand_ins = _stand_ins(graph, title) if format == "svg" else {}
     with mpl.rc_context({"svg.hashsalt": "toolbus", "svg.fonttype": "none"}):
         metadata = {"Date": None} if format == "svg" else {"Software": None}
-        visualize(graph, title, most=most).savefig(written, format=format, metadata=metadata)
-    if format == "svg":
-        # matplotlib leaves spaces at the ends of lines.
-        return b"".join(line.rstrip() + b"\n" for line in written.getvalue().splitlines())
-    return written.getvalue()
+        _picture(graph, title, show=False, most=most, stand_ins=stand_ins).savefig(written, format=format, metadata=metadata)
+    if format == "png":
+        return written.getvalue()
+    text = written.getvalue().decode().translate({ord(stand_in): each for each, stand_in in stand_ins.items()})
+    # matplotlib leaves spaces at the ends of lines.
+    return b"".join(line.rstrip() + b"\n" for line in text.encode().splitlines())
+
+
+def _stand_ins(graph: Toolkit, title: str) -> dict[str, str]:
+    """Return a character that the base font has, and that stands nowhere in the picture, for each one that no font has."""
+    texts = [plain(title), *(plain(vertex) for vertex in graph.vertices()), *(plain(item.name) for _, item in graph.items())]
+    used = set().union(*texts)
+    free = (chr(code) for code in _STAND_INS if chr(code) not in used)
+    return dict(zip(missing(texts), free, strict=False))
 
 
 def save(graph: Toolkit, path: str | FilePath, title: str = "", *, most: int = MOST) -> None:
@@ -109,27 +154,32 @@ def _figure(show: bool) -> Figure:
     return plt.figure()
 
 
-def _size(figure: Figure, axes: Axes, placed: Layout) -> None:
-    """Fit the axes to the vertices, and the figure to the axes."""
-    right = max((x for x, _ in placed.places.values()), default=0.0) + WIDTH
-    bottom = max((y for _, y in placed.places.values()), default=0.0) + HEIGHT * 2
-    axes.set_xlim(-WIDTH, right)
-    axes.set_ylim(bottom, -HEIGHT * 3)
-    axes.set_aspect("equal")
-    axes.axis("off")
-    wide, high = right + WIDTH, bottom + HEIGHT * 3
+def _size(figure: Figure, axes: Axes, placed: Layout, points: list[Point]) -> float:
+    """Fit the axes to the vertices and arrows, and the figure to the axes; return the inches of one unit."""
+    boxes = [(x + dx * WIDTH / 2, y + dy * HEIGHT / 2) for x, y in placed.places.values() for dx in (-1, 1) for dy in (-1, 1)]
+    across, down = zip(*boxes, *points, strict=True) if boxes else ((0.0, WIDTH), (0.0, HEIGHT))
+    left, right, top, bottom = min(across) - _EDGE, max(across) + _EDGE, min(down) - _EDGE, max(down) + _EDGE
+    wide, high = right - left, bottom - top
     scale = min(_INCHES, _MOST_INCHES / max(wide, high))
-    figure.set_size_inches(max(4.5, wide * scale), max(3.0, high * scale + 0.8))
-    figure.set_layout_engine("tight")
+    figure.set_size_inches(max(4.5, wide * scale + 2 * _SIDE), max(3.0, high * scale + _TITLE + _LEGEND))
+    full_wide, full_high = figure.get_size_inches()
+    # The axes get the whole figure but for the title and the legend; a small graph stands in its middle.
+    axes.set_position((_SIDE / full_wide, _LEGEND / full_high, 1 - 2 * _SIDE / full_wide, 1 - (_TITLE + _LEGEND) / full_high))
+    more_wide = ((full_wide - 2 * _SIDE) / scale - wide) / 2
+    more_high = ((full_high - _TITLE - _LEGEND) / scale - high) / 2
+    axes.set_xlim(left - more_wide, right + more_wide)
+    axes.set_ylim(bottom + more_high, top - more_high)
+    axes.axis("off")
+    return scale
 
 
-def _draw_vertex(axes: Axes, toolkit: Toolkit, vertex: str, centre: Point) -> None:
+def _draw_vertex(axes: Axes, toolkit: Toolkit, vertex: str, centre: Point, lettering: _Lettering) -> None:
     item = toolkit.item(vertex)
     kind = kind_of(item)
     fill, line = _FILLS[kind]
     axes.add_patch(_shape(kind, centre, facecolor=fill, edgecolor=line, linewidth=1.2, zorder=3, gid=f"{kind} {vertex}"))
-    label = short(vertex if item is None else item.name, _NAME_LENGTH)
-    axes.text(*centre, label, ha="center", va="center", fontsize=8, parse_math=False, zorder=4)
+    label, size = fitted(lettering.text(vertex if item is None else item.name), lettering.width)
+    axes.text(*centre, label, ha="center", va="center", fontsize=size, linespacing=1.1, parse_math=False, zorder=4)
 
 
 def _shape(kind: str, centre: Point, **style: Any) -> Patch:
@@ -151,50 +201,46 @@ def _shape(kind: str, centre: Point, **style: Any) -> Patch:
     return Polygon(corners, **style)
 
 
-def _draw_edge(axes: Axes, placed: Layout, u: str, v: str) -> None:
-    kinds = kind_of(placed.toolkit.item(u)), kind_of(placed.toolkit.item(v))
+def _draw_edge(axes: Axes, toolkit: Toolkit, route: Route, u: str, v: str) -> None:
+    kinds = kind_of(toolkit.item(u)), kind_of(toolkit.item(v))
     colour, style, name = _HOLDS if kinds[0] == "group" else _EDGES[kinds[1]]
-    points = _curve(placed.places[u], placed.places[v], name)
-    path = Path(points, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
     arrow = FancyArrowPatch(
-        path=path, arrowstyle="-|>", mutation_scale=10, color=colour, linestyle=style, linewidth=1.2, zorder=1, gid=f"{name} {u} {v}"
+        path=_path(route),
+        arrowstyle="-|>",
+        mutation_scale=10,
+        color=colour,
+        linestyle=style,
+        linewidth=1.2,
+        zorder=1,
+        gid=f"{name} {u} {v}",
     )
     axes.add_patch(arrow)
-    x, y = (sum(weight * point[axis] for weight, point in zip((1, 3, 3, 1), points, strict=True)) / 8 for axis in (0, 1))
     box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    axes.text(x, y, f"{placed.toolkit.get_score(u, v):.2f}", ha="center", va="center", fontsize=6.5, color=colour, bbox=box, zorder=2)
+    score = f"{toolkit.get_score(u, v):.2f}"
+    axes.text(*middle(route), score, ha="center", va="center", fontsize=6.5, color=colour, bbox=box, zorder=2)
 
 
-def _curve(start: Point, end: Point, name: str) -> list[Point]:
-    """Return the four points of a cubic curve between the borders of two vertices."""
-    (x, y), (to_x, to_y) = start, end
-    if start == end:
-        top = y - HEIGHT / 2
-        return [(x - 0.3, top), (x - 0.6, top - 0.8), (x + 0.6, top - 0.8), (x + 0.3, top)]
-    if name == "call" and to_x > x and to_y > y:
-        corner = (x, to_y)
-        return [(x, y + HEIGHT / 2), corner, corner, (to_x - WIDTH / 2, to_y)]
-    if to_x > x:
-        half = (to_x - x) / 2
-        return [(x + WIDTH / 2, y), (x + half, y), (to_x - half, to_y), (to_x - WIDTH / 2, to_y)]
-    if to_x == x:
-        side = x - WIDTH / 2
-        return [(side, y), (side - 0.7, y), (side - 0.7, to_y), (side, to_y)]
-    if name == "call":
-        below = max(y, to_y) + HEIGHT / 2 + 0.9
-        return [(x, y + HEIGHT / 2), (x, below), (to_x, below), (to_x, to_y + HEIGHT / 2)]
-    above = min(y, to_y) - HEIGHT / 2 - 0.9
-    return [(x, y - HEIGHT / 2), (x, above), (to_x, above), (to_x, to_y - HEIGHT / 2)]
+def _path(route: Route) -> Path:
+    points, curved = route
+    if curved:
+        return Path(points, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
+    vertices, codes = [points[0]], [Path.MOVETO]
+    for before, corner, after in zip(points, points[1:], points[2:], strict=False):
+        vertices += [_towards(corner, before), corner, _towards(corner, after)]
+        codes += [Path.LINETO, Path.CURVE3, Path.CURVE3]
+    return Path([*vertices, points[-1]], [*codes, Path.LINETO])
+
+
+def _towards(corner: Point, other: Point) -> Point:
+    """Return the point where a rounded corner begins."""
+    (x, y), (to_x, to_y) = corner, other
+    length = abs(to_x - x) + abs(to_y - y)
+    part = min(_ROUND, length / 2) / length if length else 0.0
+    return x + (to_x - x) * part, y + (to_y - y) * part
 
 
 def _add_legend(axes: Axes) -> None:
     shapes = [Patch(facecolor=fill, edgecolor=line, label=kind) for kind, (fill, line) in _FILLS.items()]
     styles = dict.fromkeys([*_EDGES.values(), _HOLDS])
     lines = [Line2D([], [], color=colour, linestyle=style, label=name) for colour, style, name in styles]
-    axes.legend(handles=[*shapes, *lines], loc="upper left", bbox_to_anchor=(0, -0.02), ncols=6, fontsize=7, frameon=False)
-
-
-def short(text: str, most: int) -> str:
-    """Return the text in one line of at most ``most`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    axes.legend(handles=[*shapes, *lines], loc="upper left", bbox_to_anchor=(0, 0), ncols=6, fontsize=7, frameon=False)

@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
 
 from toolbus.results import ToolkitError
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
+from toolbus.worker.definition.objects import ToolObject
 
 Edge = tuple[str, str]
 
@@ -62,6 +63,10 @@ class Toolkit:
     def items(self) -> Iterator[tuple[str, Item]]:
         """Return the id and item of every vertex that has one; items are not copied."""
         return ((vertex, item) for vertex, item in self._graph.nodes.data("data") if item is not None)
+
+    def __toolbus_tools__(self) -> list[ToolObject]:
+        """Return the tools that run in this process, for a worker of the graph's module."""
+        return [found for _, item in self.items() if isinstance(item, Tool) for found in item.__toolbus_tools__()]
 
     def predecessors(self, id: str) -> list[str]:
         """Return the vertices with an edge to this one.

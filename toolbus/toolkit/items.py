@@ -11,6 +11,7 @@ from toolbus.results import DescriptorError, ToolkitError
 from toolbus.safe_text import type_name
 from toolbus.schema import Derived, derive
 from toolbus.schema.signature import read_signature
+from toolbus.worker.definition.objects import ToolObject
 from toolbus.worker.definition.provide import Services, injected
 
 T = TypeVar("T")
@@ -132,6 +133,10 @@ class Tool:
         """Return a copy for callers of a graph; subclasses may override how it is made."""
         return copy.copy(self)
 
+    def __toolbus_tools__(self) -> list[ToolObject]:
+        """Return the tool for a worker of its module; none when it is a tool of the bus."""
+        return [] if self._function is None else [ToolObject(self.name, self._description, self._parameters, self._function, self)]
+
     def __eq__(self, other: object) -> bool:
         return self is other or (type(other) is type(self) and isinstance(other, Tool) and self._identity() == other._identity())
 
@@ -229,6 +234,10 @@ class ToolGroup:
     def tools(self) -> list[Tool]:
         """All tools of the group, in a new list."""
         return list(self._tools)
+
+    def __toolbus_tools__(self) -> list[ToolObject]:
+        """Return its tools for a worker of its module, without those of the bus."""
+        return [found for tool in self._tools for found in tool.__toolbus_tools__()]
 
     def __repr__(self) -> str:
         return f"{type_name(self)}({self._id!r}, {self._name!r}, {len(self._tools)} tools)"

@@ -15,6 +15,9 @@ WIDTH, HEIGHT = 1.6, 0.5
 _STEP = 1.0
 _INDENT = 2.4
 _GAP = 0.4
+# A wider graph goes on in a further row; arrows between the rows run in the gap.
+_MOST_WIDTH = 26.0
+ROW_GAP = 2.2
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,13 @@ class Layout:
         toolkit: the graph that is shown, or the part of it that fits.
         places: centre of each vertex; x grows to the right and y downwards.
         left_out: number of vertices that are not shown.
+        rows: the top and bottom of each row of columns; there is one unless the graph is too wide for it.
     """
 
     toolkit: Toolkit
     places: dict[str, Point]
     left_out: int
+    rows: tuple[tuple[float, float], ...] = ()
 
 
 def layout(toolkit: Toolkit, most: int) -> Layout:
@@ -41,7 +46,8 @@ def layout(toolkit: Toolkit, most: int) -> Layout:
     if left_out or len(order) < len(toolkit.vertices()):
         toolkit = toolkit.subgraph(order[:most])
         columns = _columns(toolkit)
-    return Layout(toolkit, _places(columns), left_out)
+    places, rows = _places(columns)
+    return Layout(toolkit, places, left_out, rows)
 
 
 @dataclass
@@ -123,16 +129,30 @@ def _call(toolkit: Toolkit, called: Iterable[str], block: _Block, taken: set[str
             block.tools.append(vertex)
 
 
-def _places(columns: list[list[_Block]]) -> dict[str, Point]:
+def _places(columns: list[list[_Block]]) -> tuple[dict[str, Point], tuple[tuple[float, float], ...]]:
+    """Return the centre of each vertex, and the top and bottom of each row; a column that does not fit begins a new row."""
     places: dict[str, Point] = {}
-    x = 0.0
+    rows: list[tuple[float, float]] = []
+    x = top = bottom = 0.0
     for column in columns:
-        y = 0.0
+        wide = _width(column)
+        if x > 0 and x + wide > _MOST_WIDTH:
+            rows.append((top, bottom))
+            x, top = 0.0, bottom + ROW_GAP
+        y = top
         for block in column:
             there, y = block.places(x, y)
             places |= there
+            bottom = max([bottom, *(at + HEIGHT / 2 for _, at in there.values())])
             y += _GAP
-        deep = any(tools for block in column for _, tools in block.groups)
-        called = any(block.groups or block.tools for block in column)
-        x += WIDTH + _GAP * 2 + (2 * _INDENT if deep else _INDENT if called else 0.6)
-    return places
+        x += wide
+    if places:
+        rows.append((top, bottom))
+    return places, tuple((start - HEIGHT / 2, end) for start, end in rows)
+
+
+def _width(column: list[_Block]) -> float:
+    """Return the distance from a column to the next one."""
+    deep = any(tools for block in column for _, tools in block.groups)
+    called = any(block.groups or block.tools for block in column)
+    return WIDTH + _GAP * 2 + (2 * _INDENT if deep else _INDENT if called else 0.6)

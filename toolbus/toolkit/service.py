@@ -10,6 +10,7 @@ from toolbus.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit, check_score
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
 from toolbus.toolkit.recommend import recommend_subgraph, recommend_tools_actions
+from toolbus.worker.definition.objects import ToolObject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +34,10 @@ class ToolkitService:
     def get_toolkit(self) -> Toolkit:
         """Return the graph itself."""
         return self._toolkit
+
+    def __toolbus_tools__(self) -> list[ToolObject]:
+        """Return the tools of the graph that run in this process, for a worker of the module that holds the service."""
+        return self._toolkit.__toolbus_tools__()
 
     # -- adding -----------------------------------------------------------------------------------
 

@@ -77,8 +77,8 @@ def group_of_module(module: ModuleType) -> ToolGroup:
 def group_of_definitions(id: str, definitions: Iterable[object], *, name: str = "", description: str = "") -> ToolGroup:
     """Return a group of tools of the bus made from definitions, sorted by name; tool ids are the group's id, a slash, and the name.
 
-    A definition is a mapping or an object with ``name``, ``description``, and ``inputSchema`` (as MCP servers list their tools)
-    or ``parameters``.
+    A definition is a mapping or an object with ``name``, ``description``, and ``inputSchema`` or ``input_schema`` (as MCP
+    clients list a server's tools) or ``parameters``.
 
     Raises:
         ToolkitError: there is no definition, one has no name, or two have the same name.
@@ -117,7 +117,7 @@ def _defined(group: str, index: int, definition: object) -> Tool:
     name = about.get("name")
     if not isinstance(name, str) or not name:
         raise ToolkitError(f"definition {index} of the group {group!r} has no name")
-    schema = about.get("inputSchema") or about.get("parameters") or {"type": "object"}
+    schema = about.get("inputSchema") or about.get("input_schema") or about.get("parameters") or {"type": "object"}
     if not isinstance(schema, Mapping):
         raise ToolkitError(f"the schema of the tool {name!r} in the group {group!r} is a {type_name(schema)}, not an object")
     return Tool(f"{group}/{name}", name, about.get("description") or "", dict(schema), bus_name=name)

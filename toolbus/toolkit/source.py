@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -68,16 +69,20 @@ class Source:
 
     def _line(self, path: str) -> int | None:
         """Return the line of a path, or of the nearest parent that can be found."""
-        try:
-            node = yaml.compose(self._data[:_MOST_LOCATED] if len(self._data) > _MOST_LOCATED else self._data, _LOADER)
-        except (yaml.YAMLError, RecursionError, UnicodeDecodeError):
-            return None
+        node = self._nodes
         line: int | None = node.start_mark.line + 1 if node is not None else None
         for name, index in _STEP.findall(path):
             node, line = _below(node, name, index, line)
             if node is None:
                 break
         return line
+
+    @functools.cached_property
+    def _nodes(self) -> Any:
+        try:
+            return yaml.compose(self._data[:_MOST_LOCATED] if len(self._data) > _MOST_LOCATED else self._data, _LOADER)
+        except (yaml.YAMLError, RecursionError, UnicodeDecodeError):
+            return None
 
     def _line_of_repeated(self, message: str) -> str:
         """Return the line of a key that stands twice, since the parser reports only the key."""

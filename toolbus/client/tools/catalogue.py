@@ -15,7 +15,7 @@ from toolbus.client.tools.former import FormerTools
 from toolbus.client.tools.queues import Queues
 from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
-from toolbus.descriptors import ServiceDescriptor, check_config, is_tool_document, parse_service, parse_tool
+from toolbus.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import mended_document
@@ -241,9 +241,7 @@ class Catalogue:
             if document["service"] != service:
                 continue
             try:
-                tool = parse_tool(document, None)
-                if declared is not None:
-                    check_config(tool, declared)
+                tool = parse_tool(document, declared)
             except DescriptorError as error:
                 self._refuse_item(f"tool/{name}", document, error)
                 continue

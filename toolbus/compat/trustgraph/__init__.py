@@ -4,7 +4,8 @@ A subclass of ``DynamicToolService`` that was written for TrustGraph runs here a
 """
 
 from toolbus.compat.trustgraph.client import ToolServiceClient, ToolServiceImpl, ToolServiceTimeout
-from toolbus.compat.trustgraph.schema import Error, Message, ToolServiceRequest, ToolServiceResponse, TooManyRequests
+from toolbus.compat.trustgraph.exceptions import TooManyRequests
+from toolbus.compat.trustgraph.schema import Error, Message, ToolServiceRequest, ToolServiceResponse
 from toolbus.compat.trustgraph.service import DynamicToolService, default_concurrency, default_topic
 
 __all__ = [

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from toolbus.client.bus import ToolBus
+from toolbus.compat.trustgraph.eras import Given, given
 from toolbus.compat.trustgraph.schema import DEFAULT_USER, Error, ToolServiceRequest, ToolServiceResponse, text_of
 from toolbus.events import Finished, Reset, Text
 from toolbus.results import ErrorInfo
 from toolbus.settings import Settings
+
+_Object = Mapping[str, Any] | None
+_Callback = Callable[[str], Awaitable[None]]
+
+TIMED_OUT = "deadline_exceeded"
 
 # Seconds that a call waits for a service to appear.
 _WAIT = 10.0
@@ -48,44 +54,46 @@ class ToolServiceClient:
         if self._own:
             await self._bus.aclose()
 
-    async def call(self, user: str, config: Mapping[str, Any] | None, arguments: Mapping[str, Any] | None, timeout: float = 600) -> str:
-        """Call the service and return its whole observation.
+    @overload
+    async def call(self, config: _Object, arguments: _Object, timeout: float = 600) -> str: ...
+    @overload
+    async def call(self, user: str | None, config: _Object, arguments: _Object, timeout: float = 600) -> str: ...
+    async def call(self, *values: Any, **named: Any) -> str:
+        """Call the service and return its whole observation; the user may come first, as before April 2026.
 
         Raises:
             RuntimeError: the service failed; it carries the service's message, and is also a ``TimeoutError`` after a timeout.
         """
-        await self.start()
-        service = self._bus.service(self.request_topic)
-        result = await service.call(user, config or {}, arguments or {}, timeout=timeout, wait=min(timeout, _WAIT))
-        if result.error is not None:
-            raise _exception(result.error)
-        return result.observation
+        call = given("call", values, named)
+        response = await self.request(_request(call), timeout=call.timeout)
+        if response.error:
+            raise _exception(response.error)
+        return response.response
 
+    @overload
+    async def call_streaming(self, config: _Object, arguments: _Object, callback: _Callback, timeout: float = 600) -> str: ...
+    @overload
     async def call_streaming(
-        self,
-        user: str,
-        config: Mapping[str, Any] | None,
-        arguments: Mapping[str, Any] | None,
-        callback: Callable[[str], Awaitable[None]],
-        timeout: float = 600,
-    ) -> str:
-        """Call the service, and pass each piece to ``callback`` as it arrives.
+        self, user: str | None, config: _Object, arguments: _Object, callback: _Callback, timeout: float = 600
+    ) -> str: ...
+    async def call_streaming(self, *values: Any, **named: Any) -> str:
+        """Call the service, and pass each piece to ``callback`` as it arrives; the user may come first, as before April 2026.
 
         Raises:
             RuntimeError: as for ``call``, and when another attempt produced different text than was passed on.
         """
+        call = given("call_streaming", values, named, callback=True)
+        pieces: list[str] = []
 
         async def recipient(response: ToolServiceResponse) -> bool:
+            if response.error:
+                raise _exception(response.error)
             if response.response:
                 pieces.append(response.response)
-                await callback(response.response)
+                await call.callback(response.response)
             return response.end_of_stream
 
-        pieces: list[str] = []
-        request = ToolServiceRequest(user, json.dumps(config or {}), json.dumps(arguments or {}))
-        response = await self.request(request, timeout=timeout, recipient=recipient)
-        if response.error is not None:
-            raise RuntimeError(response.error.message)
+        await self.request(_request(call), timeout=call.timeout, recipient=recipient)
         return "".join(pieces)
 
     async def request(
@@ -185,13 +193,20 @@ class ToolServiceImpl:
         return clients if isinstance(clients, dict) else {}
 
 
-def _exception(error: ErrorInfo) -> RuntimeError:
-    kind = ToolServiceTimeout if error.type == "deadline_exceeded" else RuntimeError
-    return kind(error.message or str(error))
+def _request(call: Given) -> ToolServiceRequest:
+    return ToolServiceRequest(user=call.user, config=json.dumps(dict(call.config)), arguments=json.dumps(dict(call.arguments)))
+
+
+def _exception(error: Error) -> RuntimeError:
+    kind = ToolServiceTimeout if error.type == TIMED_OUT else RuntimeError
+    return kind(error.message or error.type)
 
 
 def _error(error: ErrorInfo | None) -> Error | None:
-    return None if error is None else Error(error.code or error.type, error.message or str(error))
+    if error is None:
+        return None
+    kind = error.type if error.type == TIMED_OUT else error.code or error.type
+    return Error(kind, error.message or str(error))
 
 
 def _last(result: Any) -> ToolServiceResponse:

@@ -1,4 +1,7 @@
-"""Messages between a tool service and its clients, with TrustGraph's names and defaults."""
+"""Messages between a tool service and its clients, with TrustGraph's names and defaults.
+
+Requests have the field ``user`` in versions before April 2026, and no such field since.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,27 @@ class Error:
     message: str = ""
 
 
-@dataclass
+@dataclass(init=False)
 class ToolServiceRequest:
-    """One call; ``config`` and ``arguments`` are JSON objects as strings."""
+    """One call; ``config`` and ``arguments`` are JSON objects as strings.
+
+    The user may be left out: of values without names, the first is the config when it is a JSON object, otherwise the user.
+    """
 
     user: str = ""
     config: str = ""
     arguments: str = ""
+
+    def __init__(self, *values: str, **named: str) -> None:
+        names = ("user", "config", "arguments")[1 if values and values[0].lstrip().startswith("{") else 0 :]
+        if len(values) > len(names):
+            raise TypeError(f"a request takes at most {', '.join(names)} here, not {len(values)} values")
+        given = dict(zip(names, values, strict=False))
+        for name, value in named.items():
+            if name in given or name not in type(self).__dataclass_fields__:
+                raise TypeError(f"a request got {name!r} twice" if name in given else f"a request has no field {name!r}")
+            given[name] = value
+        self.user, self.config, self.arguments = (given.get(name, "") for name in ("user", "config", "arguments"))
 
 
 @dataclass
@@ -39,8 +56,21 @@ class ToolServiceResponse:
     end_of_stream: bool = False
 
 
-class TooManyRequests(Exception):
-    """Raised by ``invoke`` when an upstream service limits it; the call is tried again later."""
+@dataclass
+class ToolRequest:
+    """A request to a flow's tool by its name; only its type is here, since toolbus has no flows."""
+
+    name: str = ""
+    parameters: str = ""
+
+
+@dataclass
+class ToolResponse:
+    """The answer of a flow's tool: text, or an object as JSON."""
+
+    error: Error | None = None
+    text: str = ""
+    object: str = ""
 
 
 class Message:

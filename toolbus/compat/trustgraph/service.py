@@ -12,9 +12,12 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from toolbus import telemetry
+from toolbus.compat.trustgraph.eras import takes_user
+from toolbus.compat.trustgraph.exceptions import TooManyRequests
 from toolbus.compat.trustgraph.schema import (
     DEFAULT_USER,
     REQUEST_QUEUE,
@@ -23,7 +26,6 @@ from toolbus.compat.trustgraph.schema import (
     Message,
     ToolServiceRequest,
     ToolServiceResponse,
-    TooManyRequests,
     text_of,
 )
 from toolbus.descriptors import Effect
@@ -34,6 +36,7 @@ from toolbus.worker.definition.service import ToolService
 from toolbus.worker.process.event_loop import run_loop
 from toolbus.worker.run.invocation import invocation
 from toolbus.worker.run.outcome import HandlerExit, error_of, said, without_exits
+from toolbus.worker.serving.owner import owner_of
 from toolbus.worker.worker import Worker
 
 default_topic = "tool"
@@ -90,14 +93,29 @@ class DynamicToolService:
         self.response_queue = RESPONSE_QUEUE.format(self.topic)
         self.taskgroup = params.get("taskgroup")
         self.running = True
-        self.producer = Producer()
-        self._two = _takes_two(self.invoke)
+        self.producer: Any = Producer()
 
     # -- for subclasses ---------------------------------------------------------------------------
 
-    def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
-        """Run one call, as a coroutine or an async generator of text. ``invoke(self, config, arguments)`` is accepted, too."""
-        raise NotImplementedError("Subclasses must implement invoke()")
+    def invoke(self, *given: Any, **named: Any) -> Any:
+        """Run one call, as a coroutine or an async generator of text.
+
+        Subclasses take ``(self, config, arguments)``, or ``(self, user, config, arguments)`` as before April 2026.
+        """
+        raise NotImplementedError("the subclass has no invoke(self, config, arguments)")
+
+    @property
+    def _topic(self) -> str:
+        return self.topic
+
+    @property
+    def _producer_handle(self) -> Any:
+        # The name of the producer since July 2026.
+        return self.producer
+
+    @_producer_handle.setter
+    def _producer_handle(self, producer: Any) -> None:
+        self.producer = producer
 
     async def start(self) -> None:
         """Prepare the service; runs once, before requests are taken."""
@@ -126,19 +144,22 @@ class DynamicToolService:
         except TooManyRequests:
             raise
         except Exception as error:  # noqa: BLE001 - every exception becomes the answer
-            telemetry.log.exception("trustgraph.invoke_failed", id=call, topic=self.topic)
+            telemetry.log.exception("trustgraph.invoke_failed", id=call, topic=self.__dict__.get("topic"))
             failed = ToolServiceResponse(error=Error(FAILED, said(error)), end_of_stream=True)
             await self.producer.send(failed, properties=properties)
 
     def _invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
-        if self._two:
-            return self.invoke(config, arguments)  # type: ignore[call-arg] # the older form
-        return self.invoke(user, config, arguments)
+        return self.invoke(user, config, arguments) if takes_user(self.invoke) else self.invoke(config, arguments)
 
     # -- running ----------------------------------------------------------------------------------
 
     def as_service(self) -> ToolService:
-        """Return this service for a ``Worker`` that you run yourself."""
+        """Return this service for a ``Worker`` that you run yourself.
+
+        Raises:
+            ConfigurationError: its ``invoke`` takes other arguments than either form has.
+        """
+        takes_user(self.invoke)
         # Its owner is derived from the subclass's module, not from this one.
         cls = type(self)
         kind: type[_Served] = type(cls.__name__, (_Served,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
@@ -207,6 +228,7 @@ class _Served(ToolService):
         self.effect = service.effect  # type: ignore[misc]
         self.request_queue = service.request_queue  # type: ignore[misc]
         self.response_queue = service.response_queue  # type: ignore[misc]
+        self.owner_label = _owner(type(service))
         self.description = f"the tool service on the topic {service.topic!r}"  # type: ignore[misc]
         self._service = service
 
@@ -300,11 +322,12 @@ def _toolbus_error(error: Exception) -> ToolbusError | None:
     return error if isinstance(error, ToolbusError) else None
 
 
-def _takes_two(invoke: Any) -> bool:
-    parameters = inspect.signature(invoke).parameters.values()
-    positional = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
-    required = [each for each in positional if each.default is each.empty]
-    return len(required) == 2 and not any(each.kind is each.VAR_POSITIONAL for each in parameters)
+def _owner(cls: type[DynamicToolService]) -> str:
+    """Return the owner of a topic: the program, since several programs of one project have the same topic by default."""
+    owner, module = owner_of(cls.__module__, cls.__qualname__), cls.__module__
+    file = getattr(sys.modules.get(module), "__file__", None)
+    program = Path(file).stem if module == "__main__" and file else module
+    return owner if owner.endswith(f":{cls.__qualname__}") else f"{owner}:{program}:{cls.__qualname__}"
 
 
 def _service_id(topic: str) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
+from toolbus import telemetry
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import described, is_a
 from toolbus.worker.definition.function import tools_of_module
+from toolbus.worker.definition.objects import functions_of, holds_tools, is_tool_class, made
 from toolbus.worker.definition.service import ToolService
 
 
@@ -68,6 +71,7 @@ def defined_in(module: ModuleType) -> list[object]:
     """Return the services and tool functions of a module, or of a package with all modules in it, which are imported.
 
     A service's class stands for itself unless an instance of it is there, or it is the base of others and has no id of its own.
+    So does a class of tool objects (``toolbus.toolkit.Tool``); objects, groups and graphs of such tools are served, too.
 
     Raises:
         ConfigurationError: there are none, or a module can't be imported.
@@ -82,10 +86,31 @@ def defined_in(module: ModuleType) -> list[object]:
         base = "id" not in vars(cls) and any(other is not cls and issubclass(other, cls) for other in classes)
         if not instantiated and not base:
             found.append(cls)
-    found += [made.function for made in tools_of_module(module.__name__)]
+    objects, refused = _tool_objects(values)
+    # An object's function may be registered under this module.
+    found += {id(each): each for each in (*(made.function for made in tools_of_module(module.__name__)), *objects)}.values()
     if not found:
-        raise ConfigurationError(f"{module.__name__} defines no ToolService and no function decorated with @tool")
+        reasons = "".join(f"; {each}" for each in refused)
+        raise ConfigurationError(f"{module.__name__} defines no ToolService, no function decorated with @tool and no Tool object{reasons}")
+    for each in refused:
+        telemetry.log.warning("tool.class_left_out", module=module.__name__, error=each)
     return found
+
+
+def _tool_objects(values: list[tuple[ModuleType, Any]]) -> tuple[list[Callable[..., Any]], list[str]]:
+    """Return the functions of tool objects, and why some classes of them are left out."""
+    found = [each for held in {id(value): value for _, value in values if holds_tools(value)}.values() for each in held.__toolbus_tools__()]
+    classes = [value for holder, value in values if is_tool_class(value) and value.__module__ == holder.__name__]
+    refused: list[str] = []
+    for cls in dict.fromkeys(classes):
+        made_already = any(type(each.owner) is cls for each in found)
+        if made_already or inspect.isabstract(cls) or any(other is not cls and issubclass(other, cls) for other in classes):
+            continue
+        try:
+            found += made(cls)
+        except ConfigurationError as error:
+            refused.append(str(error))
+    return functions_of(found), refused
 
 
 def _is_service_class(value: object) -> TypeGuard[type[ToolService]]:

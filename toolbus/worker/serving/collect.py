@@ -27,6 +27,7 @@ from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
+from toolbus.worker.definition.objects import functions_of, holds_tools
 from toolbus.worker.definition.options import check_service, place_of, returns_unseen
 from toolbus.worker.definition.provide import Services, injected
 from toolbus.worker.definition.retry import Retry
@@ -84,6 +85,8 @@ def _flat(targets: object) -> Iterable[object]:
         yield targets()
     elif isinstance(targets, ModuleType):
         yield from _flat(defined_in(targets))
+    elif holds_tools(targets):
+        yield from functions_of(targets.__toolbus_tools__())
     else:
         yield targets
 
@@ -163,7 +166,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
     if invoke is not None:
         _tell_lost("", name, invoke)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
-    owner = settings.owner or owner_of(cls.__module__, cls.__qualname__)
+    owner = settings.owner or getattr(service, "owner_label", "") or owner_of(cls.__module__, cls.__qualname__)
     served = Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
     served.origin = "" if settings.owner else origin_of(cls.__module__)
     return served

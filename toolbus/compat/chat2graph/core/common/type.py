@@ -12,6 +12,13 @@ class ToolType(Enum):
     MCP_TOOL = "MCP_TOOL"
 
 
+class FunctionCallStatus(Enum):
+    """The outcome of a call of a tool."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
 class ToolGroupType(Enum):
     """The kind of a group of tools."""
 

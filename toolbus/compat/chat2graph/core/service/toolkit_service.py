@@ -82,7 +82,9 @@ def _listed(group: GraphGroup) -> list[Tool]:
 
 
 def _mcp_tool(about: Any, group: ToolGroup) -> McpTool:
-    return McpTool(about.name, about.description or "", group, parameters=about.inputSchema)
+    return McpTool(
+        about.name, about.description or "", group, parameters=getattr(about, "inputSchema", None) or getattr(about, "input_schema", None)
+    )
 
 
 def _last(ids: tuple[str, ...]) -> str:

@@ -1,13 +1,30 @@
-"""``Tool``: a function of this process, with an id that it makes itself."""
+"""``Tool``: a function of this process, with an id that it makes itself; ``FunctionCallResult``: the outcome of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 from uuid import uuid4
 
-from toolbus.compat.chat2graph.core.common.type import ToolType
+from toolbus.compat.chat2graph.core.common.type import FunctionCallStatus, ToolType
 from toolbus.toolkit.items import Tool as GraphTool
+
+
+@dataclass
+class FunctionCallResult:
+    """The outcome of a call, as that project's reasoners pass it on."""
+
+    func_name: str
+    func_args: dict[str, Any]
+    call_objective: str
+    output: str
+    status: FunctionCallStatus = FunctionCallStatus.SUCCEEDED
+
+    @classmethod
+    def error(cls, error_message: str) -> Self:
+        """Return the outcome of a call that failed before its function was known."""
+        return cls("", {}, "", error_message, FunctionCallStatus.FAILED)
 
 
 class Tool(GraphTool):

@@ -9,6 +9,7 @@ from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 from toolbus.toolkit.chain import Link, add_chain
 from toolbus.toolkit.graph import Toolkit as Graph
 from toolbus.toolkit.items import Action, Tool
+from toolbus.worker.definition.objects import ToolObject
 
 
 class ToolkitWrapper:
@@ -21,6 +22,10 @@ class ToolkitWrapper:
     def toolkit(self) -> Graph:
         """The graph."""
         return self._service().get_toolkit()
+
+    def __toolbus_tools__(self) -> list[ToolObject]:
+        """Return the tools of the graph, for a worker of the module that holds the wrapper."""
+        return self._service().__toolbus_tools__()
 
     def action(self, action: Action, tools: list[Tool] | None = None) -> Self:
         """Add an action with the tools that it calls."""

@@ -7,25 +7,27 @@ from typing import Any
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
 from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolGroup
-from toolbus.results import ToolkitError
 
 
 class McpService(ToolGroup):
-    """The tools of an MCP server. A subclass implements the connection, or lists the tools itself."""
+    """The tools of an MCP server. A subclass may make the connection, or list the tools, itself."""
 
     def __init__(self, mcp_config: McpConfig) -> None:
         super().__init__(mcp_config)
+        self._mcp_config = mcp_config
 
     async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
-        """Connect to the server.
+        """Return a new open connection; whoever asked for it closes it.
 
         Raises:
-            ToolkitError: it is not overridden; the facade starts no MCP server itself.
+            ModuleNotFoundError: the package ``mcp`` is not installed.
+            RuntimeError: the server can't be reached.
         """
-        raise ToolkitError(
-            f"the facade does not connect to the MCP server {self.name!r} by itself: override create_connection(), or put the server's "
-            "tools on a bus and give toolbus.toolkit.group_of_definitions() what it lists"
-        )
+        from toolbus.compat.chat2graph.core.toolkit.mcp.mcp_connection import McpConnection  # noqa: PLC0415 - it needs an optional package
+
+        connection = McpConnection(self._mcp_config)
+        await connection.connect()
+        return connection
 
     async def list_tools(self) -> list[Any]:
         """Return the tools that the server lists, over a separate connection."""

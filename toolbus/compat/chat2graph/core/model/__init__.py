@@ -1,0 +1,1 @@
+"""A package at the path that Chat2Graph uses."""

@@ -1,0 +1,125 @@
+"""``McpConnection``: a connection to an MCP server, with the package ``mcp``."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AsyncExitStack
+from typing import Any
+from urllib.parse import urljoin
+
+from toolbus.compat.chat2graph.core.common.type import McpTransportType
+from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
+from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
+
+
+def _find(*places: str) -> Any:
+    """Return the first of some names of the package that its installed version has, or None.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+    """
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            return getattr(importlib.import_module(f"mcp.client.{module}"), name)
+        except ModuleNotFoundError as error:
+            if error.name == "mcp":
+                raise ModuleNotFoundError("connections to MCP servers need the package: pip install mcp", name="mcp") from None
+        except AttributeError:
+            continue
+    return None
+
+
+ClientSession = _find("session:ClientSession")
+StdioServerParameters = _find("stdio:StdioServerParameters")
+stdio_client = _find("stdio:stdio_client")
+sse_client = _find("sse:sse_client")
+streamablehttp_client = _find("streamable_http:streamablehttp_client", "streamable_http:streamable_http_client")
+websocket_client = _find("websocket:websocket_client")
+
+
+class McpConnection(ToolConnection):
+    """A connection that is made by ``connect``, and by ``list_tools`` for as long as listing takes.
+
+    One task connects, calls and closes: the package does not allow that another one closes.
+
+    Args:
+        tool_group_config: how the server is reached.
+    """
+
+    def __init__(self, tool_group_config: McpConfig) -> None:
+        super().__init__()
+        self._mcp_config = tool_group_config
+        self._session: Any = None
+        self._cached_tools: list[Any] = []
+        self._exit_stack = AsyncExitStack()
+
+    @property
+    def transport_config(self) -> McpTransportConfig:
+        """How the server is reached."""
+        return self._mcp_config.transport_config
+
+    async def connect(self) -> None:
+        """Connect, unless it is connected.
+
+        Raises:
+            ValueError: there is no such transport, or the installed version of ``mcp`` does not have it.
+            RuntimeError: the server can't be reached; says which and why.
+        """
+        if self._session is not None:
+            return
+        transport = self._transport()
+        try:
+            streams = await self._exit_stack.enter_async_context(transport())
+            session = await self._exit_stack.enter_async_context(ClientSession(*streams[:2]))
+            await session.initialize()
+        except Exception as error:
+            await self._exit_stack.aclose()
+            raise RuntimeError(f"the MCP server {self._mcp_config.name!r} can't be reached: {error}") from error
+        self._session = session
+
+    async def call(self, tool_name: str, **kwargs: Any) -> list[Any]:
+        """Call a tool and return the content of its result.
+
+        Raises:
+            RuntimeError: it is not connected.
+        """
+        if self._session is None:
+            raise RuntimeError(f"the connection to the MCP server {self._mcp_config.name!r} is not open: call connect() first")
+        result = await self._session.call_tool(tool_name, kwargs)
+        content: list[Any] = result.content
+        return content
+
+    async def list_tools(self) -> list[Any]:
+        """Return the server's tools; they are asked for once."""
+        if not self._cached_tools:
+            await self.connect()
+            self._cached_tools = (await self._session.list_tools()).tools
+            await self.close()
+        return self._cached_tools
+
+    async def close(self) -> None:
+        """Close the connection, if it is open."""
+        if self._session is not None:
+            self._session = None
+            await self._exit_stack.aclose()
+
+    def _transport(self) -> Any:
+        """Return what opens the streams to the server."""
+        config, kind = self.transport_config, self.transport_config.transport_type
+        if kind is McpTransportType.STDIO:
+            # A server without an environment of its own gets the package's default one.
+            started = StdioServerParameters(command=config.command, args=config.args or [], env=config.env or None)
+            return lambda: stdio_client(started)
+        if kind is McpTransportType.SSE:
+            url, timeouts = urljoin(config.url, "sse"), {"timeout": config.timeout, "sse_read_timeout": config.sse_read_timeout}
+            return lambda: sse_client(url=url, headers=config.headers, **timeouts)
+        if kind is McpTransportType.STREAMABLE_HTTP and streamablehttp_client is not None:
+            return lambda: streamablehttp_client(
+                urljoin(config.url, "streamable"), **({"headers": config.headers} if config.headers else {})
+            )
+        if kind is McpTransportType.WEBSOCKET and websocket_client is not None:
+            url = config.url.replace("http", "ws", 1) if config.url.startswith("http") else config.url
+            return lambda: websocket_client(urljoin(url, "ws"))
+        missing = ": the installed version of mcp does not have it" if isinstance(kind, McpTransportType) else ""
+        raise ValueError(f"Unsupported transport type: {getattr(kind, 'value', kind)!r}{missing}")

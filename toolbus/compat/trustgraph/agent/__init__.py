@@ -1,0 +1,1 @@
+"""Parts of an agent, at the paths that TrustGraph uses."""

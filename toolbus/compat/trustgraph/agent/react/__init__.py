@@ -1,0 +1,1 @@
+"""Tools of an agent, at the paths that TrustGraph uses."""

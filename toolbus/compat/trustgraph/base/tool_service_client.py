@@ -1,0 +1,5 @@
+"""``ToolServiceClient``, at the path that TrustGraph uses."""
+
+from toolbus.compat.trustgraph.client import ToolServiceClient
+
+__all__ = ["ToolServiceClient"]
