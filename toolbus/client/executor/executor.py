@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from toolbus.client.executor.context import ExecutorContext
@@ -41,18 +42,21 @@ class ToolExecutor(ExecutorContext):
         """
         return self.turn(message, concurrent=concurrent, streaming=True)
 
-    def turn(self, message: object, *, concurrent: bool = True, streaming: bool = False) -> Turn:
+    def turn(
+        self, message: object, *, concurrent: bool = True, streaming: bool = False, known: Mapping[str, ToolResult] | None = None
+    ) -> Turn:
         """Return a turn's calls for ``async with``, with their messages and results.
 
         Args:
             message: see ``process_tool_calls``.
             concurrent: run the calls together instead of one after another.
             streaming: the turn's events are read, too.
+            known: results of calls, by their ids, that are not run again.
 
         Raises:
             ConfigurationError: ``message`` is nothing of the kind.
         """
-        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming)
+        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming, known=known)
 
     async def execute(self, name: str, arguments: object = None) -> ToolResult:
         """Run one call as a model's: repaired, cast, validated, confirmed, observed and logged."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from toolbus.broker.protocols import Confirmations, Tallies
+from toolbus.broker.protocols import Confirmations, Conversations, Tallies
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations.pending import PendingConfirmations
@@ -55,6 +55,11 @@ class BusState:
     def shared_confirmations(self) -> Confirmations:
         """The open requests of all processes of the namespace."""
         return self.dispatcher.opened().broker.confirmations
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations that are kept for agents."""
+        return self.dispatcher.opened().broker.conversations
 
     async def end_session(self, user: str, session: str) -> None:
         """End a session: cancel its calls, forget its results, and tell its services."""

@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -63,9 +63,20 @@ class Turn:
     """The calls of one turn while they run: ``async with``, then ``async for event in turn``, then ``await turn.messages()``.
 
     Leaving the context early cancels what still runs.
+
+    Args:
+        known: results of calls, by their ids, that an earlier turn with the same calls had; these are not run.
     """
 
-    def __init__(self, executor: ExecutorContext, calls: Sequence[ModelCall], *, concurrent: bool, streaming: bool) -> None:
+    def __init__(
+        self,
+        executor: ExecutorContext,
+        calls: Sequence[ModelCall],
+        *,
+        concurrent: bool,
+        streaming: bool,
+        known: Mapping[str, ToolResult] | None = None,
+    ) -> None:
         self._executor = executor
         self._calls = [_Running(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
         self._streaming = streaming
@@ -79,6 +90,10 @@ class Turn:
         self._room.set()
         self._trouble: ConfigurationError | None = None
         self._order(concurrent)
+        for running in self._calls:
+            running.result = (known or {}).get(running.call.id)
+            if running.result is not None:
+                running.done.set()
 
     def _order(self, concurrent: bool) -> None:
         """Set which calls wait for others: those of sequential tools, and repetitions of a call under its own id."""
@@ -99,7 +114,7 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self._group)
-        self._tasks = [self._group.create_task(self._run(running)) for running in self._calls]
+        self._tasks = [self._group.create_task(self._run(running)) for running in self._calls if running.result is None]
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
