@@ -19,6 +19,7 @@ import click
 import pytest
 
 import toolbus
+from tests.agent.endpoint import endpoint, says
 from tests.forking import ForkServer
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
@@ -220,6 +221,7 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
     made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
+    made += [keys.conversation("<x>"), keys.conversations]
     made.append(keys.session("<x>", "<x>"))
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
@@ -309,6 +311,18 @@ def test_the_agent_example_is_python() -> None:
     tree = compile(example, "agent", "exec", ast.PyCF_ONLY_AST)
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     exec(compile(ast.Module(imports, []), "agent", "exec"), {})
+
+
+@pytest.mark.anyio
+async def test_the_example_of_kept_conversations_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+    """The example of the guide prints one answer twice, in two processes' worth of agents, and the model is asked for it once."""
+    (example,) = blocks("docs/how-to/durable.md")
+    (tmp_path / "example.py").write_text(example)
+    async with endpoint([says("42")]) as model:
+        environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
+        environment |= {"OPENAI_BASE_URL": model.url, "OPENAI_API_KEY": "k", "NO_PROXY": "127.0.0.1"}
+        said = await asyncio.to_thread(forks.run, "example.py", folder=tmp_path, environment=environment)
+        assert (said.stdout, said.stderr, len(model.bodies)) == ("42\n42\n", "", 1)
 
 
 def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:

@@ -12,6 +12,8 @@ The exception tree::
     ├── EnvelopeError            a message on a stream can't be read
     ├── RegistrationRefused      a name belongs to another owner
     ├── ConfirmationClosed       a confirmation request is not open (any more)
+    ├── ConversationError        a kept conversation can't be continued here
+    │   └── ConversationBusy     another process continues it
     ├── EndpointError            a model's endpoint gave no complete answer
     └── BrokerError              the server refused a command
         ├── BrokerUnavailable    the server can't be reached
@@ -283,6 +285,14 @@ class ConfirmationClosed(ToolbusError):
     def __init__(self, message: str, *, answered: bool = False) -> None:
         super().__init__(message)
         self.answered = answered
+
+
+class ConversationError(ToolbusError):
+    """A kept conversation can't be continued here: another process took it over, it was deleted, or it can't be read."""
+
+
+class ConversationBusy(ConversationError):
+    """Another process continues the conversation."""
 
 
 class EndpointError(ToolbusError):

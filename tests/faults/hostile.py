@@ -72,6 +72,10 @@ def places(keys: Keys, names: Names) -> dict[str, Place]:
         "session": Place(keys.session(service, names.digest), "string"),
         "started": Place(keys.started(names.call), "string"),
         "confirmation": Place(keys.confirmation(names.call), "hash", ("doc", "to", "asked", "expires", "answer", "token")),
+        "conversations": Place(keys.conversations, "zset", (names.digest,)),
+        "conversation": Place(
+            keys.conversation(names.digest), "hash", ("name", "born", "holder", "until", "lease", "first", "next", "used", "m:0")
+        ),
         "pause": Place(keys.pause(service, "1790000000000-0"), "string"),
         "rate": Place(keys.rate(names.digest), "string"),
         "quota": Place(keys.quota(names.digest), "hash", ("period", "used")),

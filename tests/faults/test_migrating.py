@@ -77,6 +77,8 @@ class Scene:
             ("HSET", keys.shared("digest"), "id", "c1", "digest", "d", "entry", "6-0", "c:c1", "a1", "c:c2", "a2"),
             ("HSET", keys.confirmation("r1"), "doc", "{}", "to", "agent a1", "asked", 1, "expires", now + LATER),
             ("ZADD", keys.confirmations, 1, "r1"),
+            ("HSET", keys.conversation("cd"), "name", '["u","c"]', "born", "b", "first", 0, "next", 2, "m:0", "1 {}", "m:1", "1 {}"),
+            ("ZADD", keys.conversations, now + LATER, "cd"),
             ("HSET", keys.flushes("a1"), 63, "63 -"),
             ("SET", keys.rate("u"), now),
             ("HSET", keys.quota("u"), "period", 1, "used", 1),
@@ -89,7 +91,7 @@ class Scene:
         queue, fence, cancelled, wake = keys.queue("pool"), keys.fence("pool"), keys.cancelled("pool"), keys.wake("pool")
         instances, record, letters = keys.instances("pool"), keys.shared("digest"), keys.dead_letters("pool")
         one, two, request = keys.replies("a1"), keys.replies("a2"), keys.confirmation("r1")
-        mark = keys.started("c1")
+        mark, conversation = keys.started("c1"), (keys.conversation("cd"), keys.conversations)
         owners = (keys.session("pool", "one"), keys.session("pool", "two"))
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
         service = (*tables, instances, queue, fence, cancelled)
@@ -162,6 +164,15 @@ class Scene:
             Run(scripts.LISTEN, (one,), (1000,)),
             Run(scripts.PAUSE, (keys.paused,), ("pool", 1000)),
             Run(scripts.MEND, (queue, fence, keys.live, keys.paused), ("stream", "string", "zset", "string")),
+            Run(scripts.HOLD, conversation, ("token", 1000, 60_000, '["u","c"]', "cd", 100)),
+            Run(
+                scripts.APPEND,
+                conversation,
+                ("me", 1000, 60_000, "cd", 2, 1, 100, "{}"),
+                (("HSET", keys.conversation("cd"), "holder", "me"),),
+            ),
+            Run(scripts.RENEW_HOLD, conversation[:1], ("me", 1000, 60_000), (("HSET", keys.conversation("cd"), "holder", "me"),)),
+            Run(scripts.REMOVE, conversation, ("cd", 1)),
             Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
         ]
 

@@ -1,7 +1,8 @@
 """An agent that calls tools of a bus through any OpenAI-compatible endpoint (``toolbus[agent]``)."""
 
 from toolbus.agent.endpoint import OPENAI, ChatEndpoint
-from toolbus.agent.loop import MAX_SECONDS, MAX_TURNS, SYSTEM, Agent, AgentEvent, Answer, ModelText, Retrying
+from toolbus.agent.exchange import Answer
+from toolbus.agent.loop import MAX_SECONDS, MAX_TURNS, SYSTEM, Agent, AgentEvent, ModelText, Retrying
 from toolbus.results import EndpointError
 
 __all__ = [

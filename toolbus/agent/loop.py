@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.agent.endpoint import ChatEndpoint
+from toolbus.agent.exchange import Answer, Exchange, ModelTurn
+from toolbus.agent.history import History, KeptHistory, LocalHistory
+from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable
 from toolbus.agent.reply import Reply, valid_name
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
+from toolbus.encoding import whole_text
 from toolbus.events import Finished
-from toolbus.results import ConfigurationError, EndpointError
+from toolbus.results import ConfigurationError, EndpointError, ErrorInfo, ToolResult
 
 if TYPE_CHECKING:
     from toolbus.toolkit.walk import Walk
@@ -26,6 +30,10 @@ SYSTEM = (
 
 MAX_TURNS = 12
 MAX_SECONDS = 300.0
+
+_FORGOTTEN = ErrorInfo(
+    "outcome_unknown", "interrupted", "the call was interrupted, and too long ago to find its result; it may or may not have taken effect"
+)
 
 _ATTEMPTS = 3
 _LONGEST_PAUSE = 5.0
@@ -46,25 +54,6 @@ class Retrying(msgspec.Struct, frozen=True):
 
 AgentEvent = ModelText | Retrying | ToolEvent
 
-Reason = Literal["answered", "length", "turns", "time"]
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """The end of a question.
-
-    Attributes:
-        text: the model's last text.
-        reason: ``answered``; ``length`` when the endpoint cut the answer off; ``turns`` or ``time`` when a limit was reached.
-        turns: number of requests to the model.
-        calls, failed: number of tool calls that ended, and of those that failed.
-    """
-
-    text: str
-    reason: Reason
-    turns: int
-    calls: int
-    failed: int
-
 
 class Agent:
     """Asks a model, runs the tools it calls, and asks again.
@@ -72,8 +61,12 @@ class Agent:
     Each turn offers the tools that are available by then. In the last turn the model may call none, so that it has to answer.
     The next ``ask`` continues the conversation.
 
+    With ``conversation`` it is kept on the server, so that another process can continue it, also in the middle of a question: answers of
+    the model that arrived are not asked for again, calls that ended are not run again, and one that still runs is joined. One process at a
+    time continues a conversation.
+
     Attributes:
-        messages: the conversation.
+        messages: the conversation, as far as the model is told of it.
 
     Args:
         executor: an executor made by ``bus.executor(model=…)``; its options apply to every call.
@@ -81,6 +74,7 @@ class Agent:
         max_seconds: most seconds for one question, including models, tools and people.
         walk: the agent's position in a toolkit graph, which limits the tools of each turn and moves with the calls; with a recorder
             each question is recorded as an episode.
+        conversation: the id under which the conversation is kept; each user of the executor has their own.
         parameters: fields that are added to each request (``temperature=0``).
 
     Raises:
@@ -96,6 +90,7 @@ class Agent:
         max_turns: int = MAX_TURNS,
         max_seconds: float = MAX_SECONDS,
         walk: Walk | None = None,
+        conversation: str = "",
         **parameters: Any,
     ) -> None:
         if max_turns < 1 or not 0 < max_seconds < float("inf"):
@@ -107,54 +102,122 @@ class Agent:
         self._walk = walk
         self._max_turns = max_turns
         self._max_seconds = max_seconds
+        self._conversation = conversation
         self._parameters = parameters
         self._listener: Callable[[AgentEvent], object] = _ignore
-        self._turns = self._calls = self._failed = 0
-        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        self._remembers = False
+        self._system: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        self.messages = [*self._system]
 
-    async def ask(self, question: str, listener: Callable[[AgentEvent], object] | None = None) -> Answer:
+    async def ask(self, question: str, listener: Callable[[AgentEvent], object] | None = None, *, idempotency_key: str = "") -> Answer:
         """Return the model's answer. ``listener`` gets text and call events as they come; it must return quickly.
+
+        In a kept conversation the same question goes on where it was left without an answer. With an ``idempotency_key`` of yours it is
+        asked once, whenever and however often: when it was answered, that answer is returned. Another question gives up one that was
+        left.
 
         Raises:
             EndpointError: the endpoint does not answer.
-            ConfigurationError: an option of the executor is wrong, or the bus is not open.
+            ConversationError: the kept conversation can't be continued here; ``ConversationBusy`` when another process does.
+            ConfigurationError: an option of the executor is wrong, the bus is not open, or there is a key and no kept conversation.
+            BrokerError: a kept conversation can't be written.
         """
         self._listener = listener or _ignore
-        self._turns = self._calls = self._failed = 0
-        whole = len(self.messages)
-        self.messages.append({"role": "user", "content": question})
+        if self._conversation:
+            async with self._kept() as history:
+                return await self._answered(history, Question(whole_text(question), idempotency_key))
+        if idempotency_key:
+            raise ConfigurationError("an idempotency_key of a question needs a conversation that is kept: Agent(conversation=…)")
+        local = LocalHistory(self.messages)
+        try:
+            return await self._within_time(local, await local.begin(Question(question)))
+        finally:
+            self.messages = local.end()
+
+    async def resume(self, listener: Callable[[AgentEvent], object] | None = None) -> Answer | None:
+        """Continue the question that was left in a kept conversation, and return its answer; the latest answer when none was left.
+
+        Returns:
+            None when nothing was ever asked.
+
+        Raises:
+            ConfigurationError: the conversation is not kept.
+            EndpointError: see ``ask``, also for other exceptions.
+        """
+        if not self._conversation:
+            raise ConfigurationError("only a conversation that is kept can be resumed: Agent(conversation=…)")
+        self._listener = listener or _ignore
+        async with self._kept() as history:
+            return None if history.last is None else await self._continued(history, history.last)
+
+    # -- one question -----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _kept(self) -> AsyncIterator[KeptHistory]:
+        """Hold the kept conversation: no other process writes it meanwhile."""
+        async with self._executor.conversations.hold(self._executor.user, self._conversation) as held:
+            history = KeptHistory(held, self._system)
+            self._recall(history)
+            try:
+                yield history
+            finally:
+                self.messages = history.messages
+
+    async def _answered(self, history: KeptHistory, question: Question) -> Answer:
+        """Answer a question that may have been asked before."""
+        known = history.found(question)
+        if known is not None:
+            return await self._continued(history, known)
+        return await self._within_time(history, await history.begin(question))
+
+    async def _continued(self, history: KeptHistory, exchange: Exchange) -> Answer:
+        """Return the answer of a question that was asked before, or go on with it."""
+        if (answer := exchange.answer()) is not None:
+            if answer.text:
+                self._listener(ModelText(answer.text))
+            return answer
+        self._return_to(exchange)
+        return await self._within_time(history, exchange)
+
+    async def _within_time(self, history: History, exchange: Exchange) -> Answer:
         deadline = asyncio.timeout(self._max_seconds)
         try:
-            async with deadline, _recorded(self._walk, question):
-                while self._turns < self._max_turns:
-                    self._turns += 1
-                    reply = await self._complete()
-                    called = bool(reply.calls())
-                    if called and self._turns == self._max_turns:
-                        break
-                    self.messages.append(reply.message())
-                    if called:
-                        self.messages += await self._run(reply)
-                    whole = len(self.messages)
-                    if not called:
-                        return self._answer(reply.text, "length" if reply.finish_reason == "length" else "answered")
+            async with deadline, _recorded(self._walk, exchange.question.text):
+                return await self._follow(history, exchange)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            return self._answer("", "time")
-        finally:
-            # Endpoints refuse a conversation that contains a call without an answer.
-            del self.messages[whole:]
-        return self._answer("", "turns")
+            return exchange.given_up("time")
 
-    async def _complete(self) -> Reply:
-        messages = self.messages
+    async def _follow(self, history: History, exchange: Exchange) -> Answer:
+        """Take step after step until the question has an answer.
+
+        Each is recorded before the next one, which depends on the records alone: any process can take it.
+        """
+        while (answer := exchange.answer()) is None:
+            turn = exchange.unfinished()
+            if turn is None:
+                await history.add(await self._reply(history, len(exchange.turns) + 1))
+            else:
+                await self._run(history, exchange, turn)
+        return answer
+
+    async def _reply(self, history: History, number: int) -> ModelReply | End:
+        """Ask the model for its turn with this number."""
+        if number > self._max_turns:
+            return End("turns", number - 1)
+        at = [] if self._walk is None else [*self._walk.at]
+        reply = await self._complete(history.messages, last=number == self._max_turns)
+        calls = reply.calls()
+        if calls and number == self._max_turns:
+            return End("turns", number)
+        return ModelReply(reply.message(), calls, reply.finish_reason, at)
+
+    async def _complete(self, messages: list[dict[str, Any]], *, last: bool) -> Reply:
         if self._walk is not None:
-            view = self._walk.view
-            self._executor = self._executor.narrowed(view)
-            messages = _with_instruction(messages, view.prompt())
+            messages = _with_instruction(messages, self._look())
         body = self._executor.build_request(messages, **self._parameters)
-        if self._turns == self._max_turns and "tools" in body:
+        if last and "tools" in body:
             body["tool_choice"] = "none"
         for attempt in range(1, _ATTEMPTS):
             try:
@@ -167,25 +230,77 @@ class Agent:
                 await asyncio.sleep(pause)
         return await self._endpoint.complete(body, self._on_text)
 
-    async def _run(self, reply: Reply) -> list[dict[str, Any]]:
-        calls = reply.calls()
-        async with self._executor.stream_tool_calls(calls) as turn:
-            async for event in turn:
+    async def _run(self, history: History, exchange: Exchange, turn: ModelTurn) -> None:
+        """Run the calls of a turn that have no result yet; each result is recorded as it comes."""
+        key = history.turn_key(turn.number)
+        executor = self._executor.keyed(key) if key else self._executor
+        known = turn.results | (self._forgotten(history, turn) if key else {})
+        found = {call: result for call, result in known.items() if call not in turn.results}
+        left = {call.id for call in turn.reply.calls} - known.keys()
+        async with executor.turn(turn.reply.calls, streaming=True, known=known) as running:
+            async for event in running:
                 if isinstance(event.event, Finished):
-                    self._calls += 1
-                    self._failed += not event.event.result.success
+                    left.discard(event.id)
+                    result = storable(event.event.result) if key else event.event.result
+                    if left:
+                        await history.add(CallResult(event.id, result))
+                    else:
+                        found[event.id] = result
                 self._listener(event)
-            messages = [{**each, "name": valid_name(each["name"])} if "name" in each else each for each in await turn.messages()]
-        if self._walk is not None:
-            found = (self._executor.find(call.name) for call in calls)
-            self._walk.after(tool.name for tool in found if tool is not None)
-        return messages
+                if exchange.end is not None:
+                    return
+            messages = [_named(message) for message in await running.messages()]
+        await history.add(TurnResults(messages, found))
+        self._move(turn)
 
     def _on_text(self, text: str) -> None:
         self._listener(ModelText(text))
 
-    def _answer(self, text: str, reason: Reason) -> Answer:
-        return Answer(text, reason, self._turns, self._calls, self._failed)
+    # -- after another process --------------------------------------------------------------------
+
+    def _forgotten(self, history: History, turn: ModelTurn) -> dict[str, ToolResult]:
+        """Return the results of calls that must not run twice and whose answers are not kept any more by now."""
+        if history.now - turn.at < self._executor.retention:
+            return {}
+        tools = {call.id: self._executor.find(call.name) for call in turn.pending()}
+        return {call: ToolResult.fail(_FORGOTTEN) for call, tool in tools.items() if tool is not None and tool.descriptor.effect == "once"}
+
+    def _recall(self, history: KeptHistory) -> None:
+        """Let later calls refer to results of the session, which this process may not have seen."""
+        if self._remembers:
+            return
+        self._remembers = True
+        executor = self._executor
+        for turn in history.turns():
+            names = {call.id: call.name for call in turn.reply.calls}
+            for call, result in turn.results.items():
+                tool = executor.find(names[call])
+                executor.memories.keep(executor.user, executor.session, call, names[call] if tool is None else tool.name, result)
+
+    # -- walking ----------------------------------------------------------------------------------
+
+    def _look(self) -> str:
+        """Offer the tools of the current position only, and return the instruction for it."""
+        if self._walk is None:
+            return ""
+        view = self._walk.view
+        self._executor = self._executor.narrowed(view)
+        return view.prompt()
+
+    def _move(self, turn: ModelTurn) -> None:
+        """Walk to where the calls of a turn lead."""
+        if self._walk is not None:
+            found = (self._executor.find(call.name) for call in turn.reply.calls)
+            self._walk.after(tool.name for tool in found if tool is not None)
+
+    def _return_to(self, exchange: Exchange) -> None:
+        """Walk to where the agent was when the question was left."""
+        if self._walk is None or exchange.turn is None:
+            return
+        self._walk.at = tuple(exchange.turn.reply.at)
+        self._look()
+        if exchange.unfinished() is None:
+            self._move(exchange.turn)
 
 
 @asynccontextmanager
@@ -202,6 +317,11 @@ def _with_instruction(messages: list[dict[str, Any]], more: str) -> list[dict[st
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": more}, *messages]
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{more}"}, *messages[1:]]
+
+
+def _named(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message that endpoints accept, whatever the model called a tool."""
+    return {**message, "name": valid_name(message["name"])} if "name" in message else message
 
 
 def _ignore(event: AgentEvent) -> None:

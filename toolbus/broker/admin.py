@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 from toolbus.broker import scripts
+from toolbus.broker.conversations.conversations import RedisConversations
 from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
@@ -73,6 +74,7 @@ class Admin:
         self._registry = cast("RedisRegistry", NotOpen())
         self.dead_letters = cast("DeadLetters", NotOpen())
         self.tallies = cast("RedisTallies", NotOpen())
+        self.conversations = cast("RedisConversations", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -82,6 +84,7 @@ class Admin:
         self._registry = RedisRegistry(self._link, self._keys, self._settings, replication)
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
         self.tallies = RedisTallies(self._link, self._keys)
+        self.conversations = RedisConversations(self._link, self._keys, self._settings)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

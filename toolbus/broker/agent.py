@@ -11,6 +11,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.agent_steps import AgentSteps
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
+from toolbus.broker.conversations.conversations import RedisConversations
 from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
@@ -56,6 +57,11 @@ class RedisAgentBroker:
     def confirmations(self) -> RedisConfirmations:
         """The requests that wait for a confirmation."""
         return self._steps.confirmations
+
+    @property
+    def conversations(self) -> RedisConversations:
+        """The conversations that are kept."""
+        return self._steps.conversations
 
     # -- connecting -------------------------------------------------------------------------------
 

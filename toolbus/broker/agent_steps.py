@@ -9,6 +9,7 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
+from toolbus.broker.conversations.conversations import RedisConversations
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies, days_back
@@ -62,6 +63,7 @@ class AgentSteps:
         # Shared state.
         self.tallies = RedisTallies(link, keys)
         self.confirmations = RedisConfirmations(link, keys, settings.lease, f"agent {agent}")
+        self.conversations = RedisConversations(link, keys, settings)
         self.registry = RedisRegistry(link, keys, settings, replication)
         # Publish.
         self.publisher = Publisher(link, keys, agent, mastership)

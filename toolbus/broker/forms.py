@@ -86,6 +86,10 @@ SCRIPTS = _forms(
         "confirmations/withdraw": bytes | None,
         "confirmations/extend": bytes,
         "confirmations/pause": bytes,
+        "conversations/hold": [tuple[bytes, bytes, int, int, int], tuple[bytes, bytes, int], tuple[bytes]],
+        "conversations/append": [tuple[bytes], tuple[bytes, int]],
+        "conversations/renew": int,
+        "conversations/remove": [tuple[bytes], tuple[bytes, int]],
     }
 )
 """The form of each script's answer."""
@@ -107,6 +111,7 @@ COMMANDS = _forms(
         "HSET": int,
         "INFO": bytes,
         "PING": bytes,
+        "PTTL": int,
         "PUBLISH": int,
         "ROLE": list,
         "SCAN": tuple[bytes, Flat],

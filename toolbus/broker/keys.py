@@ -28,6 +28,7 @@ class Keys:
         self.paused = f"{self.prefix}reg:paused"
         self.confirmations = f"{self.prefix}confirms"
         self.confirmed = f"{self.prefix}confirmed"
+        self.conversations = f"{self.prefix}convs"
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
@@ -35,6 +36,7 @@ class Keys:
         """Return the keys of the whole namespace, and the type of each."""
         hashes = dict.fromkeys((self.services, self.names, self.meta, self.items), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
+        others[self.conversations] = "zset"
         return hashes | others
 
     def of_service(self, service: str, queue: str) -> dict[str, str]:
@@ -97,6 +99,10 @@ class Keys:
     def confirmation(self, id: str) -> str:
         """Return the key of a request that waits for a confirmation, or of its recent answer."""
         return f"{self.prefix}confirm:{id}"
+
+    def conversation(self, digest: str) -> str:
+        """Return the key of an agent's conversation: its records, and which process continues it."""
+        return f"{self.prefix}conv:{digest}"
 
     def pause(self, queue: str, entry: str) -> str:
         """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""

@@ -73,12 +73,18 @@ PAUSE = Script("confirmations/pause")
 TAKE = Script("take/take")
 MEND = Script("recover/mend")
 RESCUE = Script("recover/rescue")
+HOLD = Script("conversations/hold")
+APPEND = Script("conversations/append")
+RENEW_HOLD = Script("conversations/renew")
+REMOVE = Script("conversations/remove")
 
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
     OWN, DISOWN, PASS_ON, LINE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
+    OWN, DISOWN, PASS_ON, LISTEN, PAUSE, TAKE, MEND, RESCUE,
+    HOLD, APPEND, RENEW_HOLD, REMOVE,
 )  # fmt: skip
 
 _EVALSHA = b"\r\n$7\r\nEVALSHA\r\n$40\r\n"

@@ -24,6 +24,7 @@ _COMMANDS = {
     "agent": ("agent", "Let a model answer QUESTION with tools."),
     "call": ("calls", "Call a tool."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
+    "conversations": ("conversations", "Look after the conversations that agents keep."),
     "dead": ("dead", "Handle dead letters."),
     "demo": ("demo", "Run and check the main features."),
     "describe": ("inspection", "Show everything known about a tool or a service, as JSON."),

@@ -36,7 +36,7 @@ class _Unset(Failure):
 
 
 @click.command("agent")
-@click.argument("question")
+@click.argument("question", required=False)
 @click.option("--model", help="The model's name (OPENAI_MODEL).")
 @click.option("--base-url", help="The endpoint (OPENAI_BASE_URL; OpenAI's own).")
 @click.option("--system", help="Instructions for the model, instead of the default ones.")
@@ -55,13 +55,15 @@ class _Unset(Failure):
     "--explore", type=click.FloatRange(0, 1), default=0.0, help="Probability that a tool below the threshold is shown all the same (0)."
 )
 @click.option("--user", default="", help="The tenant that tools run for.")
-@click.option("--session", default="", help="The agent's session.")
+@click.option("--session", help="The agent's session (the conversation's id, if it is kept; else none).")
+@click.option("--conversation", default="", help="Keep the conversation under this id, or go on with it; see `toolbus conversations`.")
+@click.option("--idempotency-key", default="", help="Ask once, however often the command is run with this key. Needs --conversation.")
 @click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="Most requests to the model.")
 @click.option("--timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds for the whole answer.")
 @click.option("--yes", is_flag=True, help="Confirm all calls that need confirmation; otherwise you are asked on a terminal.")
 @output_option
 @click.pass_context
-def agent_command(ctx: click.Context, /, question: str, output: str, **options: Any) -> None:
+def agent_command(ctx: click.Context, /, question: str | None, output: str, **options: Any) -> None:
     """Let a model answer QUESTION with tools.
 
     QUESTION may be - to read it from standard input. Works with any endpoint that is compatible with
@@ -69,17 +71,28 @@ def agent_command(ctx: click.Context, /, question: str, output: str, **options: 
     The model's text goes to standard output and the progress of tools to standard error, both as they
     arrive. The exit code is 0 with an answer, 1 without one, and 2 when a setting is missing.
 
+    With --conversation the server keeps the messages. After a crash the same command goes on where the
+    last one was: nothing that the model said is asked for again, and no call is run again. Without
+    QUESTION it finishes what was left, or prints the latest answer.
+
     \b
     Examples:
       toolbus agent "what is 2**64, and is it prime?" --model gpt-5-mini
       toolbus agent "chart the orders of March" --walk --hops 1
+      toolbus agent "and those of April?" --conversation orders
       OPENAI_BASE_URL=http://localhost:11434/v1 OPENAI_API_KEY=none toolbus agent "tell a pun" --model qwen3
     """
     settings = settings_with_server(ctx)
     text = read_text("-") if question == "-" else question
     screen = _Screen(quiet=output == "json")
-    if not text.strip():
+    if text is None and not options["conversation"]:
+        raise click.UsageError("Missing argument 'QUESTION'; only --conversation goes without one")
+    if text is not None and not text.strip():
         raise click.UsageError("QUESTION is empty")
+    if options["idempotency_key"] and (text is None or not options["conversation"]):
+        raise click.UsageError("--idempotency-key needs QUESTION and --conversation")
+    if options["walk"] and text is None:
+        raise click.UsageError("--walk needs QUESTION; name the actions with --action")
     endpoint, model = _endpoint(options)
     answer = asyncio.run(_ask(settings, endpoint, model, text, screen, options))
     screen.end()
@@ -91,6 +104,8 @@ def agent_command(ctx: click.Context, /, question: str, output: str, **options: 
         fail(f"stopped: no answer in {options['timeout']:g} s ({answer.calls} calls, {answer.failed} failed); --timeout allows more")
     if answer.reason == "length":
         fail("the answer is cut off: the endpoint's limit on its length was reached")
+    if answer.reason == "full":
+        fail("stopped: the question is over the bound of a conversation; ask for less at once")
     if not answer.text.strip():
         fail("the model sent no text")
 
@@ -116,7 +131,9 @@ def _endpoint(options: dict[str, Any]) -> tuple[ChatEndpoint, str]:
         raise _Unset(str(error)) from None
 
 
-async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question: str, screen: _Screen, options: dict[str, Any]) -> Answer:
+async def _ask(
+    settings: Settings, endpoint: ChatEndpoint, model: str, question: str | None, screen: _Screen, options: dict[str, Any]
+) -> Answer:
     from toolbus import ToolBus
     from toolbus.agent import SYSTEM, Agent
 
@@ -126,15 +143,21 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
             executor = bus.executor(
                 tools=_chosen(bus.tools, options),
                 user=options["user"],
-                session=options["session"],
+                session=options["conversation"] if options["session"] is None else options["session"],
                 model=model,
                 confirmer=(lambda request: True) if options["yes"] else TerminalPrompt(screen.ask).ask,
             )
             with _recorder(bus, options) as recorder:
-                walk, instruction = _walk(executor.tools, question, recorder, options)
+                walk, instruction = _walk(executor.tools, question or "", recorder, options)
                 system = "\n\n".join(part for part in (system, instruction) if part)
-                agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"], walk=walk)
-                return await agent.ask(question, screen.show)
+                limits = {"max_turns": options["turns"], "max_seconds": options["timeout"]}
+                agent = Agent(endpoint, executor, system=system, walk=walk, conversation=options["conversation"], **limits)
+                if question is not None:
+                    return await agent.ask(question, screen.show, idempotency_key=options["idempotency_key"])
+                answer = await agent.resume(screen.show)
+                if answer is None:
+                    fail(f"there is no conversation {options['conversation']!r}; begin it with a QUESTION")
+                return answer
     except BaseException:
         screen.end()
         raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 from toolbus import telemetry
 from toolbus.broker.memory.confirmations import MemoryConfirmations
+from toolbus.broker.memory.conversations import MemoryConversations
 from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
@@ -47,6 +48,11 @@ class MemoryAgentBroker:
     def confirmations(self) -> MemoryConfirmations:
         """The requests that wait for a confirmation."""
         return self._joined().confirmations
+
+    @property
+    def conversations(self) -> MemoryConversations:
+        """The conversations that are kept."""
+        return self._joined().conversations
 
     def statistics(self) -> dict[str, int]:
         """Return counts for operators and metrics."""

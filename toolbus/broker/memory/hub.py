@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 from toolbus.broker.memory.confirmations import MemoryConfirmations
+from toolbus.broker.memory.conversations import MemoryConversations
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import AgentListener, ServiceRecord, WorkerListener
 from toolbus.broker.registry.refusals import item_refused
@@ -93,7 +94,7 @@ class Instance(NamedTuple):
 class Hub:
     """The state that the processes of one namespace would share through the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.queues: dict[str, Queue] = {}
         self.instances: dict[str, list[Instance]] = {}
         self.items: dict[str, bytes] = {}
@@ -106,6 +107,7 @@ class Hub:
         self.shared_calls: dict[str, SharedCall] = {}
         self.tallies = MemoryTallies()
         self.confirmations = MemoryConfirmations()
+        self.conversations = MemoryConversations(settings)
         self.arrived = asyncio.Event()
         self.entries = itertools.count(1)
 
@@ -159,4 +161,7 @@ _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str]
 def hub_of(settings: Settings) -> Hub:
     """Return the hub of this event loop, URL and namespace."""
     hubs = _hubs.setdefault(asyncio.get_running_loop(), {})
-    return hubs.setdefault((settings.url, settings.namespace), Hub())
+    place = settings.url, settings.namespace
+    if place not in hubs:
+        hubs[place] = Hub(settings)
+    return hubs[place]

@@ -5,6 +5,7 @@ Redis and the in-process broker both fulfil it, so the same tools run over ``red
 
 from toolbus.broker.protocols.agent import AgentBroker, AgentListener
 from toolbus.broker.protocols.confirmations import Confirmations
+from toolbus.broker.protocols.conversations import ConversationInfo, Conversations, HeldConversation, StoredRecord
 from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
@@ -17,13 +18,17 @@ __all__ = [
     "AgentListener",
     "Beginning",
     "Confirmations",
+    "ConversationInfo",
+    "Conversations",
     "Delivery",
     "Fate",
+    "HeldConversation",
     "Note",
     "RefusedTool",
     "Sender",
     "ServiceRecord",
     "SessionListener",
+    "StoredRecord",
     "Tallies",
     "Usage",
     "Verdict",

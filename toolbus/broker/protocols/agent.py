@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from toolbus.broker.protocols.confirmations import Confirmations
+from toolbus.broker.protocols.conversations import Conversations
 from toolbus.broker.protocols.publish import Fate, Sender
 from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
 from toolbus.broker.protocols.tallies import Tallies
@@ -45,6 +46,10 @@ class AgentBroker(Protocol):
     @property
     def confirmations(self) -> Confirmations:
         """The requests that wait for a confirmation."""
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations that are kept."""
 
     @property
     def agent(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from toolbus import rules
+from toolbus.broker.protocols import Conversations
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.grant import Grant
@@ -119,6 +120,26 @@ class ExecutorContext:
         """Return the same executor for other tools, with the same observers and earlier results."""
         made = copy.copy(self)
         made._tools, made._seen, made.waits = tools, None, False
+        return made
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations that are kept for agents.
+
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
+        return self._state.conversations
+
+    @property
+    def retention(self) -> float:
+        """Seconds for which the answer of a call with an idempotency key can be found again, at least."""
+        return self._state.dispatcher.settings.retention
+
+    def keyed(self, idempotency_key: str) -> Self:
+        """Return the same executor, whose calls carry this key with their ids."""
+        made = copy.copy(self)
+        made._options = {**self._options, "idempotency_key": idempotency_key}
         return made
 
     def find(self, name: str) -> Tool | None:

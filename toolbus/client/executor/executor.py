@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolbus.client.executor.context import ExecutorContext
@@ -43,7 +43,15 @@ class ToolExecutor(ExecutorContext):
         """
         return self.turn(message, concurrent=concurrent, streaming=True)
 
-    def turn(self, message: object, *, concurrent: bool = True, streaming: bool = False, places: Sequence[Place] = ()) -> Turn:
+    def turn(
+        self,
+        message: object,
+        *,
+        concurrent: bool = True,
+        streaming: bool = False,
+        places: Sequence[Place] = (),
+        known: Mapping[str, ToolResult] | None = None,
+    ) -> Turn:
         """Return a turn's calls for ``async with``, with their messages and results.
 
         Calls of sequential tools take their places in the order of the service when the turn is entered, before anything waits. A
@@ -55,11 +63,12 @@ class ToolExecutor(ExecutorContext):
             concurrent: run the calls together instead of one after another.
             streaming: the turn's events are read, too.
             places: what ``reserve`` returned for these calls; the turn leaves them.
+            known: results of calls, by their ids, that are not run again.
 
         Raises:
             ConfigurationError: ``message`` is nothing of the kind, or there are not as many places as calls.
         """
-        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming, places=places)
+        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming, places=places, known=known)
 
     def reserve(self, names: Sequence[str]) -> list[Place]:
         """Take the places of calls that are made later, each in a turn of its own: ``turn([call], places=[place])``.

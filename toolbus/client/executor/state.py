@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from toolbus.broker.protocols import Confirmations, Tallies
+from toolbus.broker.protocols import Confirmations, Conversations, Tallies
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations.pending import PendingConfirmations
@@ -68,6 +68,11 @@ class BusState:
         if found is None:
             found = self._orders[user, session] = CallOrder()
         return found
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations that are kept for agents."""
+        return self.dispatcher.opened().broker.conversations
 
     async def end_session(self, user: str, session: str) -> None:
         """End a session: cancel its calls, forget its results, and tell its services."""

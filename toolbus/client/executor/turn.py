@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -66,10 +66,20 @@ class Turn:
     """The calls of one turn while they run: ``async with``, then ``async for event in turn``, then ``await turn.messages()``.
 
     Leaving the context early cancels what still runs.
+
+    Args:
+        known: results of calls, by their ids, that an earlier turn with the same calls had; these are not run.
     """
 
     def __init__(
-        self, executor: ExecutorContext, calls: Sequence[ModelCall], *, concurrent: bool, streaming: bool, places: Sequence[Place] = ()
+        self,
+        executor: ExecutorContext,
+        calls: Sequence[ModelCall],
+        *,
+        concurrent: bool,
+        streaming: bool,
+        places: Sequence[Place] = (),
+        known: Mapping[str, ToolResult] | None = None,
     ) -> None:
         if places and len(places) != len(calls):
             raise ConfigurationError(f"{len(calls)} calls need as many places, and not {len(places)}")
@@ -87,6 +97,10 @@ class Turn:
         self._room.set()
         self._trouble: ConfigurationError | None = None
         self._order(concurrent)
+        for running in self._calls:
+            running.result = (known or {}).get(running.call.id)
+            if running.result is not None:
+                running.done.set()
 
     def _order(self, concurrent: bool) -> None:
         """Set which calls wait for others: those of sequential tools, and repetitions of a call under its own id."""
@@ -109,10 +123,10 @@ class Turn:
         # Before anything waits, so that the order is that of the turns and of their calls.
         for running, place in zip(self._calls, self._places or self._executor.places(self._calls), strict=True):
             running.place = place
-            if running.same is not None:
+            if running.same is not None or running.result is not None:
                 place.leave()
         await self._stack.enter_async_context(self._group)
-        self._tasks = [self._group.create_task(self._run(running)) for running in self._calls]
+        self._tasks = [self._group.create_task(self._run(running)) for running in self._calls if running.result is None]
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

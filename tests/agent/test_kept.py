@@ -1,0 +1,355 @@
+"""Conversations that are kept: what another agent finds, and what it does not do again; in process and on every kind of server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.agent.endpoint import Canned, Endpoint, Script, calls, endpoint, says
+from tests.contract import Place
+from tests.servers import eventually
+from toolbus import ToolBus, Worker, tool
+from toolbus.agent import Agent, ChatEndpoint, EndpointError, ModelText
+from toolbus.agent import records as of_records
+from toolbus.client.executor.context import ExecutorContext
+from toolbus.client.executor.observers import ToolEvent
+from toolbus.events import Text
+from toolbus.results import ConfigurationError, ConversationBusy, ConversationError
+
+pytestmark = pytest.mark.anyio
+
+
+class Tools:
+    """Tools that count how often they ran, and wait where a test wants it."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.gate = asyncio.Event()
+        self.running = asyncio.Event()
+
+    def all(self) -> list[Any]:
+        """The tools."""
+
+        @tool(service="kept")
+        async def note(text: str) -> str:
+            """Note a text."""
+            self.ran.append(text)
+            return f"noted {text}"
+
+        @tool(service="kept", effect="once")
+        async def launch(name: str) -> str:
+            """Launch something, once."""
+            self.ran.append(name)
+            return f"launched {name}"
+
+        @tool(service="kept")
+        async def story(name: str):
+            """Tell a story."""
+            self.ran.append(name)
+            yield "once upon "
+            self.running.set()
+            await self.gate.wait()
+            yield "a time"
+
+        @tool(service="kept")
+        async def big(size: int) -> dict[str, str]:
+            """Give a large result."""
+            self.ran.append("big")
+            return {"text": "x" * size}
+
+        return [note, launch, story, big]
+
+
+class Setting:
+    """A model, a worker, and agents that are made one after the other."""
+
+    def __init__(self, place: Place, model: Endpoint, tools: Tools) -> None:
+        self.place = place
+        self.model = model
+        self.tools = tools
+
+    @asynccontextmanager
+    async def agent(self, conversation: str = "c", session: str = "", user: str = "", **options: Any) -> AsyncIterator[Agent]:
+        """An agent with a bus of its own, as in another process."""
+        async with ToolBus(settings=self.place.settings) as bus, ChatEndpoint(self.model.url, "k") as chat:
+            await bus.wait_for_tool("note")
+            executor = bus.executor(model="m", session=session, user=user)
+            yield Agent(chat, executor, conversation=conversation, system="Be brief.", **options)
+
+
+@asynccontextmanager
+async def setting(place: Place, script: Script | list[Canned]) -> AsyncIterator[Setting]:
+    """A worker with the tools, and a model."""
+    tools = Tools()
+    async with endpoint(script) as model, Worker(tools.all(), settings=place.settings):
+        yield Setting(place, model, tools)
+
+
+def told(body: dict[str, Any]) -> list[tuple[str, str]]:
+    """The messages of a request, by role and content."""
+    return [
+        (each["role"], each["content"] or ",".join(call["function"]["name"] for call in each["tool_calls"])) for each in body["messages"]
+    ]
+
+
+async def test_a_conversation_goes_on_in_another_process(place: Place) -> None:
+    """The next agent with the id knows the questions, calls and answers; one of another id or user does not."""
+    async with setting(place, [calls(("note", {"text": "a"})), *map(says, "1234")]) as given:
+        async with given.agent() as agent:
+            assert (await agent.ask("first")).text == "1"
+        async with given.agent() as agent:
+            assert (await agent.ask("second")).text == "2"
+            before = [*agent.messages]
+        async with given.agent("other") as agent:
+            await agent.ask("third")
+        async with given.agent(user="bob") as agent:
+            await agent.ask("fourth")
+    assert told(given.model.bodies[2]) == [
+        ("system", "Be brief."),
+        ("user", "first"),
+        ("assistant", "note"),
+        ("tool", "noted a"),
+        ("assistant", "1"),
+        ("user", "second"),
+    ]
+    assert before[:-1] == given.model.bodies[2]["messages"]
+    assert [told(body) for body in given.model.bodies[3:]] == [[("system", "Be brief."), ("user", each)] for each in ("third", "fourth")]
+
+
+async def test_a_question_that_failed_goes_on_where_it_was(place: Place) -> None:
+    """After an error of the endpoint the same question asks for the missing answer alone; its calls are not run again."""
+    broken = Canned(b'{"error": {"message": "no"}}', status=400, kind="application/json")
+    async with setting(place, [calls(("note", {"text": "a"}), ("launch", {"name": "b"})), broken, says("done")]) as given:
+        async with given.agent() as agent:
+            with pytest.raises(EndpointError):
+                await agent.ask("go")
+        async with given.agent() as agent:
+            answer = await agent.ask("go")
+        assert (answer.text, answer.turns, answer.calls, answer.failed) == ("done", 2, 2, 0)
+        assert sorted(given.tools.ran) == ["a", "b"]
+        assert given.model.bodies[2] == given.model.bodies[1]
+
+
+async def test_resume_returns_what_is_left_or_the_latest_answer(place: Place) -> None:
+    """Without a question an open one goes on, an answered one is told again, and an empty conversation has nothing."""
+    broken = Canned(b'{"error": {"message": "no"}}', status=400, kind="application/json")
+    async with setting(place, [broken, says("done")]) as given:
+        async with given.agent() as agent:
+            assert await agent.resume() is None
+            with pytest.raises(EndpointError):
+                await agent.ask("go")
+        async with given.agent() as agent:
+            answer = await agent.resume()
+            heard: list[Any] = []
+            assert await agent.resume(heard.append) == answer
+        assert answer is not None
+        assert (answer.text, heard, len(given.model.bodies)) == ("done", [ModelText("done")], 2)
+
+
+async def test_a_question_with_a_key_is_asked_once(place: Place) -> None:
+    """The answer of a key is found again, also after other questions; the key can't be another question's."""
+    async with setting(place, [says("one"), says("two")]) as given:
+        async with given.agent() as agent:
+            first = await agent.ask("first", idempotency_key="k1")
+            await agent.ask("second", idempotency_key="k2")
+        async with given.agent() as agent:
+            assert await agent.ask("first", idempotency_key="k1") == first
+            with pytest.raises(ConfigurationError, match="another question's"):
+                await agent.ask("other", idempotency_key="k1")
+        assert len(given.model.bodies) == 2
+
+
+async def test_another_question_gives_up_the_one_that_was_left(place: Place) -> None:
+    """The model is told that the interrupted call has no result, and what became of the others; endpoints accept the conversation."""
+    async with setting(place, [calls(("note", {"text": "a"}), ("story", {"name": "s"})), says("fine")]) as given:
+        async with given.agent() as agent:
+            asking = asyncio.ensure_future(agent.ask("tell"))
+            await given.tools.running.wait()
+            await until_recorded(given, 3)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        async with given.agent() as agent:
+            assert (await agent.ask("never mind")).text == "fine"
+        *_, said, first, second, question = given.model.bodies[1]["messages"]
+        assert [call["id"] for call in said["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
+        assert first["content"] == "noted a"
+        assert "may or may not have taken effect" in second["content"]
+        assert question == {"role": "user", "content": "never mind"}
+        given.tools.gate.set()
+
+
+async def until_recorded(given: Setting, count: int) -> None:
+    """Wait until a conversation has so many records."""
+    async with ToolBus(settings=given.place.settings) as bus:
+        kept = bus.executor(model="m").conversations
+
+        async def recorded() -> bool:
+            return len(await kept.read("", "c")) >= count
+
+        await eventually(recorded, timeout=20.0)
+
+
+async def test_two_agents_do_not_continue_one_conversation(place: Place) -> None:
+    """While one lives and asks, another is refused, and the first is not disturbed."""
+    async with setting(place, [calls(("story", {"name": "s"})), says("done")]) as given, given.agent() as one, given.agent() as two:
+        asking = asyncio.ensure_future(one.ask("tell"))
+        await given.tools.running.wait()
+        with pytest.raises(ConversationBusy, match="another process continues"):
+            await two.ask("tell")
+        given.tools.gate.set()
+        answer = await asking
+        assert (answer.text, await two.resume()) == ("done", answer)
+
+
+async def test_who_lost_a_conversation_writes_nothing(place: Place) -> None:
+    """A conversation that is deleted while it is continued ends the question with an error, and nothing of it comes back."""
+    async with setting(place, [calls(("story", {"name": "s"})), says("new")]) as given:
+        async with given.agent() as agent, ToolBus(settings=given.place.settings) as bus:
+            kept = bus.executor(model="m").conversations
+            asking = asyncio.ensure_future(agent.ask("tell"))
+            await given.tools.running.wait()
+            with pytest.raises(ConversationBusy):
+                await kept.remove("", "c")
+            assert await kept.remove("", "c", force=True)
+            with pytest.raises(ConversationError, match="was deleted"):
+                await asking
+            assert await kept.read("", "c") == []
+            assert not await kept.remove("", "c")
+            assert (await agent.ask("again")).text == "new"
+        assert told(given.model.bodies[1]) == [("system", "Be brief."), ("user", "again")]
+        given.tools.gate.set()
+
+
+async def test_later_calls_refer_to_results_of_another_process(place: Place) -> None:
+    """In a session a reference to an earlier turn's result is resolved, though the process did not see that turn."""
+    refers = {"text": {"$from": "big", "path": "text"}}
+    async with setting(place, [calls(("big", {"size": 3})), says("1"), calls(("note", refers)), says("2")]) as given:
+        async with given.agent(session="s") as agent:
+            await agent.ask("first")
+        async with given.agent(session="s") as agent:
+            assert (await agent.ask("second")).failed == 0
+        assert given.tools.ran == ["big", "xxx"]
+
+
+async def test_the_oldest_questions_go_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation stays within its bound by leaving out whole questions, the same ones for whoever continues it."""
+    monkeypatch.setattr("toolbus.agent.history.MOST_RECORDS", 6)
+    async with setting(place, lambda body: says("yes")) as given:
+        for number in range(5):
+            async with given.agent() as agent:
+                await agent.ask(f"q{number}")
+        assert told(given.model.bodies[4])[1:] == [
+            ("user", "q2"),
+            ("assistant", "yes"),
+            ("user", "q3"),
+            ("assistant", "yes"),
+            ("user", "q4"),
+        ]
+
+
+async def test_a_question_without_an_end_fills_the_conversation(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One question that is larger than the bound ends as full; the next one has room."""
+    monkeypatch.setattr("toolbus.agent.history.MOST_BYTES", 20_000)
+    async with setting(place, [calls(("big", {"size": 30_000})), says("fine")]) as given:
+        async with given.agent() as agent:
+            assert (await agent.ask("fill it")).reason == "full"
+            assert (await agent.ask("and now?")).text == "fine"
+            with pytest.raises(ConfigurationError, match="over the bound"):
+                await agent.ask("x" * 30_000)
+        assert told(given.model.bodies[1])[-1] == ("user", "and now?")
+
+
+async def test_a_large_result_is_kept_as_its_text(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that is too large to be kept whole is kept as the text that the model sees of it."""
+    monkeypatch.setattr(of_records, "_MOST_RESULT", 1000)
+    async with setting(place, [calls(("big", {"size": 5000})), says("fine")]) as given:
+        async with given.agent() as agent:
+            await agent.ask("go")
+        async with ToolBus(settings=place.settings) as bus:
+            found = await bus.executor(model="m").conversations.read("", "c")
+        results = json.loads(found[2].document)["results"]
+        assert [each["data"] for each in results.values()] == [None]
+        assert given.model.bodies[1]["messages"][-1]["content"].startswith('{"text":"xxx')
+
+
+async def test_once_work_is_not_run_again_when_its_answer_may_be_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the retention nobody knows whether a call ran, so work that must not happen twice has an unknown outcome; other work runs."""
+    monkeypatch.setattr(ExecutorContext, "retention", -1.0)
+    async with setting(place, [calls(("launch", {"name": "l"}), ("note", {"text": "n"})), says("fine")]) as given:
+        async with given.agent() as agent, given.agent() as other:
+
+            def die(*args: Any, **options: Any) -> Any:
+                raise RuntimeError("killed")
+
+            with monkeypatch.context() as patched:
+                patched.setattr("toolbus.client.executor.executor.ToolExecutor.turn", die)
+                with pytest.raises(RuntimeError, match="killed"):
+                    await agent.ask("go")
+            answer = await other.ask("go")
+        assert (answer.calls, answer.failed, given.tools.ran) == (2, 1, ["n"])
+        assert "too long ago" in given.model.bodies[1]["messages"][-2]["content"]
+
+
+@pytest.mark.parametrize("name", ["x" * 1024, "a b\n\x1b[2J", "日本 🎉", "{}", "../..", "*", '"]', "\x00"])
+async def test_any_text_is_an_id(place: Place, name: str) -> None:
+    """Ids with odd characters are ids like others, and are listed as they are."""
+    async with setting(place, [says("one")]) as given:
+        async with given.agent(name) as agent:
+            await agent.ask("first")
+        async with ToolBus(settings=place.settings) as bus:
+            kept = bus.executor(model="m").conversations
+            (found,) = await kept.newest(10)
+            assert (found.user, found.id, found.records, found.held) == ("", name, 2, False)
+            assert found.expires_at - found.used_at == pytest.approx(604_800, abs=60)
+            assert await kept.remove("", name)
+
+
+@pytest.mark.parametrize("name", ["x" * 1025, "\ud800", 5])
+async def test_an_impossible_id_is_refused(place: Place, name: Any) -> None:
+    """An id that is too long or no text is a mistake of usage."""
+    async with setting(place, []) as given, given.agent(name) as agent:
+        with pytest.raises(ConfigurationError, match="id of a conversation"):
+            await agent.ask("first")
+
+
+async def test_what_only_kept_conversations_have_is_refused(place: Place) -> None:
+    """A key of a question, and resuming, need a conversation that is kept."""
+    async with setting(place, []) as given, given.agent("") as agent:
+        with pytest.raises(ConfigurationError, match="conversation"):
+            await agent.ask("first", idempotency_key="k")
+        with pytest.raises(ConfigurationError, match="conversation"):
+            await agent.resume()
+
+
+async def test_a_call_that_still_runs_is_joined(redis_place: Place) -> None:
+    """An agent that comes after one that vanished reads the stream of its call from the start to the end; the call runs once."""
+    async with setting(redis_place, [calls(("story", {"name": "s"})), says("done")]) as given:
+        async with given.agent() as agent:
+            asking = asyncio.ensure_future(agent.ask("tell"))
+            await given.tools.running.wait()
+            vanish(agent)
+            heard: list[Any] = []
+            async with given.agent() as other:
+                joining = asyncio.ensure_future(other.ask("tell", heard.append))
+                await eventually(lambda: heard, timeout=20.0)
+                given.tools.gate.set()
+                answer = await joining
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        assert (answer.text, answer.calls, answer.failed, given.tools.ran) == ("done", 1, 0, ["s"])
+        assert (
+            "".join(each.event.text for each in heard if isinstance(each, ToolEvent) and isinstance(each.event, Text)) == "once upon a time"
+        )
+        assert given.model.bodies[1]["messages"][-1]["content"] == "once upon a time"
+
+
+def vanish(agent: Agent) -> None:
+    """Make an agent one whose process is stopped: it renews nothing, and its connection takes nothing more to the server."""
+    broker = agent._executor._state.dispatcher.opened().broker
+    broker._steps.links.writing.run = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
+    broker._steps.links.writing.send = lambda *_, **__: None  # type: ignore[method-assign,union-attr]

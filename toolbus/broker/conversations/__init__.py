@@ -1,0 +1,1 @@
+"""Keep the conversations of agents, each continued by one process at a time."""
