@@ -1,0 +1,139 @@
+"""Play all episodes in one way, many at once, and count the verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.episodes.player import VERDICTS, Player, Verdict
+from benchmarks.episodes.pool import Pool
+from benchmarks.episodes.script import Episode
+from benchmarks.episodes.ways.every import Way, way
+from toolbus import Settings, ToolBus
+
+_EPISODE_SECONDS = 60.0
+_CALL_SECONDS = 20.0
+_MOST_DETAILS = 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row of the table.
+
+    Attributes:
+        way: how the turns are made.
+        declared: the services declare that their calls run one after another.
+        kill_every: seconds between two kills of a worker; 0 kills none.
+        pause: most seconds that the model thinks before each turn.
+        lease: seconds of the workers' lease.
+    """
+
+    way: str
+    declared: bool = False
+    kill_every: float = 0.0
+    workers: int = 4
+    together: int = 32
+    pause: float = 0.0
+    lease: float = 2.0
+    seed: int = 1
+
+    @property
+    def title(self) -> str:
+        """The row's name."""
+        declared = "sequential" if self.declared else "default"
+        return f"{self.way}, {declared}" + (f", a kill every {self.kill_every:g} s" if self.kill_every else "")
+
+
+@dataclass
+class Outcome:
+    """The counts of one row, and the first few episodes that were not identical.
+
+    Attributes:
+        told: failures that were told, by their words without numbers.
+    """
+
+    plan: Plan
+    counts: Counter[Verdict]
+    calls: int = 0
+    seconds: float = 0.0
+    kills: int = 0
+    told: Counter[str] = field(default_factory=Counter)
+    details: dict[str, list[str]] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Return the outcome as JSON."""
+        counts = {verdict: self.counts[verdict] for verdict in VERDICTS}
+        figures = {"calls": self.calls, "seconds": round(self.seconds, 1), "kills": self.kills}
+        plan = {**vars(self.plan), "title": self.plan.title}
+        return {"plan": plan, "episodes": counts, **figures, "told": dict(self.told.most_common()), "details": self.details}
+
+
+async def measure(plan: Plan, scripts: Sequence[Episode], url: str, progress: Callable[[str], None]) -> Outcome:
+    """Start workers, play the episodes and stop the workers."""
+    settings = Settings.load({}, url=url, namespace=f"episodes-{time.monotonic_ns()}")
+    play = way(plan.way)
+    outcome = Outcome(plan, Counter())
+    chance = random.Random(plan.seed)
+    pauses = [[chance.uniform(0.2, 1.0) * plan.pause for _ in range(len(script.turns) + 1)] if plan.pause else [] for script in scripts]
+    players = [Player(script, pause) for script, pause in zip(scripts, pauses, strict=True)]
+    places = asyncio.Semaphore(plan.together)
+    async with Pool(settings, workers=plan.workers, declared=plan.declared, lease=plan.lease) as pool, ToolBus(settings=settings) as bus:
+        for name in {name for script in scripts for name in script.services}:
+            await bus.wait_for_tool(f"{name}_audit", timeout=_CALL_SECONDS)
+        began = time.monotonic()
+        killer = asyncio.create_task(pool.kill_every(plan.kill_every, chance)) if plan.kill_every else None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for player in players:
+                    group.create_task(_episode(play, player, bus, plan, places))
+                group.create_task(_tell(players, progress))
+        finally:
+            if killer is not None:
+                killer.cancel()
+                await asyncio.gather(killer, return_exceptions=True)
+        outcome.seconds, outcome.kills = time.monotonic() - began, pool.kills
+    for player in players:
+        _count(outcome, player)
+    return outcome
+
+
+async def _episode(play: Way, player: Player, bus: ToolBus, plan: Plan, places: asyncio.Semaphore) -> None:
+    names = player.episode.services
+    tools = bus.tools.filter(groups=list(names))
+    async with places, bus.session(player.episode.session, user="bench", timeout=_CALL_SECONDS) as view:
+        executor = view.executor(tools=tools, model="scripted", sequential=list(tools) if plan.declared else ())
+        try:
+            async with asyncio.timeout(_EPISODE_SECONDS):
+                await play(executor, player)
+        except Exception as error:  # the others go on
+            player.detail = f"{type(error).__name__}: {error}"[:500] + (f"; {player.detail}" if player.detail else "")
+            if player.verdict == "identical":
+                player.verdict = "unfinished"
+        player.over = True
+
+
+async def _tell(players: Sequence[Player], progress: Callable[[str], None]) -> None:
+    """Report the progress once a second until all episodes are over."""
+    while True:
+        counts = Counter(player.verdict for player in players if player.over)
+        done = sum(counts.values())
+        progress(f"{done}/{len(players)}: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]))
+        if done == len(players):
+            return
+        await asyncio.sleep(min(1.0, 0.2 + done / 20))
+
+
+def _count(outcome: Outcome, player: Player) -> None:
+    outcome.counts[player.verdict] += 1
+    outcome.calls += player.calls
+    if player.error and player.verdict == "told":
+        outcome.told["".join("#" if letter.isdigit() else letter for letter in player.error)] += 1
+    if player.verdict != "identical":
+        details = outcome.details.setdefault(player.verdict, [])
+        if len(details) < _MOST_DETAILS:
+            details.append(f"{player.episode.session}: {player.detail}")

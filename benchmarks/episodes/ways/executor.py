@@ -1,0 +1,15 @@
+"""Turns by ``process_tool_calls``, in the form of chat completions."""
+
+from __future__ import annotations
+
+from benchmarks.episodes.player import Player
+from benchmarks.episodes.ways.endpoint import chat_call
+from toolbus.client.executor.executor import ToolExecutor
+
+
+async def play(executor: ToolExecutor, player: Player) -> None:
+    """Play an episode."""
+    said: dict[str, str] = {}
+    while calls := await player.answer(said):
+        answers = await executor.process_tool_calls({"role": "assistant", "tool_calls": [chat_call(call) for call in calls]})
+        said = {each["tool_call_id"]: each["content"] for each in answers}
