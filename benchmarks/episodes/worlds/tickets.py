@@ -16,7 +16,7 @@ _LABELS = ("bug", "question", "urgent", "hardware", "billing")
 
 
 class Query(TypedDict, total=False):
-    """Which tickets are looked for; what is left out does not matter."""
+    """Conditions on tickets; one that is left out does not matter."""
 
     status: Literal["open", "resolved", "closed"]
     assignee: str
