@@ -14,6 +14,7 @@ from benchmarks.episodes.player import VERDICTS, Player, Verdict
 from benchmarks.episodes.pool import Pool
 from benchmarks.episodes.script import Episode
 from benchmarks.episodes.ways.every import Way, way
+from benchmarks.episodes.worlds.every import WORLDS
 from toolbus import Settings, ToolBus
 
 _EPISODE_SECONDS = 60.0
@@ -76,44 +77,54 @@ class Outcome:
 async def measure(plan: Plan, scripts: Sequence[Episode], url: str, progress: Callable[[str], None]) -> Outcome:
     """Start workers, play the episodes and stop the workers."""
     settings = Settings.load({}, url=url, namespace=f"episodes-{time.monotonic_ns()}")
-    play = way(plan.way)
-    outcome = Outcome(plan, Counter())
     chance = random.Random(plan.seed)
-    pauses = [[chance.uniform(0.2, 1.0) * plan.pause for _ in range(len(script.turns) + 1)] if plan.pause else [] for script in scripts]
-    players = [Player(script, pause) for script, pause in zip(scripts, pauses, strict=True)]
-    places = asyncio.Semaphore(plan.together)
+    players = [Player(script, _pauses(script, plan.pause, chance)) for script in scripts]
     async with Pool(settings, workers=plan.workers, declared=plan.declared, lease=plan.lease) as pool, ToolBus(settings=settings) as bus:
         for name in {name for script in scripts for name in script.services}:
-            await bus.wait_for_tool(f"{name}_audit", timeout=_CALL_SECONDS)
+            await bus.wait_for_tool(WORLDS[name].audit_tool(), timeout=_CALL_SECONDS)
         began = time.monotonic()
         killer = asyncio.create_task(pool.kill_every(plan.kill_every, chance)) if plan.kill_every else None
         try:
-            async with asyncio.TaskGroup() as group:
-                for player in players:
-                    group.create_task(_episode(play, player, bus, plan, places))
-                group.create_task(_tell(players, progress))
+            await play_all(plan, players, bus, progress)
         finally:
             if killer is not None:
                 killer.cancel()
                 await asyncio.gather(killer, return_exceptions=True)
-        outcome.seconds, outcome.kills = time.monotonic() - began, pool.kills
+        seconds = time.monotonic() - began
+    return judged(plan, players, seconds=seconds, kills=pool.kills)
+
+
+async def play_all(plan: Plan, players: Sequence[Player], bus: ToolBus, progress: Callable[[str], None]) -> None:
+    """Play the episodes on a bus whose workers serve the worlds, many at once."""
+    play = way(plan.way)
+    places = asyncio.Semaphore(plan.together)
+    async with asyncio.TaskGroup() as group:
+        for player in players:
+            group.create_task(_episode(play, player, bus, plan, places))
+        group.create_task(_tell(players, progress))
+
+
+def judged(plan: Plan, players: Sequence[Player], *, seconds: float, kills: int) -> Outcome:
+    """Count the verdicts."""
+    outcome = Outcome(plan, Counter(), seconds=seconds, kills=kills)
     for player in players:
         _count(outcome, player)
     return outcome
 
 
+def _pauses(script: Episode, most: float, chance: random.Random) -> list[float]:
+    return [chance.uniform(0.2, 1.0) * most for _ in range(len(script.turns) + 1)] if most else []
+
+
 async def _episode(play: Way, player: Player, bus: ToolBus, plan: Plan, places: asyncio.Semaphore) -> None:
-    names = player.episode.services
-    tools = bus.tools.filter(groups=list(names))
+    tools = bus.tools.filter(groups=list(player.episode.services))
     async with places, bus.session(player.episode.session, user="bench", timeout=_CALL_SECONDS) as view:
         executor = view.executor(tools=tools, model="scripted", sequential=list(tools) if plan.declared else ())
         try:
             async with asyncio.timeout(_EPISODE_SECONDS):
                 await play(executor, player)
         except Exception as error:  # the others go on
-            player.detail = f"{type(error).__name__}: {error}"[:500] + (f"; {player.detail}" if player.detail else "")
-            if player.verdict == "identical":
-                player.verdict = "unfinished"
+            player.fail(f"{type(error).__name__}: {error}")
         player.over = True
 
 

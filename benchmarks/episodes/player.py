@@ -64,6 +64,12 @@ class Player:
         self.calls += len(calls)
         return calls
 
+    def fail(self, reason: str) -> None:
+        """Note that the way of making turns failed itself, so that the episode can't be finished."""
+        self.detail = f"{reason[:500]}; {self.detail}" if self.detail else reason[:500]
+        if self.verdict == "identical":
+            self.verdict = "unfinished"
+
     def _judge(self, turn: Sequence[Call], said: Mapping[str, str]) -> None:
         for call in turn:
             text = said.get(call.id)

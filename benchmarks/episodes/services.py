@@ -44,10 +44,10 @@ class Sessions(ToolService):
             self.worlds.pop(session, None)
 
 
-def service(world: type[World]) -> type[Sessions]:
-    """Return the class of a service whose tools are the methods of a world."""
+def service(world: type[World], *, declared: bool) -> type[Sessions]:
+    """Return the class of a service whose tools are the methods of a world; declared, its calls run one after another."""
     body: dict[str, Any] = {"id": world.name, "world": world, "__doc__": world.__doc__, "__module__": __name__}
-    if os.environ.get(DECLARED):
+    if declared:
         body["sequential"] = True
     make = _coroutine if world.name in _COROUTINES else _plain
     for name, method in world.methods().items():
@@ -74,4 +74,9 @@ def _coroutine(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-SERVICES = [service(world)() for world in WORLDS.values()]
+def served(*, declared: bool) -> list[Sessions]:
+    """Return a service for each world."""
+    return [service(world, declared=declared)() for world in WORLDS.values()]
+
+
+SERVICES = served(declared=bool(os.environ.get(DECLARED)))
