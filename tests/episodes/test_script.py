@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -18,7 +19,7 @@ def replayed(episode: Episode, *, swap: bool) -> bool:
     """Run an episode's calls again, with two neighbours of one service exchanged if wanted; return whether every answer is as expected."""
     calls = [call for turn in episode.turns for call in turn]
     if swap:
-        pairs = zip(calls, calls[1:], strict=False)
+        pairs = itertools.pairwise(calls)
         index = next((number for number, (one, other) in enumerate(pairs) if one.service == other.service and one.tool != other.tool), 0)
         calls[index : index + 2] = reversed(calls[index : index + 2])
     worlds = {name: WORLDS[name](episode.session) for name in episode.services}
