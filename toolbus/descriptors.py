@@ -138,6 +138,12 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.effect != "once" and (declared if isinstance(declared, bool) else self.effect == "read")
 
     @property
+    def sequential(self) -> bool | None:
+        """What ``sequential`` in ``x-toolbus`` says: whether its calls run one after another; None when it says nothing."""
+        declared = self.extensions.get("sequential")
+        return declared if isinstance(declared, bool) else None
+
+    @property
     def schema(self) -> dict[str, Any] | None:
         """The arguments as a JSON Schema for models, or None when nothing is known about them."""
         return self.parameters if self.arguments is None else _arguments_schema(self.arguments)

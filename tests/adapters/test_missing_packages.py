@@ -15,10 +15,12 @@ from toolbus import adapters
 # What each adapter imports that its extra installs; None where the application brings the package's objects itself.
 PACKAGES: dict[str, tuple[str, str] | None] = {
     "anthropic": None,
+    "home": None,
     "langchain": ("langchain_core", "langchain"),
     "openai": None,
     "openai_agents": ("agents", "openai-agents"),
     "outcomes": None,
+    "places": None,
     "pydantic_ai": ("pydantic_ai", "pydantic-ai"),
 }
 

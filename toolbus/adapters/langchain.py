@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 try:
+    from langchain_core.messages import AIMessage
     from langchain_core.tools import StructuredTool, ToolException
-    from pydantic import PrivateAttr
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the adapter needs LangChain: pip install 'toolbus[langchain]' ({error})", name=error.name) from None
 
 from toolbus import telemetry
-from toolbus.adapters.outcomes import outcome
+from toolbus.adapters.home import AnyExecutor, executor_of, read_at_home
+from toolbus.adapters.outcomes import outcome, outcome_now
+from toolbus.adapters.places import Asked
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Text
@@ -23,6 +27,7 @@ from toolbus.schema.work import unfolded
 try:
     from langgraph.prebuilt import ToolRuntime
 except ImportError:
+    ToolRuntime = None  # type: ignore[assignment,misc]
     _emit: Callable[[object], None] | None = None
 else:
     # It writes to the stream of the running call, wherever this object comes from; without a reader of deltas it does nothing.
@@ -31,42 +36,114 @@ else:
 _MOST_REPLACED = 20_000
 _MOST_RECURSIVE = 12
 
+# The model's id of the call that runs.
+_call: ContextVar[str] = ContextVar("toolbus_langchain_call", default="")
+
 
 class BusTool(StructuredTool):
     """One tool of a bus: its content is the observation, its artifact the ``ToolResult``.
 
     A failure is a message with the status ``error`` that tells the model what to do next. In LangGraph, text and progress arrive
-    as deltas of ``stream_mode="tools"``.
+    as deltas of ``stream_mode="tools"``. ``invoke`` waits in its thread, ``ainvoke`` runs in any event loop.
     """
 
-    _executor: ToolExecutor = PrivateAttr()
-
     def __init__(self, executor: ToolExecutor, definition: dict[str, Any]) -> None:
+        func, coroutine = _functions(executor, definition)
         super().__init__(
             name=definition["name"],
             description=definition["description"],
             args_schema=definition["parameters"],
             response_format="content_and_artifact",
             handle_tool_error=True,
+            func=func,
+            coroutine=coroutine,
         )
-        self._executor = executor
-        self.coroutine = self._arun  # without a coroutine LangChain would run it in a thread
+
+    def run(self, *given: Any, tool_call_id: str | None = None, **options: Any) -> Any:
+        """Run the tool and wait, see ``BaseTool.run``."""
+        token = _call.set(tool_call_id or "")
+        try:
+            return super().run(*given, tool_call_id=tool_call_id, **options)
+        finally:
+            _call.reset(token)
+
+    async def arun(self, *given: Any, tool_call_id: str | None = None, **options: Any) -> Any:
+        """Run the tool, see ``BaseTool.arun``."""
+        token = _call.set(tool_call_id or "")
+        try:
+            return await super().arun(*given, tool_call_id=tool_call_id, **options)
+        finally:
+            _call.reset(token)
 
     # The parent's parameters `config` and `run_manager` are left out, because tools have arguments of these names.
-    async def _arun(self, **arguments: Any) -> tuple[str, ToolResult]:  # type: ignore[override]
-        content, result = await outcome(self._executor, self.name, arguments, observer=None if _emit is None else _delta)
-        if not result.success:
-            raise ToolException(content)
-        return content, result
+    def _run(self, /, **arguments: Any) -> Any:  # type: ignore[override]
+        return self.func(**arguments)  # type: ignore[misc]
+
+    async def _arun(self, /, **arguments: Any) -> Any:  # type: ignore[override]
+        return await self.coroutine(**arguments)  # type: ignore[misc]
 
 
-def structured_tools(executor: ToolExecutor) -> list[BusTool]:
-    """Return the tools that an executor may call now, for ``model.bind_tools`` and LangGraph's ``ToolNode``; call them with await.
+def structured_tools(executor: AnyExecutor) -> list[BusTool]:
+    """Return the tools that an executor may call now, for ``model.bind_tools`` and LangGraph's ``ToolNode``.
 
-    LangChain replaces each reference in a schema by its target, so a tool whose schema would grow too large is left out.
+    The executor may be that of a ``toolbus.sync.ToolBus``. LangChain replaces each reference in a schema by its target, so a tool
+    whose schema would grow too large is left out.
+
+    Raises:
+        ConfigurationError: the bus is not open.
     """
-    definitions = [definition["function"] for definition in executor.tools.definitions("openai")]
-    return [BusTool(executor, definition) for definition in definitions if _can_be_replaced(definition)]
+    own = executor_of(executor)
+    definitions = read_at_home(own, lambda: [definition["function"] for definition in own.tools.definitions("openai")])
+    return [BusTool(own, definition) for definition in definitions if _can_be_replaced(definition)]
+
+
+def _functions(executor: ToolExecutor, definition: dict[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the functions of a tool, which hold nothing of it: what is shown of a tool shows its functions, too."""
+    name: str = definition["name"]
+    observer = None if _emit is None else _delta
+    parameter = "runtime"
+    while parameter in definition["parameters"].get("properties", {}):
+        parameter += "_"
+
+    def call(**arguments: Any) -> tuple[Any, ToolResult]:
+        asked = _asked(arguments, parameter)
+        return _answered(outcome_now(executor, name, arguments, _call.get(), observer, asked))
+
+    async def acall(**arguments: Any) -> tuple[Any, ToolResult]:
+        asked = _asked(arguments, parameter)
+        return _answered(await outcome(executor, name, arguments, _call.get(), observer, asked))
+
+    if ToolRuntime is not None:
+        # LangGraph hands over the state to a parameter of this type, under any name, which the model never sees.
+        runtime = inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ToolRuntime)
+        others = inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)
+        for function in (call, acall):
+            function.__annotations__ = {parameter: ToolRuntime}
+            function.__signature__ = inspect.Signature([runtime, others])  # type: ignore[attr-defined,union-attr]
+    return call, acall
+
+
+def _asked(arguments: dict[str, Any], parameter: str) -> Asked | None:
+    """Take LangGraph's state out of the arguments, and return the turn with which it ends."""
+    runtime = arguments.get(parameter)
+    if ToolRuntime is None or not isinstance(runtime, ToolRuntime):
+        return None
+    del arguments[parameter]
+    state, own = runtime.state, runtime.tool_call_id
+    messages = state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", state)
+    if not own or not isinstance(messages, list):
+        return None
+    message = next((each for each in reversed(messages) if isinstance(each, AIMessage)), None)
+    if message is None:
+        return None
+    return Asked(message, [(each["id"] or "", each["name"]) for each in message.tool_calls], own)
+
+
+def _answered(made: tuple[Any, ToolResult]) -> tuple[Any, ToolResult]:
+    content, result = made
+    if not result.success:
+        raise ToolException(content)
+    return content, result
 
 
 def _can_be_replaced(definition: dict[str, Any]) -> bool:

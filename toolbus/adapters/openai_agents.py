@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
-from functools import partial
+import inspect
 from typing import Any
+from weakref import WeakKeyDictionary
 
 try:
-    from agents import FunctionTool, RunContextWrapper
+    from agents import FunctionTool, RunConfig, RunContextWrapper
+    from agents.run_config import ToolErrorFormatterArgs
     from agents.tool_context import ToolContext
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"the adapter needs OpenAI's Agents SDK: pip install 'toolbus[openai-agents]' ({error})", name=error.name
     ) from None
 
+from toolbus.adapters.home import AnyExecutor, executor_of, read_at_home, run_at_home
 from toolbus.adapters.outcomes import outcome
 from toolbus.client.executor.executor import ToolExecutor
 
 
-def function_tools(executor: ToolExecutor, *, strict: bool = False) -> list[FunctionTool]:
+def function_tools(executor: AnyExecutor, *, strict: bool = False) -> list[FunctionTool]:
     """Return the tools that an executor may call now, for ``Agent(tools=…)``.
 
     Each tool is offered while it is available; call this again for tools that came later. A failure becomes an observation that
     tells the model what to do next, and never ends the run.
 
     Args:
+        executor: of a bus, or of a ``toolbus.sync.ToolBus``.
         strict: write schemas in a form that the provider can enforce, wherever possible.
+
+    Raises:
+        ConfigurationError: the bus is not open.
     """
-    return [_function_tool(executor, definition["function"]) for definition in executor.tools.definitions("openai", strict=strict)]
+    own = executor_of(executor)
+    definitions = read_at_home(own, lambda: own.tools.definitions("openai", strict=strict))
+    return [_function_tool(own, definition["function"]) for definition in definitions]
+
+
+def run_config(executor: AnyExecutor, **settings: Any) -> RunConfig:
+    """Return a ``RunConfig`` with which a model that calls a tool that does not exist is told so, instead of ending the run.
+
+    Args:
+        executor: the one whose tools the agents have.
+        settings: everything else that a ``RunConfig`` takes. A ``tool_error_formatter`` words all other errors.
+    """
+    own = executor_of(executor)
+    formatter = settings.pop("tool_error_formatter", None)
+
+    async def told(error: ToolErrorFormatterArgs[Any]) -> str | None:
+        if error.kind == "tool_not_found":
+            return await run_at_home(own, lambda _: _not_found(own, error.tool_name, error.call_id))
+        said = None if formatter is None else formatter(error)
+        return await said if inspect.isawaitable(said) else said
+
+    return RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=told, **settings)
 
 
 def _function_tool(executor: ToolExecutor, function: dict[str, Any]) -> FunctionTool:
     name: str = function["name"]
 
-    async def invoke(context: ToolContext[Any], arguments: str) -> str:
+    async def invoke(context: ToolContext[Any], arguments: str) -> Any:
         content, _ = await outcome(executor, name, arguments, context.tool_call_id)
         return content
 
@@ -42,13 +70,39 @@ def _function_tool(executor: ToolExecutor, function: dict[str, Any]) -> Function
         params_json_schema=function["parameters"],
         on_invoke_tool=invoke,
         strict_json_schema=False,
-        is_enabled=partial(_is_available, executor, name),
+        is_enabled=_Offer(executor, name),
     )
     # Set afterwards, because the constructor would convert a schema that is already strict once more.
     made.strict_json_schema = bool(function.get("strict"))
     return made
 
 
-def _is_available(executor: ToolExecutor, name: str, _context: RunContextWrapper[Any], _agent: object) -> bool:
-    tool = executor.find(name)
-    return tool is not None and tool.available
+class _Offer:
+    """Says whether a tool is offered: as long as it is available, and to the end of a turn for which it was offered.
+
+    The SDK asks again before it runs the calls of a turn, and ends the run when one of the tools is not offered any more.
+    """
+
+    def __init__(self, executor: ToolExecutor, name: str) -> None:
+        self._executor = executor
+        self._name = name
+        # The input of a run's latest turn for which it was offered: a new list in each turn.
+        self._turns: WeakKeyDictionary[RunContextWrapper[Any], object] = WeakKeyDictionary()
+
+    async def __call__(self, context: RunContextWrapper[Any], _agent: object) -> bool:
+        if await run_at_home(self._executor, lambda _: self._is_available()):
+            self._turns[context] = context.turn_input
+            return True
+        return self._turns.get(context) is context.turn_input
+
+    async def _is_available(self) -> bool:
+        tool = self._executor.find(self._name)
+        return tool is not None and tool.available
+
+
+async def _not_found(executor: ToolExecutor, name: str, call: str) -> str:
+    """Return the observation of a call of a tool that the agent was not given, though others may have it."""
+    found = executor.find(name)
+    others = executor.tools.filter(names=[each for each in executor.tools if found is None or each != found.name])
+    content, _ = await outcome(executor.narrowed(others), name, {}, call)
+    return str(content)

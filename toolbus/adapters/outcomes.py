@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
+from toolbus.adapters.home import run_at_home, wait_at_home
+from toolbus.adapters.places import Asked, places_of
 from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.observers import ToolEvent
+from toolbus.client.executor.observers import Observer
 from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.envelope import new_id
 from toolbus.results import ConfigurationError, ToolResult
@@ -14,25 +17,32 @@ MAX_TURNS = 12
 
 
 async def outcome(
-    executor: ToolExecutor, name: str, arguments: object, call: str = "", observer: Callable[[ToolEvent], None] | None = None
+    executor: ToolExecutor, name: str, arguments: object, call: str = "", observer: Observer | None = None, asked: Asked | None = None
 ) -> tuple[str, ToolResult]:
-    """Run a call of a model and return its observation and its result.
+    """Run a call of a model and return its observation and its result; it may run in any event loop.
 
     Args:
+        call: the model's id of the call; a new one when left out.
         observer: called with each event of the call.
+        asked: the turn that the call is a part of, where the framework tells it.
 
     Raises:
         ConfigurationError: an option of the executor is wrong, or the bus is not open.
     """
-    wanted = [ModelCall(call or new_id(), name, arguments)]
-    # Without an observer no person sees a question, so handlers may not ask one.
-    async with executor.turn(wanted) if observer is None else executor.stream_tool_calls(wanted) as turn:
-        if observer is not None:
-            async for event in turn:
-                observer(event)
-        (message,) = await turn.messages()
-        (result,) = await turn.results()
-    return message["content"], result
+    wanted = ModelCall(call or new_id(), name, arguments)
+    return await run_at_home(executor, lambda told: _run(executor, wanted, told, asked), observer)
+
+
+def outcome_now(
+    executor: ToolExecutor, name: str, arguments: object, call: str = "", observer: Observer | None = None, asked: Asked | None = None
+) -> tuple[str, ToolResult]:
+    """Do the same in a thread, which waits.
+
+    Raises:
+        ConfigurationError: the same, or this thread runs the event loop of the bus, or is waited for by it.
+    """
+    wanted = ModelCall(call or new_id(), name, arguments)
+    return wait_at_home(executor, lambda told: _run(executor, wanted, told, asked), observer)
 
 
 def turns(most: int) -> Iterator[bool]:
@@ -44,3 +54,15 @@ def turns(most: int) -> Iterator[bool]:
     if most < 1:
         raise ConfigurationError(f"max_turns must be at least 1, not {most}")
     return (turn == most for turn in range(1, most + 1))
+
+
+async def _run(executor: ToolExecutor, wanted: ModelCall, observer: Observer | None, asked: Asked | None) -> tuple[Any, ToolResult]:
+    place = None if asked is None else places_of(executor).claim(executor, asked)
+    # Without an observer no person sees a question, so handlers may not ask one.
+    async with executor.turn([wanted], streaming=observer is not None, places=() if place is None else (place,)) as turn:
+        if observer is not None:
+            async for event in turn:
+                observer(event)
+        (message,) = await turn.messages()
+        (result,) = await turn.results()
+    return message["content"], result

@@ -5,17 +5,43 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    from pydantic_ai import RunContext, ToolDefinition, ToolReturn
+    from pydantic_ai import ModelResponse, RunContext, ToolDefinition, ToolReturn
     from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
-    from pydantic_core import SchemaValidator, core_schema
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the adapter needs Pydantic AI: pip install 'toolbus[pydantic-ai]' ({error})", name=error.name) from None
 
+from toolbus.adapters.home import AnyExecutor, executor_of, run_at_home
 from toolbus.adapters.outcomes import outcome
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.adapters.places import Asked
+from toolbus.results import ToolError
+from toolbus.schema.repair import parse
 
-# The executor casts and validates arguments, with observations that a model understands.
-_ANYTHING = SchemaValidator(core_schema.any_schema())
+
+class _Said(dict[str, Any]):
+    """Arguments as the framework shows them to its hooks, beside the text of the model, which the executor reads itself."""
+
+    def __init__(self, text: str | bytes | bytearray) -> None:
+        self.text = bytes(text) if isinstance(text, bytearray) else text
+        try:
+            self.read, _ = parse(self.text)
+        except ToolError:
+            self.read = {}
+        super().__init__(self.read)
+
+
+class _Anything:
+    """Takes arguments as they are: the executor repairs, casts and validates them, with observations that a model understands."""
+
+    def validate_json(self, input: str | bytes | bytearray, *, allow_partial: object = False, **options: Any) -> Any:
+        """Return what a text says."""
+        return _Said(input)
+
+    def validate_python(self, input: Any, *, allow_partial: object = False, **options: Any) -> Any:
+        """Return the arguments."""
+        return input
+
+
+_ANYTHING = _Anything()
 
 
 class BusToolset(AbstractToolset[Any]):
@@ -27,8 +53,8 @@ class BusToolset(AbstractToolset[Any]):
         id: id of the toolset, unique within an agent.
     """
 
-    def __init__(self, executor: ToolExecutor, *, id: str = "toolbus") -> None:
-        self._executor = executor
+    def __init__(self, executor: AnyExecutor, *, id: str = "toolbus") -> None:
+        self._executor = executor_of(executor)
         self._id = id
 
     @property
@@ -38,16 +64,29 @@ class BusToolset(AbstractToolset[Any]):
 
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
         """Return the tools that are available now."""
-        functions = [definition["function"] for definition in self._executor.tools.definitions("openai")]
-        return {each["name"]: self._tool(each) for each in functions}
+        definitions = await run_at_home(self._executor, lambda _: self._definitions())
+        return {each["function"]["name"]: self._tool(each["function"]) for each in definitions}
 
     async def call_tool(self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]) -> ToolReturn:
         """Run a call."""
-        content, result = await outcome(self._executor, name, tool_args, ctx.tool_call_id or "")
+        changed = not isinstance(tool_args, _Said) or tool_args != tool_args.read
+        arguments: object = dict(tool_args) if changed else tool_args.text  # type: ignore[attr-defined]
+        content, result = await outcome(self._executor, name, arguments, ctx.tool_call_id or "", asked=_asked(ctx))
         return ToolReturn(content, metadata=result)
+
+    async def _definitions(self) -> list[dict[str, Any]]:
+        return self._executor.tools.definitions("openai")
 
     def _tool(self, function: dict[str, Any]) -> ToolsetTool[Any]:
         definition = ToolDefinition(
             name=function["name"], description=function["description"], parameters_json_schema=function["parameters"]
         )
         return ToolsetTool(toolset=self, tool_def=definition, max_retries=1, args_validator=_ANYTHING)
+
+
+def _asked(ctx: RunContext[Any]) -> Asked | None:
+    """Return the latest answer of the model, which has the call."""
+    message = next((each for each in reversed(ctx.messages) if isinstance(each, ModelResponse)), None)
+    if message is None or not ctx.tool_call_id:
+        return None
+    return Asked(message, [(each.tool_call_id, each.tool_name) for each in message.tool_calls], ctx.tool_call_id)

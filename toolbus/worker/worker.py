@@ -41,9 +41,9 @@ class Worker:
         provide: what handlers' parameters of these types are filled in with, before what ``toolbus.provide`` was told.
         url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
 
-    ``async with`` serves in the background without touching signals; ``run()`` handles them and returns after
-    the drain. When half of the slots are held by handlers that can't be stopped it drains too, so that a supervisor
-    starts a fresh process.
+    ``async with``, or ``open()`` and ``aclose()`` (a notebook's cells, for example), serve in the background without touching
+    signals; ``run()`` handles them and returns after the drain. When half of the slots are held by handlers that can't be stopped
+    it drains too, so that a supervisor starts a fresh process.
 
     Raises:
         ConfigurationError: there is nothing to serve, or a service or setting is wrong.
@@ -79,6 +79,26 @@ class Worker:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.drain()
+
+    async def open(self) -> None:
+        """Serve in the background until ``aclose()``, which may run in another task; opening a worker that serves does nothing.
+
+        Raises:
+            BrokerError: the server refuses, or can't serve.
+            RegistrationRefused: others own what it publishes.
+            ConfigurationError: it starts or drains in another task, or has failed.
+        """
+        if self._changing or not self._serving:
+            await self._open()
+
+    async def aclose(self) -> None:
+        """Leave as ``drain`` does; closing a worker that does not serve does nothing.
+
+        Raises:
+            ToolbusError: it has failed before.
+            ConfigurationError: it is starting in another task.
+        """
         await self.drain()
 
     async def run(self, on_open: Callable[[], object] | None = None) -> None:
@@ -304,7 +324,7 @@ class Worker:
 
     def _opened(self) -> Slots:
         if self._slots is None:
-            raise ConfigurationError("this worker has not served yet: use `async with worker`, or `await worker.run()`")
+            raise ConfigurationError("this worker has not served yet: use `async with worker`, or `await worker.open()` or `worker.run()`")
         return self._slots
 
     @property

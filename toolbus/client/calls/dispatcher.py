@@ -330,7 +330,7 @@ class Dispatcher:
             return ErrorInfo("invalid_arguments", message=str(error))
         self._calls[call.id] = call
         if call.grant is not None:
-            call.grant.published = True
+            call.grant.publish()
         if request.session:
             self._used.add(request.user, request.session, call.queue)
         call.deadline = now + request.timeout

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import digest_of, plain
 from toolbus.results import EnvelopeError, ErrorInfo
+
+
+class Awaited(Protocol):
+    """The place of a call, which others wait for."""
+
+    def published(self) -> None:
+        """Let the next call be published."""
 
 
 class Grant(msgspec.Struct, eq=False):
@@ -20,12 +27,20 @@ class Grant(msgspec.Struct, eq=False):
         digest: of the call that was confirmed, see ``digest_of``; empty without a confirmation.
         superseded: whether the call was not published because the tool is another one by now.
         published: whether the call was published, which uses a permission up.
+        place: told of the publication.
     """
 
     tool: Tool
     digest: str = ""
     superseded: bool = False
     published: bool = False
+    place: Awaited | None = None
+
+    def publish(self) -> None:
+        """Take note that the call is published."""
+        self.published = True
+        if self.place is not None:
+            self.place.published()
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ErrorInfo | None:
         """Return why a call of a tool with these arguments may not be published, or None."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Collection, Mapping
-from typing import Any, Self
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from toolbus import rules
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.observations import LIMIT
+from toolbus.client.executor.order import Manner, Place
 from toolbus.client.executor.state import BusState
+from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
@@ -27,6 +30,13 @@ RULES: Mapping[str, rules.Rule] = {
     "model": rules.TEXT,
 }
 _USUAL = (None, LIMIT, None, PATIENCE, None, (), "")
+
+
+class TurnCall(Protocol):
+    """One call of a turn: what the model said, and the tool that it meant if there is one."""
+
+    call: ModelCall
+    tool: Tool | None
 
 
 class ExecutorContext:
@@ -75,6 +85,8 @@ class ExecutorContext:
         self.confirmations = state.confirmations
         self.user: str = self._options.get("user", "")
         self.session: str = self._options.get("session", "")
+        # Executors of one session have one order, also those that live for one turn.
+        self._calls = state.order(self.user, self.session)
         self.waits = bool(self._options.get("wait")) and tools is None
 
     @property
@@ -84,6 +96,15 @@ class ExecutorContext:
         if self._seen is None or self._seen[0] is not given:
             self._seen = (given, given.filter(user=self.user))
         return self._seen[1]
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the bus, in which its calls are made.
+
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
+        return self._state.dispatcher.opened().loop
 
     @property
     def most_arguments(self) -> int:
@@ -102,7 +123,27 @@ class ExecutorContext:
 
     def is_sequential(self, tool: Tool | None) -> bool:
         """Return whether a tool's calls wait for the calls before them, and are waited for by those after them."""
-        return tool is not None and (tool.name in self._sequential or tool.descriptor.extensions.get("sequential") is True)
+        return tool is not None and (tool.name in self._sequential or tool.descriptor.sequential is True)
+
+    def places(self, calls: Sequence[TurnCall]) -> list[Place]:
+        """Take the places of a turn's calls, in their order."""
+        return [self._place(each.tool) for each in calls]
+
+    def place(self, name: str) -> Place:
+        """Take the place of a call of the tool that a model means."""
+        return self._place(self.find(name))
+
+    def _place(self, tool: Tool | None) -> Place:
+        if tool is None:
+            return self._calls.place("", "beside")
+        return self._calls.place(tool.resolution.service, self._manner(tool))
+
+    def _manner(self, tool: Tool) -> Manner:
+        if self.is_sequential(tool):
+            return "alone"
+        if tool.descriptor.sequential is None and tool.is_sticky and (self.user or self.session):
+            return "in turn"
+        return "beside"
 
     def stream(self, grant: Grant, arguments: Mapping[str, Any], call: str, patience: float) -> Call:
         """Return one call on the bus, which may publish nothing but what was granted.

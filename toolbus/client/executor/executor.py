@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from toolbus.client.executor.context import ExecutorContext
+from toolbus.client.executor.order import Place
 from toolbus.client.executor.toolcalls import ModelCall, tool_calls
 from toolbus.client.executor.turn import Turn
 from toolbus.envelope import new_id
@@ -41,18 +43,34 @@ class ToolExecutor(ExecutorContext):
         """
         return self.turn(message, concurrent=concurrent, streaming=True)
 
-    def turn(self, message: object, *, concurrent: bool = True, streaming: bool = False) -> Turn:
+    def turn(self, message: object, *, concurrent: bool = True, streaming: bool = False, places: Sequence[Place] = ()) -> Turn:
         """Return a turn's calls for ``async with``, with their messages and results.
+
+        Calls of sequential tools take their places in the order of the service when the turn is entered, before anything waits. A
+        framework that runs each call of a turn by itself keeps the order as long as it enters their turns in order, on one executor. One
+        that does not (it uses threads, or waits in between) takes the places for all of them first: see ``reserve``.
 
         Args:
             message: see ``process_tool_calls``.
             concurrent: run the calls together instead of one after another.
             streaming: the turn's events are read, too.
+            places: what ``reserve`` returned for these calls; the turn leaves them.
 
         Raises:
-            ConfigurationError: ``message`` is nothing of the kind.
+            ConfigurationError: ``message`` is nothing of the kind, or there are not as many places as calls.
         """
-        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming)
+        return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming, places=places)
+
+    def reserve(self, names: Sequence[str]) -> list[Place]:
+        """Take the places of calls that are made later, each in a turn of its own: ``turn([call], places=[place])``.
+
+        Call it in the event loop of the bus, once for all calls of a model's turn. A place whose turn is never entered must be left
+        (``place.leave()``), or the calls of its service wait for it forever.
+
+        Args:
+            names: of the tools, in the model's order and spelling.
+        """
+        return [self.place(name) for name in names]
 
     async def execute(self, name: str, arguments: object = None) -> ToolResult:
         """Run one call as a model's: repaired, cast, validated, confirmed, observed and logged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from toolbus.broker.protocols import Confirmations, Tallies
 from toolbus.client.calls.call import Call, CallTarget
@@ -11,6 +12,7 @@ from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations.pending import PendingConfirmations
 from toolbus.client.executor.arguments import Preparers
 from toolbus.client.executor.observers import EventBus
+from toolbus.client.executor.order import CallOrder
 from toolbus.client.executor.references import Memories
 from toolbus.client.tools.view import ToolView
 
@@ -36,6 +38,8 @@ class BusState:
         self.preparers = Preparers()
         self.events = EventBus()
         self.confirmations = PendingConfirmations(lambda: self.shared_confirmations)
+        # Those that an executor uses.
+        self._orders: WeakValueDictionary[tuple[str, str], CallOrder] = WeakValueDictionary()
 
     @property
     def tools(self) -> ToolView:
@@ -55,6 +59,15 @@ class BusState:
     def shared_confirmations(self) -> Confirmations:
         """The open requests of all processes of the namespace."""
         return self.dispatcher.opened().broker.confirmations
+
+    def order(self, user: str, session: str) -> CallOrder:
+        """Return the order of the calls in a session; without a session, a new one."""
+        if not session:
+            return CallOrder()
+        found = self._orders.get((user, session))
+        if found is None:
+            found = self._orders[user, session] = CallOrder()
+        return found
 
     async def end_session(self, user: str, session: str) -> None:
         """End a session: cancel its calls, forget its results, and tell its services."""

@@ -21,6 +21,7 @@ from toolbus.client.executor.arguments import said
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observations import observe
 from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
+from toolbus.client.executor.order import Place
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
 from toolbus.client.executor.toolcalls import ModelCall, answers
 from toolbus.client.tools.tool import Tool
@@ -40,12 +41,13 @@ _MOST_REVISIONS = 5
 class _Running:
     """One call of the turn."""
 
-    __slots__ = ("after", "call", "done", "index", "requested", "result", "same", "started", "tool")
+    __slots__ = ("after", "call", "done", "index", "place", "requested", "result", "same", "started", "tool")
 
     def __init__(self, call: ModelCall, index: int, tool: Tool | None) -> None:
         self.call = call
         self.index = index
         self.tool = tool
+        self.place: Place | None = None
         self.after: list[_Running] = []
         self.same: _Running | None = None
         self.done = asyncio.Event()
@@ -65,8 +67,13 @@ class Turn:
     Leaving the context early cancels what still runs.
     """
 
-    def __init__(self, executor: ExecutorContext, calls: Sequence[ModelCall], *, concurrent: bool, streaming: bool) -> None:
+    def __init__(
+        self, executor: ExecutorContext, calls: Sequence[ModelCall], *, concurrent: bool, streaming: bool, places: Sequence[Place] = ()
+    ) -> None:
+        if places and len(places) != len(calls):
+            raise ConfigurationError(f"{len(calls)} calls need as many places, and not {len(places)}")
         self._executor = executor
+        self._places = places
         self._calls = [_Running(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
         self._streaming = streaming
         self._group = asyncio.TaskGroup()
@@ -98,6 +105,11 @@ class Turn:
     # -- for callers ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        # Before anything waits, so that the order is that of the turns and of their calls.
+        for running, place in zip(self._calls, self._places or self._executor.places(self._calls), strict=True):
+            running.place = place
+            if running.same is not None:
+                place.leave()
         await self._stack.enter_async_context(self._group)
         self._tasks = [self._group.create_task(self._run(running)) for running in self._calls]
         return self
@@ -105,7 +117,13 @@ class Turn:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for task in self._tasks:
             task.cancel()
-        await self._stack.aclose()
+        try:
+            await self._stack.aclose()
+        finally:
+            # A task that was cancelled before its first step leaves no place.
+            for running in self._calls:
+                if running.place is not None:
+                    running.place.leave()
 
     async def __aiter__(self) -> AsyncIterator[ToolEvent]:
         """Yield everything that happens to the calls, each call's events in order; each call ends with ``Finished``."""
@@ -154,6 +172,8 @@ class Turn:
         try:
             for other in running.after:
                 await other.done.wait()
+            if running.place is not None:
+                await running.place.wait()
             running.started = time.monotonic()
             telemetry.log.info("execution.started", tool=running.name, user=self._executor.user, id=running.call.id)
             result = await self._result(running)
@@ -171,6 +191,8 @@ class Turn:
     def _finish(self, running: _Running, result: ToolResult) -> None:
         executor = self._executor
         running.result = result
+        if running.place is not None:
+            running.place.leave()
         if running.call.name and running.same is None:
             executor.memories.keep(executor.user, executor.session, running.call.id, running.name, result)
         self._log(running, result)
@@ -236,7 +258,7 @@ class Turn:
             if self._streaming or self._executor.events:
                 # Observers may change what they are given, and must not change the call.
                 self._emit(running, Requested(_copied(arguments), noted))
-        grant = Grant(tool)
+        grant = Grant(tool, place=running.place)
         # A confirmation is useless while no worker serves the tool; if one appears now, the grant without a permission publishes nothing.
         if tool.descriptor.confirm and tool.available:
             arguments, grant.digest = await self._confirmed(running, tool, arguments)

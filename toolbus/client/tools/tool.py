@@ -85,6 +85,11 @@ class Tool:
         return self.descriptor.schema or {"type": "object"}
 
     @property
+    def is_sticky(self) -> bool:
+        """True if all calls of a session go to one worker, in the order in which they were published."""
+        return self.service_descriptor is not None and self.service_descriptor.sticky_sessions
+
+    @property
     def groups(self) -> tuple[str, ...]:
         """The groups it belongs to."""
         return self.descriptor.groups

@@ -32,7 +32,7 @@ class FunctionTool:
 
     __slots__ = (
         "cache", "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "module", "name",
-        "origin", "output_limit", "parameters", "qualname", "retry", "service", "tenants", "timeout",
+        "origin", "output_limit", "parameters", "qualname", "retry", "sequential", "service", "tenants", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +52,7 @@ class FunctionTool:
         tenants: Collection[str],
         retry: Retry | None,
         cache: bool | None,
+        sequential: bool | None,
         isolation: Isolation,
         memory_limit: int,
     ) -> None:
@@ -61,7 +62,8 @@ class FunctionTool:
         said = {
             "name": name, "description": description, "parameters": parameters, "category": category, "groups": groups,
             "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm,
-            "tenants": tenants, "retry": retry, "cache": cache, "isolation": isolation, "memory_limit": memory_limit,
+            "tenants": tenants, "retry": retry, "cache": cache, "sequential": sequential, "isolation": isolation,
+            "memory_limit": memory_limit,
         }  # fmt: skip
         rules.check(said, TOOL, f"the tool {self.qualname!r} of {self.module}")
         flaw = effect_flaw(effect)
@@ -86,6 +88,7 @@ class FunctionTool:
         self.tenants = rules.names(tenants)
         self.retry = retry
         self.cache = cache
+        self.sequential = sequential
         self.origin = f"{self.module}.{self.qualname}"
         self.isolation = isolation
         self.memory_limit = memory_limit
@@ -128,6 +131,7 @@ def tool(
     tenants: Collection[str] = (),
     retry: Retry | None = None,
     cache: bool | None = None,
+    sequential: bool | None = None,
     isolation: Isolation = "",
     memory_limit: int = 0,
     replace: bool = False,
@@ -147,6 +151,7 @@ def tool(
     tenants: Collection[str] = (),
     retry: Retry | None = None,
     cache: bool | None = None,
+    sequential: bool | None = None,
     isolation: Isolation = "",
     memory_limit: int = 0,
     replace: bool = False,
@@ -171,6 +176,8 @@ def tool(
         tenants: the only users who may see and call it; every user when left out.
         retry: run failed calls again, see ``Retry``; not for ``once``.
         cache: whether the cache middleware may answer it; left out, only where ``effect`` is ``read``. Not for ``once``.
+        sequential: run its calls one after another: in a turn, after the calls before it and before those after it; False lets it run
+            beside the other calls of a sticky session, which are in order otherwise. See docs/how-to/models.md.
         isolation: ``process`` runs each call in a child process, which is killed when the call is cancelled or its time is up.
         memory_limit: bytes that an isolated call may take beyond what its process has at the start; 0 for no limit. Linux only.
         replace: take the place of another function's tool of that name in this process.
@@ -198,6 +205,7 @@ def tool(
             tenants=tenants,
             retry=retry,
             cache=cache,
+            sequential=sequential,
             isolation=isolation,
             memory_limit=memory_limit,
         )

@@ -30,6 +30,8 @@ class ToolService:
         scale_to_zero: callable without live workers; calls wait for one to start.
         retry: run failed calls again, see ``Retry``; None answers with the first failure.
         queue_limit: most requests queued and running; 0 means the publisher's setting.
+        sequential: the calls of its tools run one after another in a turn, or are not in order even in a sticky session (False), unless a
+            tool says otherwise; see docs/how-to/models.md.
         sticky_sessions: calls of one session go to the worker that has its state, see docs/how-to/sessions.md.
         session_idle: seconds after its last call when a session ends at a worker, if nobody ended it before.
         max_sessions: most sessions that one worker has open; beyond, the one that was not used for the longest ends.
@@ -45,6 +47,7 @@ class ToolService:
     scale_to_zero: ClassVar[bool] = False
     queue_limit: ClassVar[int] = 0
     retry: ClassVar[Retry | None] = None
+    sequential: ClassVar[bool | None] = None
     sticky_sessions: ClassVar[bool] = False
     session_idle: float = 900.0
     max_sessions: int = 1000

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from toolbus import telemetry
 from toolbus.descriptors import (
     Effect,
@@ -147,7 +149,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
         try:
             proper, changes = mended_document(document)
             _tell(document.get("name"), name, changes)
-            tool = parse_tool({"effect": service.effect, **proper}, descriptor)
+            tool = _ordered(parse_tool({"effect": service.effect, **proper}, descriptor), service.sequential)
         except DescriptorError as error:
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
         tools.add(tool, _invoke_handler(invoke, tool, service))
@@ -157,7 +159,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             continue
         found = _function_handler(made, name, getattr(service, attribute), services, service.effect, service.retry)
         if found is not None:
-            tools.add(*found)
+            tools.add(_ordered(found[0], service.sequential), found[1])
     if invoke is not None:
         _tell_lost("", name, invoke)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
@@ -165,6 +167,13 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
     served = Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
     served.origin = "" if settings.owner else origin_of(cls.__module__)
     return served
+
+
+def _ordered(tool: ToolDescriptor, sequential: bool | None) -> ToolDescriptor:
+    """Return a tool that says of its order what its service says, unless it speaks for itself."""
+    if sequential is None or "sequential" in tool.extensions:
+        return tool
+    return msgspec.structs.replace(tool, extensions={**tool.extensions, "sequential": sequential})
 
 
 def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, service: ToolService) -> Handler:
@@ -261,7 +270,7 @@ def _function_handler(
             output_limit=made.output_limit,
             confirm=made.confirm,
             tenants=made.tenants,
-            extensions={} if made.cache is None else {"cache": made.cache},
+            extensions={name: flag for name, flag in (("cache", made.cache), ("sequential", made.sequential)) if flag is not None},
         )
     )
     isolated = made if made.isolation else None
