@@ -119,7 +119,7 @@ def _pauses(script: Episode, most: float, chance: random.Random) -> list[float]:
 async def _episode(play: Way, player: Player, bus: ToolBus, plan: Plan, places: asyncio.Semaphore) -> None:
     tools = bus.tools.filter(groups=list(player.episode.services))
     async with places, bus.session(player.episode.session, user="bench", timeout=_CALL_SECONDS) as view:
-        executor = view.executor(tools=tools, model="scripted", sequential=list(tools) if plan.declared else ())
+        executor = view.executor(tools=tools, model="scripted")
         try:
             async with asyncio.timeout(_EPISODE_SECONDS):
                 await play(executor, player)
