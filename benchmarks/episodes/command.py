@@ -35,7 +35,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     order.add_argument("--declared", dest="orders", action="store_const", const=(True,), help="only with sequential services")
     order.add_argument("--default", dest="orders", action="store_const", const=(False,), help="only without a declaration")
     parser.set_defaults(orders=(False, True))
-    parser.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="kill a worker every so many seconds")
+    parser.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="end a worker every so many seconds")
+    parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL", help="how it is ended (%(default)s)")
+    parser.add_argument("--concurrency", type=int, default=100, metavar="N", help="calls at once in each worker (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="worker processes (%(default)s)")
     parser.add_argument("--together", type=int, default=32, metavar="N", help="episodes at once (%(default)s)")
     parser.add_argument("--pause", type=float, metavar="S", help="most seconds that a model thinks; by default 0, or 1 with kills")
@@ -53,7 +55,18 @@ def run(options: argparse.Namespace) -> int:
         print(f"leaving out {name}: its package {PACKAGES[name]} is not installed", flush=True)
     pause = options.pause if options.pause is not None else (_PAUSE_WITH_KILLS if options.kill_every else 0.0)
     plans = [
-        Plan(name, declared, options.kill_every, options.workers, options.together, pause, options.lease, options.seed)
+        Plan(
+            name,
+            declared,
+            options.kill_every,
+            options.signal,
+            options.concurrency,
+            options.workers,
+            options.together,
+            pause,
+            options.lease,
+            options.seed,
+        )
         for declared in options.orders
         for name in wanted
         if name not in absent

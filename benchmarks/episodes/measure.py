@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +30,9 @@ class Plan:
     Attributes:
         way: how the turns are made.
         declared: the services declare that their calls run one after another.
-        kill_every: seconds between two kills of a worker; 0 kills none.
+        kill_every: seconds after which a worker is ended and another one started; 0 ends none.
+        signal: ``KILL``, or ``TERM``, after which a worker finishes what it runs.
+        concurrency: calls that run at once in each worker.
         pause: most seconds that the model thinks before each turn.
         lease: seconds of the workers' lease.
     """
@@ -37,6 +40,8 @@ class Plan:
     way: str
     declared: bool = False
     kill_every: float = 0.0
+    signal: str = "KILL"
+    concurrency: int = 100
     workers: int = 4
     together: int = 32
     pause: float = 0.0
@@ -47,7 +52,8 @@ class Plan:
     def title(self) -> str:
         """The row's name."""
         declared = "sequential" if self.declared else "default"
-        return f"{self.way}, {declared}" + (f", a kill every {self.kill_every:g} s" if self.kill_every else "")
+        ends = f", SIG{self.signal} every {self.kill_every:g} s" if self.kill_every else ""
+        return f"{self.way}, {declared}{ends}"
 
 
 @dataclass
@@ -79,11 +85,13 @@ async def measure(plan: Plan, scripts: Sequence[Episode], url: str, progress: Ca
     settings = Settings.load({}, url=url, namespace=f"episodes-{time.monotonic_ns()}")
     chance = random.Random(plan.seed)
     players = [Player(script, _pauses(script, plan.pause, chance)) for script in scripts]
-    async with Pool(settings, workers=plan.workers, declared=plan.declared, lease=plan.lease) as pool, ToolBus(settings=settings) as bus:
+    options = ("--lease", str(plan.lease), "--concurrency", str(plan.concurrency))
+    async with Pool(settings, workers=plan.workers, declared=plan.declared, options=options) as pool, ToolBus(settings=settings) as bus:
         for name in {name for script in scripts for name in script.services}:
             await bus.wait_for_tool(WORLDS[name].audit_tool(), timeout=_CALL_SECONDS)
         began = time.monotonic()
-        killer = asyncio.create_task(pool.kill_every(plan.kill_every, chance)) if plan.kill_every else None
+        number = signal.Signals[f"SIG{plan.signal}"]
+        killer = asyncio.create_task(pool.end_every(plan.kill_every, number, chance)) if plan.kill_every else None
         try:
             await play_all(plan, players, bus, progress)
         finally:

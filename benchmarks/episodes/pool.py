@@ -1,4 +1,4 @@
-"""``Pool``: worker processes that serve the worlds, one of which is killed now and then."""
+"""``Pool``: worker processes that serve the worlds, one of which ends now and then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,19 +27,19 @@ class Pool:
     """Workers as users start them, for ``async with``.
 
     Attributes:
-        kills: processes that were killed so far.
+        kills: processes that were ended so far.
     """
 
-    def __init__(self, settings: Settings, *, workers: int, declared: bool, lease: float) -> None:
+    def __init__(self, settings: Settings, *, workers: int, declared: bool, options: tuple[str, ...]) -> None:
         self.kills = 0
         self._settings = settings
         self._workers = workers
-        self._lease = lease
+        self._options = options
         self._env = environment("quiet", settings.url) | {"TOOLBUS_NAMESPACE": settings.namespace}
         if declared:
             self._env[DECLARED] = "1"
         self._children: list[Child] = []
-        self._stack = AsyncExitStack()
+        self._ended: list[Child] = []
 
     async def __aenter__(self) -> Self:
         self._children = [self._start() for _ in range(self._workers)]
@@ -57,23 +56,22 @@ class Pool:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop()
 
-    async def kill_every(self, seconds: float, chance: random.Random) -> None:
-        """Kill a worker every so many seconds and start another one, until cancelled."""
+    async def end_every(self, seconds: float, number: signal.Signals, chance: random.Random) -> None:
+        """Send a worker a signal that ends it every so many seconds, and start another one, until cancelled."""
         while True:
             await asyncio.sleep(seconds)
             index = chance.randrange(len(self._children))
             victim = self._children[index]
-            os.killpg(victim.pid, signal.SIGKILL)
+            os.killpg(victim.pid, number)
             self.kills += 1
             self._children[index] = self._start()
-            await asyncio.to_thread(victim.stop, 0.0)
+            self._ended.append(victim)
 
     def _complete(self, workers: dict[str, int]) -> bool:
         return all(workers.get(name, 0) >= self._workers for name in WORLDS)
 
     def _start(self) -> Child:
-        command = [_COMMAND, "worker", "benchmarks.episodes.services:SERVICES", "--lease", str(self._lease)]
-        return Child("a worker", command, self._env)
+        return Child("a worker", [_COMMAND, "worker", "benchmarks.episodes.services:SERVICES", *self._options], self._env)
 
     def _check(self) -> None:
         for child in self._children:
@@ -83,5 +81,5 @@ class Pool:
     def _stop(self) -> None:
         for child in self._children:
             child.process.terminate()
-        for child in self._children:
+        for child in (*self._children, *self._ended):
             child.stop()
