@@ -125,12 +125,10 @@ def _pauses(script: Episode, most: float, chance: random.Random) -> list[float]:
 
 
 async def _episode(play: Way, player: Player, bus: ToolBus, plan: Plan, places: asyncio.Semaphore) -> None:
-    tools = bus.tools.filter(groups=list(player.episode.services))
     async with places, bus.session(player.episode.session, user="bench", timeout=_CALL_SECONDS) as view:
-        executor = view.executor(tools=tools, model="scripted")
         try:
             async with asyncio.timeout(_EPISODE_SECONDS):
-                await play(executor, player)
+                await play(view, player)
         except Exception as error:  # the others go on
             player.fail(f"{type(error).__name__}: {error}")
         player.over = True

@@ -8,13 +8,14 @@ from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
 from benchmarks.episodes.player import Player
 from benchmarks.episodes.ways.endpoint import DONE, client, text_of
-from benchmarks.episodes.ways.every import MOST_TURNS
+from benchmarks.episodes.ways.every import MOST_TURNS, executor_of
 from toolbus.adapters.anthropic import converse
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.views import BusView
 
 
-async def play(executor: ToolExecutor, player: Player) -> None:
+async def play(view: BusView, player: Player) -> None:
     """Play an episode."""
+    executor = executor_of(view, player)
 
     async def answer(body: dict[str, Any]) -> dict[str, Any]:
         blocks = [block for each in body["messages"] if isinstance(each["content"], list) for block in each["content"]]

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 
 from benchmarks.episodes.player import Player
 from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.views import BusView
 
-Way = Callable[[ToolExecutor, Player], Awaitable[None]]
-"""Plays an episode to its end with an executor."""
+Way = Callable[[BusView, Player], Awaitable[None]]
+"""Plays an episode to its end with the view of its session."""
 
 PACKAGES = {
+    "bus": "",
     "executor": "",
     "openai": "openai",
     "openai-responses": "openai",
@@ -25,6 +27,11 @@ PACKAGES = {
 """The package that each needs."""
 
 MOST_TURNS = 20
+
+
+def executor_of(view: BusView, player: Player) -> ToolExecutor:
+    """Return an executor with the tools of an episode's services."""
+    return view.executor(tools=view.tools.filter(groups=list(player.episode.services)), model="scripted")
 
 
 def way(name: str) -> Way:

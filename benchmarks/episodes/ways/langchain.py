@@ -6,12 +6,14 @@ import asyncio
 
 from benchmarks.episodes.player import Player
 from benchmarks.episodes.ways.endpoint import text_of
+from benchmarks.episodes.ways.every import executor_of
 from toolbus.adapters.langchain import structured_tools
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.views import BusView
 
 
-async def play(executor: ToolExecutor, player: Player) -> None:
+async def play(view: BusView, player: Player) -> None:
     """Play an episode."""
+    executor = executor_of(view, player)
     tools = {each.name: each for each in structured_tools(executor)}
     said: dict[str, str] = {}
     while calls := await player.answer(said):

@@ -8,13 +8,14 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 from benchmarks.episodes.player import Player
 from benchmarks.episodes.ways.endpoint import DONE, text_of
-from benchmarks.episodes.ways.every import MOST_TURNS
+from benchmarks.episodes.ways.every import MOST_TURNS, executor_of
 from toolbus.adapters.langchain import structured_tools
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.views import BusView
 
 
-async def play(executor: ToolExecutor, player: Player) -> None:
+async def play(view: BusView, player: Player) -> None:
     """Play an episode."""
+    executor = executor_of(view, player)
 
     async def model(state: MessagesState) -> MessagesState:
         said = {each.tool_call_id: text_of(each.content) for each in state["messages"] if isinstance(each, ToolMessage)}

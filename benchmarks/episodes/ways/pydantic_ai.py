@@ -8,13 +8,14 @@ from pydantic_ai.usage import UsageLimits
 
 from benchmarks.episodes.player import Player
 from benchmarks.episodes.ways.endpoint import DONE
-from benchmarks.episodes.ways.every import MOST_TURNS
+from benchmarks.episodes.ways.every import MOST_TURNS, executor_of
 from toolbus.adapters.pydantic_ai import BusToolset
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.views import BusView
 
 
-async def play(executor: ToolExecutor, player: Player) -> None:
+async def play(view: BusView, player: Player) -> None:
     """Play an episode."""
+    executor = executor_of(view, player)
 
     async def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         parts = [part for message in messages for part in message.parts]
