@@ -21,6 +21,7 @@ from toolbus import Settings, ToolBus
 _EPISODE_SECONDS = 60.0
 _CALL_SECONDS = 20.0
 _MOST_DETAILS = 10
+_PROGRESS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,10 @@ async def play_all(plan: Plan, players: Sequence[Player], bus: ToolBus, progress
     play = way(plan.way)
     places = asyncio.Semaphore(plan.together)
     async with asyncio.TaskGroup() as group:
-        for player in players:
-            group.create_task(_episode(play, player, bus, plan, places))
-        group.create_task(_tell(players, progress))
+        teller = group.create_task(_tell(players, progress))
+        await asyncio.gather(*(_episode(play, player, bus, plan, places) for player in players))
+        teller.cancel()
+    progress(_state(players))
 
 
 def judged(plan: Plan, players: Sequence[Player], *, seconds: float, kills: int) -> Outcome:
@@ -135,14 +137,19 @@ async def _episode(play: Way, player: Player, bus: ToolBus, plan: Plan, places: 
 
 
 async def _tell(players: Sequence[Player], progress: Callable[[str], None]) -> None:
-    """Report the progress once a second until all episodes are over."""
+    """Report the progress, at most once a second, until cancelled."""
+    told = ""
     while True:
-        counts = Counter(player.verdict for player in players if player.over)
-        done = sum(counts.values())
-        progress(f"{done}/{len(players)}: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]))
-        if done == len(players):
-            return
-        await asyncio.sleep(min(1.0, 0.2 + done / 20))
+        await asyncio.sleep(_PROGRESS_SECONDS)
+        if (state := _state(players)) != told:
+            progress(state)
+            told = state
+
+
+def _state(players: Sequence[Player]) -> str:
+    counts = Counter(player.verdict for player in players if player.over)
+    done = f"{sum(counts.values())} of {len(players)} episodes"
+    return ", ".join([done, *(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])])
 
 
 def _count(outcome: Outcome, player: Player) -> None:

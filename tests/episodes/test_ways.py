@@ -20,8 +20,10 @@ WORKERS = 3
 EPISODES = 5
 
 
-@pytest.mark.parametrize("declared", [False, True], ids=["default", "sequential"])
-@pytest.mark.parametrize("way", list(PACKAGES))
+@pytest.mark.parametrize(
+    ("way", "declared"),
+    [*((way, False) for way in PACKAGES), *((way, True) for way in ("executor", "openai-agents", "pydantic-ai", "langgraph"))],
+)
 async def test_episodes_are_identical(way: str, declared: bool) -> None:
     """Every answer is that of the same classes in one process, with and without a declaration of order."""
     if PACKAGES[way]:
