@@ -62,6 +62,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         traceparent: W3C trace context of the calling span.
         v: envelope version.
         confirmed: digest of the action that a person allowed, see ``confirmations.digest_of``; empty when no confirmation was asked for.
+        ordered: it runs after the calls of its session that were published before it.
     """
 
     id: str
@@ -83,6 +84,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     v: int = VERSION
     shared: bool = False
     confirmed: str = ""
+    ordered: bool = False
 
 
 class Confirm(msgspec.Struct, frozen=True, omit_defaults=True):

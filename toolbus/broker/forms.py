@@ -71,6 +71,7 @@ SCRIPTS = _forms(
         "sessions/own": tuple[bytes, bytes, bytes, Flat],
         "sessions/disown": int,
         "sessions/pass_on": int,
+        "sessions/line": Flat,
         "registry/register": [tuple[bytes, int, bytes, bytes], Some],
         "registry/unregister": int,
         "registry/sweep": int,

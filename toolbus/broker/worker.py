@@ -182,6 +182,14 @@ class RedisWorkerBroker:
         """Give up a session that has ended here."""
         self._steps.ownership.release(service, (user, session))
 
+    def follows(self, delivery: StreamDelivery) -> bytes:
+        """Return the entry before a delivery in its session, if one had not ended when it was published."""
+        return delivery.after
+
+    async def before(self, deliveries: Sequence[StreamDelivery]) -> list[list[bytes]]:
+        """Return for each delivery the entries that came before it in its session and have not ended."""
+        return await self._steps.ownership.before(deliveries)
+
     # -- answering --------------------------------------------------------------------------------
 
     def send(self, delivery: StreamDelivery, frame: bytes) -> None:

@@ -36,6 +36,9 @@ class Worker:
         """Take note."""
         self.cleaned.append(session)
 
+    def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
+        """Have no call that waits."""
+
     async def close_nested(self, user: str, session: str) -> None:
         """Fail as the test says."""
         self.asked += 1

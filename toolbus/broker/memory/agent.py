@@ -120,7 +120,7 @@ class MemoryAgentBroker:
         depth = len(target.waiting) + target.running
         if depth >= limit:
             return Verdict("full", depth=depth)
-        entry = QueuedEntry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1, session_of(request))
+        entry = QueuedEntry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1, session_of(request), request.ordered)
         target.waiting.append(entry)
         self._hub.arrived.set()
         return Verdict("queued", entry=entry.id)

@@ -39,12 +39,18 @@ class HubWorker(Protocol):
     def listener(self) -> WorkerListener:
         """Runs what is taken, and hears what happens to it."""
 
+    def held_of(self, queue: Queue, session: tuple[str, str] | None) -> list[QueuedEntry]:
+        """Return the entries of a session that were taken here and have not ended."""
+
     def services_of(self, queues: Collection[str]) -> list[str]:
         """Return the services that take from these queues here."""
 
 
 class QueuedEntry(NamedTuple):
-    """A request that waits or runs; times are local monotonic seconds, ``session`` its user and session."""
+    """A request that waits or runs; times are local monotonic seconds, ``session`` its user and session.
+
+    ``ordered`` when it runs after those of its session that came before it.
+    """
 
     id: str
     document: bytes
@@ -52,6 +58,7 @@ class QueuedEntry(NamedTuple):
     deadline: float
     attempt: int
     session: tuple[str, str] | None
+    ordered: bool = False
 
 
 class Queue:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from toolbus import telemetry
 from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener
+from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener, session_of
 from toolbus.broker.registry.refusals import registration_refused
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -196,6 +196,25 @@ class MemoryWorkerBroker:
             del queue.owners[user, session]
             self._hub.arrived.set()
 
+    def follows(self, delivery: MemoryDelivery) -> bytes:
+        """Return the entry before a delivery in its session, if one has not ended."""
+        return max(self._before(delivery), key=int, default=b"")
+
+    async def before(self, deliveries: Sequence[MemoryDelivery]) -> list[list[bytes]]:
+        """Return for each delivery the entries that came before it in its session and have not ended."""
+        return [self._before(delivery) for delivery in deliveries]
+
+    def _before(self, delivery: MemoryDelivery) -> list[bytes]:
+        mine, session = int(delivery.entry), session_of(delivery.request)
+        entries = [entry for entry in delivery.queue.waiting if entry.session == session]
+        for worker in self._hub.workers:
+            entries += worker.held_of(delivery.queue, session)
+        return [entry.id.encode() for entry in entries if int(entry.id) < mine and entry.ordered]
+
+    def held_of(self, queue: Queue, session: tuple[str, str] | None) -> list[QueuedEntry]:
+        """Return the entries of a session that were taken here and have not ended."""
+        return [entry for delivery, entry in self._held.values() if delivery.queue is queue and entry.session == session]
+
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now."""
         self._interrupted.set()
@@ -219,7 +238,7 @@ class MemoryWorkerBroker:
             held = self._held.pop(delivery.entry.decode(), None)
             if held is not None:
                 delivery.queue.running -= 1
-                delivery.queue.waiting.appendleft(held[1])
+                _put_back(delivery.queue, held[1])
         self._hub.arrived.set()
 
     async def ask(
@@ -285,7 +304,7 @@ class MemoryWorkerBroker:
         """Give back what is still held, as a crash of a worker process would."""
         for delivery, entry in self._held.values():
             delivery.queue.running -= 1
-            delivery.queue.waiting.appendleft(entry._replace(attempt=entry.attempt + 1))
+            _put_back(delivery.queue, entry._replace(attempt=entry.attempt + 1))
         self._held.clear()
         self._hub.workers.discard(self)
         self._hub.arrived.set()
@@ -297,3 +316,9 @@ class MemoryWorkerBroker:
 
     def _served(self, queue: str) -> bool:
         return any(i.publication.service.queue == queue for instances in self._hub.instances.values() for i in instances)
+
+
+def _put_back(queue: Queue, entry: QueuedEntry) -> None:
+    """Put an entry where it was, before those that came later."""
+    at = next((at for at, other in enumerate(queue.waiting) if int(other.id) > int(entry.id)), len(queue.waiting))
+    queue.waiting.insert(at, entry)

@@ -132,6 +132,16 @@ class WorkerBrokerOf(Protocol[D]):
     def release_session(self, service: str, user: str, session: str) -> None:
         """Give up a session that has ended here: its next call may start it anew anywhere. Returns at once."""
 
+    def follows(self, delivery: D) -> bytes:
+        """Return the entry before a delivery in its session, if one may not have ended; empty when there is none."""
+
+    async def before(self, deliveries: Sequence[D]) -> list[list[bytes]]:
+        """Return for each delivery the entries that came before it in its session and have not ended.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+
     async def hand_back(self, deliveries: Sequence[D]) -> None:
         """Give deliveries that have not been answered to other workers, without counting an attempt."""
 

@@ -7,22 +7,21 @@ of a session, or one that came to the wrong worker, is a question to the server.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from toolbus import telemetry
 from toolbus.broker import scripts
-from toolbus.broker.keys import Keys
+from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.protocols import SessionListener, session_of
 from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError
 
 _MOST = 256
+# Sessions of one script that looks through their lines.
+_MOST_LINES = 32
 # The owners of sessions begin here among the keys of own.lua.
 _FIRST_OWNER = 6
 # An owner whose lease has ended counts for nothing, so this only bounds how long its keys stay behind.
@@ -220,6 +219,23 @@ class Ownership:
             # Keys that stay, since this failed, have a TTL.
             self._link.run(scripts.DISOWN, tuple(keys), (self._instance,), repeatable=True)
 
+    async def before(self, deliveries: Sequence[StreamDelivery]) -> list[list[bytes]]:
+        """Return for each the entries that came before it in its session and have not ended.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+        found: dict[bytes, list[bytes]] = {}
+        for stream in {delivery.queue for delivery in deliveries}:
+            asked = [delivery for delivery in deliveries if delivery.queue is stream]
+            for start in range(0, len(asked), _MOST_LINES):
+                part = asked[start : start + _MOST_LINES]
+                args = [arg for each in part for arg in (session_digest(*session_of(each.request) or ("", "")), each.entry, each.after)]
+                keys = (stream.key, self._keys.order(stream.queue))
+                answers = await self._link.execute_script(scripts.LINE, keys, tuple(args), repeatable=True)
+                found |= {each.entry: answer.split() for each, answer in zip(part, answers, strict=True)}
+        return [found[delivery.entry] for delivery in deliveries]
+
     async def pass_on(self) -> None:
         """Let any worker take what waits for this one.
 
@@ -233,7 +249,7 @@ class Ownership:
                 passed = await self._link.execute_script(scripts.PASS_ON, (stream.key,), args, repeatable=True)
 
     def _key(self, stream: RequestStream, pair: SessionName) -> str:
-        return self._keys.session(stream.queue, hashlib.blake2b(msgspec.json.encode(pair), digest_size=16).hexdigest())
+        return self._keys.session(stream.queue, session_digest(*pair))
 
 
 def _parts(keys: list[str]) -> Iterator[list[str]]:

@@ -39,6 +39,8 @@ class Dispatcher:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        # A call that a handler makes is a part of the handler's own: waiting for that one to end would be waiting forever.
+        self.nested = False
         self.most_waiting = settings.max_timeout
         self._connection: BusConnection | None = None
         self._calls: dict[str, Call] = {}
@@ -266,7 +268,7 @@ class Dispatcher:
                 return unknown_service(service)
             if not available:
                 return unavailable(f"service {service!r}", service)
-            return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config)
+            return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config, ordered=descriptor.sticky_sessions)
         try:
             tool = catalogue.tools.get(name)
         except TypeError:
@@ -311,6 +313,8 @@ class Dispatcher:
         )
         if key:
             request = msgspec.structs.replace(request, shared=True)
+        if found.ordered and not self.nested and (request.user or request.session):
+            request = msgspec.structs.replace(request, ordered=True)
         if call.grant is not None and call.grant.digest:
             request = msgspec.structs.replace(request, confirmed=call.grant.digest)
         if telemetry.active():

@@ -21,6 +21,7 @@ class Resolution(msgspec.Struct, frozen=True):
     Attributes:
         queue_limit: most requests in the queue, or 0 for the setting's.
         usual: the tool's own timeout (seconds), or 0 for the setting's.
+        ordered: calls of one session run in the order in which they were published.
     """
 
     service: str
@@ -30,6 +31,7 @@ class Resolution(msgspec.Struct, frozen=True):
     effect: str = ""
     usual: float = 0.0
     digest: str = ""
+    ordered: bool = False
 
 
 class Tool:
@@ -132,7 +134,8 @@ class Tool:
             about = self.descriptor
             # An operator's descriptor may stand for another service, which takes from the queue that it names.
             served = self.service_descriptor or ServiceDescriptor(about.service)
-            found = Resolution(served.id, served.queue, served.queue_limit, about.config, about.effect, about.timeout, self.digest)
+            ordered = served.sticky_sessions and about.sequential is not False
+            found = Resolution(served.id, served.queue, served.queue_limit, about.config, about.effect, about.timeout, self.digest, ordered)
             object.__setattr__(self, "_resolution", found)
         return found
 

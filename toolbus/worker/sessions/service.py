@@ -34,6 +34,9 @@ class SessionContext(Protocol):
     deadlines: Deadlines
     clock: Callable[[], float]
 
+    def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
+        """Let go of the calls that wait in a session: another worker has it, or else it was closed."""
+
     async def close_nested(self, user: str, session: str) -> None:
         """End a session that handlers' nested calls were made in."""
 
