@@ -33,6 +33,7 @@ LOWEST = (
     "rules",
     "encoding",
     "safe_text",
+    "media",
     "naming",
     "rules",
     "results",

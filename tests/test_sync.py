@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import signal
 import threading
@@ -14,7 +13,6 @@ import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-import toolbus
 from tests.servers import eventually
 from toolbus import ConfigurationError, Settings, ToolError, ToolResult, Worker, tool
 from toolbus.events import Finished, Text
@@ -202,16 +200,3 @@ def test_a_models_turn(bus: ToolBus) -> None:
     )
     assert said == {"role": "tool", "tool_call_id": "1", "name": "repeat", "content": "aa"}
     assert failed["content"].startswith("Error (tool_error): no")
-
-
-def test_names_that_need_an_event_loop_say_so(bus: ToolBus) -> None:
-    """Each public name of the asynchronous bus is there, or its absence names the bus that has it, also on a bound bus."""
-    names = [name for name in dir(toolbus.ToolBus) if not name.startswith("_")]
-    absent = [name for name in names if name not in dir(bus)]
-    assert {"executor", "confirmations", "events", "services", "stream_tool_calls"} <= set(absent)
-    for made in (bus, bus.bind(user="u")):
-        for name in absent:
-            with pytest.raises(AttributeError, match=f"has no '{name}'; it needs an event loop: use toolbus.ToolBus"):
-                getattr(made, name)
-        with pytest.raises(AttributeError, match=r"has no 'nothing_like_it'$"):
-            operator.attrgetter("nothing_like_it")(made)

@@ -129,7 +129,7 @@ async def test_each_adapter_tells_a_model_the_same(way: str, namespace: str) -> 
         told = model.told()
         calls = {f"t{turn}c{index}": call for turn, each in enumerate(turns[:2]) for index, call in enumerate(each)}
         expected = [(await executor.process_tool_calls([{"name": name, "arguments": given}]))[0] for name, given in calls.values()]
-    assert told == {id: message["content"] for id, message in zip(calls, expected, strict=True)}
+    assert told == {call: message["content"] for call, message in zip(calls, expected, strict=True)}
     assert told["t0c0"] == "3 for ada"
 
 

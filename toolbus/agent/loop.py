@@ -173,7 +173,7 @@ class Agent:
                     self._calls += 1
                     self._failed += not event.event.result.success
                 self._listener(event)
-            messages = [{**message, "name": valid_name(message["name"])} for message in await turn.messages()]
+            messages = [{**each, "name": valid_name(each["name"])} if "name" in each else each for each in await turn.messages()]
         if self._walk is not None:
             found = (self._executor.find(call.name) for call in calls)
             self._walk.after(tool.name for tool in found if tool is not None)

@@ -14,7 +14,7 @@ from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.calls.middleware import MiddlewareRunner
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.pending import PendingConfirmations
-from toolbus.client.executor.observations import LIMIT
+from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState, MakeCall
 from toolbus.client.tools.tool import Tool
@@ -159,6 +159,7 @@ class ToolBus:
         *,
         tools: ToolView | None = None,
         output_limit: int = LIMIT,
+        attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
         confirm_timeout: float = PATIENCE,
         confirm_anywhere: bool | None = None,
@@ -174,6 +175,7 @@ class ToolBus:
         return self._view.executor(
             tools=tools,
             output_limit=output_limit,
+            attachment_limit=attachment_limit,
             confirmer=confirmer,
             confirm_timeout=confirm_timeout,
             confirm_anywhere=confirm_anywhere,

@@ -10,7 +10,7 @@ from toolbus.broker.protocols import Usage
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.pending import PendingConfirmations
-from toolbus.client.executor.observations import LIMIT
+from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState
 from toolbus.client.tools.view import ToolView
@@ -98,6 +98,7 @@ class BusView:
         *,
         tools: ToolView | None = None,
         output_limit: int = LIMIT,
+        attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
         confirm_timeout: float = PATIENCE,
         confirm_anywhere: bool | None = None,
@@ -110,6 +111,7 @@ class BusView:
         Args:
             tools: the tools that may be called (``bus.tools.filter(…)``); all when left out.
             output_limit: most characters of an observation, for tools that set no limit of their own.
+            attachment_limit: most bytes of images and files that a model is shown of one turn; 0 for none.
             confirmer: asks a person about tools that declare ``confirm``.
             confirm_timeout: seconds that a call waits for the person.
             confirm_anywhere: whether any process of the namespace may answer; left out, when there is no confirmer.
@@ -128,6 +130,7 @@ class BusView:
             tools=tools,
             options=merged(self._defaults, options, RULES),
             output_limit=output_limit,
+            attachment_limit=attachment_limit,
             confirmer=confirmer,
             confirm_timeout=confirm_timeout,
             confirm_anywhere=confirm_anywhere,

@@ -11,7 +11,7 @@ from toolbus import rules
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.grant import Grant
-from toolbus.client.executor.observations import LIMIT
+from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.order import Manner, Place
 from toolbus.client.executor.state import BusState
 from toolbus.client.executor.toolcalls import ModelCall
@@ -23,13 +23,14 @@ from toolbus.results import ErrorInfo
 RULES: Mapping[str, rules.Rule] = {
     "tools": rules.or_none(rules.Rule("a view of tools (bus.tools.filter(…))", lambda value: isinstance(value, ToolView))),
     "output_limit": rules.whole("a number of characters above 0", 1),
+    "attachment_limit": rules.whole("a number of bytes, 0 or more"),
     "confirmer": rules.or_none(rules.FUNCTION),
     "confirm_timeout": rules.number("a finite number of seconds above 0", above=0, most=1e9),
     "confirm_anywhere": rules.or_none(rules.FLAG),
     "sequential": rules.TEXTS,
     "model": rules.TEXT,
 }
-_USUAL = (None, LIMIT, None, PATIENCE, None, (), "")
+_USUAL = (None, LIMIT, ATTACHMENTS, None, PATIENCE, None, (), "")
 
 
 class TurnCall(Protocol):
@@ -44,6 +45,7 @@ class ExecutorContext:
 
     Attributes:
         output_limit: most characters of an observation, for tools that set no limit of their own.
+        attachment_limit: most bytes of images and files that a model is shown of one turn; 0 for none.
         confirmer: asks for the confirmation of tools that declare ``confirm``.
         confirm_anywhere: whether any process of the namespace may answer; by default only when there is no confirmer.
         confirm_timeout: seconds that such a call waits for an answer, beside its own time.
@@ -60,13 +62,14 @@ class ExecutorContext:
         tools: ToolView | None = None,
         options: Mapping[str, Any] | None = None,
         output_limit: int = LIMIT,
+        attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
         confirm_timeout: float = PATIENCE,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
     ) -> None:
-        said = (tools, output_limit, confirmer, confirm_timeout, confirm_anywhere, sequential, model)
+        said = (tools, output_limit, attachment_limit, confirmer, confirm_timeout, confirm_anywhere, sequential, model)
         if said != _USUAL:
             rules.check(dict(zip(RULES, said, strict=True)), RULES, "the executor")
         self._state = state
@@ -75,6 +78,7 @@ class ExecutorContext:
         self._options = options or {}
         self._sequential = frozenset(rules.names(sequential))
         self.output_limit = output_limit
+        self.attachment_limit = attachment_limit
         self.confirmer = confirmer
         self.confirm_timeout = confirm_timeout
         self.confirm_anywhere = confirmer is None if confirm_anywhere is None else confirm_anywhere

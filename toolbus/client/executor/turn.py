@@ -22,6 +22,7 @@ from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observations import observe
 from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.executor.order import Place
+from toolbus.client.executor.parts import Observation, shown
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
 from toolbus.client.executor.toolcalls import ModelCall, answers
 from toolbus.client.tools.tool import Tool
@@ -160,10 +161,20 @@ class Turn:
         Raises:
             ConfigurationError: an option is wrong, or the bus was closed.
         """
+        return answers([running.call for running in self._calls], await self.observations())
+
+    async def observations(self) -> list[Observation]:
+        """Wait for all calls and return what the model is told of each, in order; adapters make their own messages of it.
+
+        Raises:
+            ConfigurationError: an option is wrong, or the bus was closed.
+        """
         results = await self.results()
-        limit = self._executor.output_limit
-        texts = [(observe(result, running.tool, limit=limit), result.success) for running, result in zip(self._calls, results, strict=True)]
-        return answers([running.call for running in self._calls], texts)
+        executor = self._executor
+        return [
+            Observation(observe(result, running.tool, limit=executor.output_limit, shown=blobs), result.success, blobs)
+            for running, result, blobs in zip(self._calls, results, shown(results, executor.attachment_limit), strict=True)
+        ]
 
     # -- one call ---------------------------------------------------------------------------------
 

@@ -1,0 +1,158 @@
+"""The event loop of a synchronous bus, and the ways in which other threads wait for what runs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, TypeVar, overload
+
+from anyio.from_thread import BlockingPortal
+
+from toolbus.results import ConfigurationError
+
+T = TypeVar("T")
+
+NOT_OPEN = "the bus is not open: use `with ToolBus(...) as bus`, or `bus.open()`"
+_OWN_THREAD = "this waits for the event loop in which it runs (an observer does, for example): do it in another thread"
+
+
+class Loop:
+    """One event loop in a thread, from the opening of a bus to its close."""
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self._portal = portal
+        self._thread = portal.call(threading.get_ident)
+        self._process = os.getpid()
+        # What would wait for as long as the bus is open.
+        self._lasting: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """Check that this is the process in which the loop runs.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        if self._process != os.getpid():
+            raise ConfigurationError("this bus was opened before a fork; open one of its own in each process")
+
+    @property
+    def is_here(self) -> bool:
+        """True in the thread of the event loop itself."""
+        return threading.get_ident() == self._thread
+
+    @overload
+    def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+    @overload
+    def run(self, function: Callable[[], T]) -> T: ...
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Run a function in the event loop and wait for it; Ctrl-C here cancels it there.
+
+        Raises:
+            ConfigurationError: the bus was closed, or this is the thread of the event loop.
+        """
+        return self._wait(self._start(function))
+
+    def each(self, items: AsyncIterable[T], *, lasting: bool = False) -> Iterator[T]:
+        """Yield what an asynchronous iterable yields.
+
+        Args:
+            items: the iterable.
+            lasting: it has no end of its own, so it ends when the bus is closed.
+
+        Raises:
+            ConfigurationError: the bus was closed, unless it is lasting.
+        """
+        iterator: AsyncIterator[T] = aiter(items)
+
+        async def following() -> tuple[T] | None:
+            try:
+                return (await anext(iterator),)
+            except StopAsyncIteration:
+                return None
+
+        while True:
+            try:
+                item = self._wait(self._start(following, lasting=lasting))
+            except ConfigurationError:
+                if lasting and not self.is_here:
+                    return
+                raise
+            if item is None:
+                return
+            yield item[0]
+
+    def enter(self, context: AbstractAsyncContextManager[Any]) -> Callable[[], None]:
+        """Enter an asynchronous context, in a task that leaves it again; return the function that leaves it and waits for that.
+
+        Raises:
+            ConfigurationError: the bus was closed, or this is the thread of the event loop.
+        """
+        entered: Future[None] = Future()
+        ending = asyncio.Event()
+
+        async def hold() -> None:
+            try:
+                async with context:
+                    entered.set_result(None)
+                    await ending.wait()
+            except BaseException as error:
+                if not entered.done():
+                    entered.set_exception(error)
+                raise
+
+        held = self._start(hold, lasting=True)
+        # A task that is cancelled before it begins tells nobody.
+        held.add_done_callback(lambda _: None if entered.done() else entered.cancel())
+        self._wait(entered)
+
+        def leave() -> None:
+            with suppress(ConfigurationError):
+                self.run(ending.set)
+            with suppress(CancelledError):
+                held.result()
+
+        return leave
+
+    def close(self) -> None:
+        """End what would wait for as long as the bus is open."""
+        with self._lock:
+            lasting = [*self._lasting]
+        for future in lasting:
+            future.cancel()
+
+    def _start(self, function: Callable[[], Any], *, lasting: bool = False) -> Future[Any]:
+        if self.is_here:
+            raise ConfigurationError(_OWN_THREAD)
+        try:
+            future = self._portal.start_task_soon(function)
+        except RuntimeError as error:
+            if "not running" in str(error):
+                raise ConfigurationError(NOT_OPEN) from None
+            raise
+        if lasting:
+            with self._lock:
+                self._lasting.add(future)
+            future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._lasting.discard(future)
+
+    def _wait(self, future: Future[Any]) -> Any:
+        try:
+            return future.result()
+        except CancelledError:
+            raise ConfigurationError(NOT_OPEN) from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+FindLoop = Callable[[], Loop]
+"""Returns the event loop of a bus, and raises ``ConfigurationError`` while it is not open."""

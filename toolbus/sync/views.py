@@ -1,0 +1,149 @@
+"""Views of a synchronous bus: with default options, and of one service's untyped lower tier."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+from toolbus.broker.protocols import Usage
+from toolbus.client import views as aio
+from toolbus.client.executor.observations import LIMIT
+from toolbus.client.tools.view import ToolView
+from toolbus.confirmations import PATIENCE
+from toolbus.options import CallOptions, ServiceCallOptions, session_id
+from toolbus.results import ToolResult
+from toolbus.sync.call import Call
+from toolbus.sync.confirmations import Confirmer, PendingConfirmations, in_threads
+from toolbus.sync.executor import ToolExecutor, Turn
+from toolbus.sync.loop import FindLoop
+from toolbus.sync.observers import EventBus
+from toolbus.sync.tools import Tools
+
+
+class BoundBus:
+    """A bus with default options; what ``bind`` returns, for whenever the bus is open."""
+
+    def __init__(self, loop: FindLoop, view: aio.BusView) -> None:
+        self._loop = loop
+        self._view = view
+
+    @property
+    def tools(self) -> Tools:
+        """The tools as they are now, by name, sorted; those that the bound user may call, if there is one."""
+        loop = self._loop()
+        return Tools(loop, loop.run(lambda: self._view.tools))
+
+    @property
+    def events(self) -> EventBus:
+        """Tells observers of every call that executors make on this bus."""
+        return EventBus(self._loop, self._view.events)
+
+    @property
+    def confirmations(self) -> PendingConfirmations:
+        """The open confirmations: this bus's own by id, and methods to answer those of every process."""
+        return PendingConfirmations(self._loop, self._view.confirmations)
+
+    def bind(self, **options: Unpack[CallOptions]) -> BoundBus:
+        """Return a cheap view with these options as defaults, for whenever the bus is open.
+
+        Raises:
+            ConfigurationError: an option does not exist.
+        """
+        return BoundBus(self._loop, self._view.bind(**options))
+
+    @contextmanager
+    def session(self, id: str, **options: Unpack[CallOptions]) -> Iterator[BoundBus]:
+        """Return a view bound to a session, which is closed at the end of the ``with``."""
+        options["session"] = session_id(id)
+        view = self.bind(**options)
+        try:
+            yield view
+        finally:
+            view.close_session()
+
+    def close_session(self) -> None:
+        """End the bound session; see ``toolbus.ToolBus.close_session``."""
+        self._loop().run(self._view.close_session)
+
+    def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Call a tool and wait for its result; see ``toolbus.ToolBus.call``."""
+        return self._loop().run(lambda: self._view.call(tool, arguments, **options))
+
+    def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
+        """Return a call to be entered with ``with`` and read as it is produced; see ``toolbus.ToolBus.stream``."""
+        return Call(self._loop(), lambda: self._view.stream(tool, arguments, **options))
+
+    def executor(
+        self,
+        *,
+        tools: Tools | ToolView | None = None,
+        output_limit: int = LIMIT,
+        confirmer: Confirmer | None = None,
+        confirm_timeout: float = PATIENCE,
+        confirm_anywhere: bool | None = None,
+        sequential: Collection[str] = (),
+        model: str = "",
+        **options: Unpack[CallOptions],
+    ) -> ToolExecutor:
+        """Return an executor of a model's tool calls, see ``toolbus.ToolBus.executor``.
+
+        Args:
+            tools: the tools that may be called (``bus.tools.filter(…)``); all when left out.
+            output_limit: most characters of an observation, for tools that set no limit of their own.
+            confirmer: a plain function that asks a person about tools that declare ``confirm``; it runs in a thread.
+            confirm_timeout: seconds that a call waits for the person.
+            confirm_anywhere: whether any process of the namespace may answer; left out, when there is no confirmer.
+            sequential: names of tools whose calls run alone.
+            model: the model of ``build_request``.
+
+        Raises:
+            ConfigurationError: an option is wrong.
+        """
+        made = self._view.executor(
+            tools=tools.view if isinstance(tools, Tools) else tools,
+            output_limit=output_limit,
+            confirmer=in_threads(confirmer, self._loop),
+            confirm_timeout=confirm_timeout,
+            confirm_anywhere=confirm_anywhere,
+            sequential=sequential,
+            model=model,
+            **options,
+        )
+        return ToolExecutor(self._loop, made)
+
+    def execute(self, tool: str, arguments: object = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Run one call as a model's: repaired, cast, validated and confirmed; see ``ToolExecutor.execute``."""
+        return self.executor(**options).execute(tool, arguments)
+
+    def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
+        """Run a model's turn of tool calls; see ``ToolExecutor.process_tool_calls``."""
+        return self.executor(**options).process_tool_calls(message, concurrent=concurrent)
+
+    def stream_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> Turn:
+        """Run a model's turn of tool calls and read what happens to them; see ``ToolExecutor.stream_tool_calls``."""
+        return self.executor(**options).stream_tool_calls(message, concurrent=concurrent)
+
+    def usage(self, days: int = 1) -> list[Usage]:
+        """Return what calls cost on the last days, by user and tool; see ``toolbus.ToolBus.usage``."""
+        return self._loop().run(lambda: self._view.usage(days))
+
+    def service(self, id: str) -> Service:
+        """Return the untyped lower tier of one service, for whenever the bus is open."""
+        return Service(self._loop, self._view.service(id))
+
+
+class Service:
+    """The untyped lower tier of one service."""
+
+    def __init__(self, loop: FindLoop, view: aio.ServiceView) -> None:
+        self._loop = loop
+        self._view = view
+
+    def call(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> ToolResult:
+        """Call the service; ``str()`` of the result is the observation."""
+        return self._loop().run(lambda: self._view.call(user, config, arguments, **options))
+
+    def stream(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> Call:
+        """Call the service and read its answer as it is produced."""
+        return Call(self._loop(), lambda: self._view.stream(user, config, arguments, **options))
