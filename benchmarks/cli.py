@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, startup, tails, toolkit
+from benchmarks.episodes import command as episodes
 from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.places import cluster, tls_server
 from benchmarks.report import Outcome
@@ -49,6 +50,7 @@ examples:
   python -m benchmarks memory                            10,000 calls that wait, 10,000 services in the registry
   python -m benchmarks startup                           starts of commands, workers and agents, an idle worker: a minute
   python -m benchmarks toolkit                           recommendations from 10,000 actions and 50,000 tools: seconds
+  python -m benchmarks episodes --adapter all            episodes with stateful services, compared with one process
 
 The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
 benchmarks/results. The exit code is 0 when all peers of the quick set, and those that were
@@ -136,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_startup(commands)
     _add_tails(commands)
     _add_toolkit(commands)
+    episodes.add(commands)
     return parser
 
 

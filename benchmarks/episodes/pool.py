@@ -1,0 +1,85 @@
+"""``Pool``: worker processes that serve the worlds, one of which ends now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.episodes.services import DECLARED
+from benchmarks.episodes.worlds.every import WORLDS
+from benchmarks.peers import environment
+from benchmarks.processes import Child
+from toolbus import Settings
+from toolbus.broker.admin import Admin
+
+_COMMAND = str(Path(sys.executable).with_name("toolbus"))
+_START_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
+
+
+class Pool:
+    """Workers as users start them, for ``async with``.
+
+    Attributes:
+        kills: processes that were ended so far.
+    """
+
+    def __init__(self, settings: Settings, *, workers: int, declared: bool, options: tuple[str, ...]) -> None:
+        self.kills = 0
+        self._settings = settings
+        self._workers = workers
+        self._options = options
+        self._env = environment("quiet", settings.url) | {"TOOLBUS_NAMESPACE": settings.namespace}
+        if declared:
+            self._env[DECLARED] = "1"
+        self._children: list[Child] = []
+        self._ended: list[Child] = []
+
+    async def __aenter__(self) -> Self:
+        self._children = [self._start() for _ in range(self._workers)]
+        try:
+            async with asyncio.timeout(_START_SECONDS), Admin(self._settings) as admin:
+                while not self._complete({each.publication.service.id: each.workers for each in await admin.services()}):
+                    self._check()
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    async def end_every(self, seconds: float, number: signal.Signals, chance: random.Random) -> None:
+        """Send a worker a signal that ends it every so many seconds, and start another one, until cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            index = chance.randrange(len(self._children))
+            victim = self._children[index]
+            os.killpg(victim.pid, number)
+            self.kills += 1
+            self._children[index] = self._start()
+            self._ended.append(victim)
+
+    def _complete(self, workers: dict[str, int]) -> bool:
+        return all(workers.get(name, 0) >= self._workers for name in WORLDS)
+
+    def _start(self) -> Child:
+        return Child("a worker", [_COMMAND, "worker", "benchmarks.episodes.services:SERVICES", *self._options], self._env)
+
+    def _check(self) -> None:
+        for child in self._children:
+            if child.process.poll() is not None:
+                child.wait(1)
+
+    def _stop(self) -> None:
+        for child in self._children:
+            child.process.terminate()
+        for child in (*self._children, *self._ended):
+            child.stop()

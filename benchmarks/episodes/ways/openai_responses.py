@@ -1,0 +1,21 @@
+"""Turns by ``toolbus.adapters.openai.respond``."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from benchmarks.episodes.player import Player
+from benchmarks.episodes.ways.endpoint import client, responses
+from benchmarks.episodes.ways.every import MOST_TURNS, executor_of
+from toolbus.adapters.openai import respond
+from toolbus.client.views import BusView
+
+
+async def play(view: BusView, player: Player) -> None:
+    """Play an episode."""
+    executor = executor_of(view, player)
+    http = client(DefaultAsyncHttpxClient, partial(responses, player))
+    async with AsyncOpenAI(base_url="http://scripted", api_key="none", http_client=http) as model:
+        await respond(model, executor, [{"role": "user", "content": "Go."}], max_turns=MOST_TURNS)

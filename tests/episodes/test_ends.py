@@ -1,0 +1,22 @@
+"""Episodes whose workers end: the model is told, or nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.episodes.measure import Plan, measure
+from benchmarks.episodes.script import episodes
+
+pytestmark = pytest.mark.anyio
+
+EPISODES = 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal", ["KILL", "TERM"])
+async def test_lost_state_is_told(signal: str, valkey_server: str) -> None:
+    """A worker that is killed, or told to end, costs no episode its state in silence."""
+    plan = Plan("executor", kill_every=0.7, signal=signal, workers=2, pause=1.0, lease=1.0)
+    outcome = await measure(plan, episodes(EPISODES, 5), valkey_server, lambda _: None)
+    assert outcome.kills
+    assert outcome.counts["identical"] + outcome.counts["told"] == EPISODES, outcome.details
