@@ -129,12 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     cancel.set_defaults(function=_cancel)
     cancel.add_argument("--cancels", type=_positive(int), default=500, metavar="N", help="how many calls (%(default)s)")
     _json_option(cancel)
-    idle_calls = commands.add_parser("memory", help="memory of idle calls, and an agent's memory and opening with a large registry")
-    idle_calls.set_defaults(function=_memory)
-    idle_calls.add_argument("--calls", type=_positive(int), default=10_000, metavar="N", help="calls in flight at once (%(default)s)")
-    idle_calls.add_argument("--services", type=_positive(int), default=10_000, metavar="N", help="services of two tools (%(default)s)")
-    idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="runs of each measurement (%(default)s)")
-    _json_option(idle_calls)
+    _add_memory(commands)
     _add_startup(commands)
     _add_tails(commands)
     _add_toolkit(commands)
@@ -152,6 +147,15 @@ def _add_features(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     kinds.add_argument("--seed", type=int, default=1, help="seed of the order (%(default)s)")
     kinds.add_argument("--server", choices=("valkey", "redis"), default="valkey", help="the bundled Valkey, or `redis-server` from PATH")
     _json_option(kinds)
+
+
+def _add_memory(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    idle_calls = commands.add_parser("memory", help="memory of idle calls, and an agent's memory and opening with a large registry")
+    idle_calls.set_defaults(function=_memory)
+    idle_calls.add_argument("--calls", type=_positive(int), default=10_000, metavar="N", help="calls in flight at once (%(default)s)")
+    idle_calls.add_argument("--services", type=_positive(int), default=10_000, metavar="N", help="services of two tools (%(default)s)")
+    idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="runs of each measurement (%(default)s)")
+    _json_option(idle_calls)
 
 
 def _add_startup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
