@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, startup, toolkit
+from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, schemas, snapshot, startup, toolkit
 from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.report import Outcome
 from benchmarks.runner import Plan
@@ -47,6 +47,7 @@ examples:
   python -m benchmarks cancel                            cancelled calls, stopped workers
   python -m benchmarks memory                            10,000 calls that wait, 10,000 services in the registry
   python -m benchmarks startup                           starts of commands, workers and agents, an idle worker: a minute
+  python -m benchmarks schemas                           definitions of 10,000 tools, repair of long arguments: a minute
   python -m benchmarks toolkit                           recommendations from 10,000 actions and 50,000 tools: seconds
 
 The report (report.md, one SVG per workload, measurements.json) goes to a folder of its own in
@@ -133,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     idle_calls.add_argument("--runs", type=_positive(int), default=3, metavar="N", help="runs of each measurement (%(default)s)")
     _json_option(idle_calls)
     _add_startup(commands)
+    _add_schemas(commands)
     _add_toolkit(commands)
     return parser
 
@@ -154,6 +156,14 @@ def _add_startup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     starts.add_argument("--rounds", type=_positive(int), default=15, metavar="N", help="starts of each (%(default)s)")
     starts.add_argument("--seed", type=int, default=1, help="seed of their order (%(default)s)")
     _json_option(starts)
+
+
+def _add_schemas(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    definitions = commands.add_parser("schemas", help="definitions of many tools for models, and the repair of arguments by their length")
+    definitions.set_defaults(function=_schemas)
+    definitions.add_argument("--tools", type=_positive(int), default=10_000, metavar="N", help="how many (%(default)s)")
+    definitions.add_argument("--runs", type=_positive(int), default=30, metavar="N", help="lists made of each kind (%(default)s)")
+    _json_option(definitions)
 
 
 def _add_toolkit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -282,6 +292,11 @@ def _memory(options: argparse.Namespace) -> int:
 
 def _startup(options: argparse.Namespace) -> int:
     found, figures = startup.measure(options.rounds, options.seed)
+    return limits.report(found, figures, options.json)
+
+
+def _schemas(options: argparse.Namespace) -> int:
+    found, figures = schemas.measure(options.tools, options.runs)
     return limits.report(found, figures, options.json)
 
 
