@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, snapshot, startup, tails, toolkit
+from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, schemas, snapshot, startup, tails, toolkit
 from benchmarks.episodes import command as episodes
 from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.places import cluster, tls_server
@@ -49,6 +49,7 @@ examples:
   python -m benchmarks cancel                            cancelled calls, stopped workers
   python -m benchmarks memory                            10,000 calls that wait, 10,000 services in the registry
   python -m benchmarks startup                           starts of commands, workers and agents, an idle worker: a minute
+  python -m benchmarks schemas                           definitions of 10,000 tools, repair of long arguments: a minute
   python -m benchmarks toolkit                           recommendations from 10,000 actions and 50,000 tools: seconds
   python -m benchmarks episodes --adapter all            episodes with stateful services, compared with one process
 
@@ -132,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_memory(commands)
     _add_startup(commands)
     _add_tails(commands)
+    _add_schemas(commands)
     _add_toolkit(commands)
     episodes.add(commands)
     return parser
@@ -174,6 +176,14 @@ def _add_tails(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     slowest.add_argument("--seconds", type=_positive(float), default=10.0, metavar="S", help="length of one (%(default)s)")
     slowest.add_argument("--seed", type=int, default=1, help="seed of the arrivals and the order (%(default)s)")
     _json_option(slowest)
+
+
+def _add_schemas(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    definitions = commands.add_parser("schemas", help="definitions of many tools for models, and the repair of arguments by their length")
+    definitions.set_defaults(function=_schemas)
+    definitions.add_argument("--tools", type=_positive(int), default=10_000, metavar="N", help="how many (%(default)s)")
+    definitions.add_argument("--runs", type=_positive(int), default=30, metavar="N", help="lists made of each kind (%(default)s)")
+    _json_option(definitions)
 
 
 def _add_toolkit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -320,6 +330,11 @@ def _tails(options: argparse.Namespace) -> int:
     for name, reason in failed.items():
         print(f"calls failed: {name}: {reason}", file=sys.stderr)
     return int(bool(failed))
+
+
+def _schemas(options: argparse.Namespace) -> int:
+    found, figures = schemas.measure(options.tools, options.runs)
+    return limits.report(found, figures, options.json)
 
 
 def _toolkit(options: argparse.Namespace) -> int:

@@ -70,6 +70,8 @@ def harmless(text: str) -> str:
 
     Unlike ``visible``, it keeps line breaks, tabs, marks and joiners, and so pieces of a text can be shown one by one.
     """
+    if text.isascii() and text.isprintable():
+        return text
     text = text.replace("\r\n", "\n")
     if text.isascii() and _CONTROLS.search(text) is None:
         return text

@@ -1,7 +1,7 @@
 """Parse arguments as a model wrote them: JSON, or text that can only mean one JSON value.
 
-Nothing is guessed. Text that is cut off or could mean two things is refused with advice, because a tool would act on the
-guess. Valid JSON is never changed.
+Nothing is guessed. Text that is cut off or could mean two things, as with a key that stands twice in an object, is refused with
+advice, because a tool would act on the guess. Valid JSON is never changed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,26 @@ def parse(text: str | bytes) -> tuple[dict[str, Any], list[str]]:
     except _UNREADABLE as error:
         return _repaired(text, error)
     if type(value) is dict:
+        _check_keys(text, value)
         return value, []
     if value is None:
         return {}, []
     if isinstance(value, str):
         return _within(value)
     raise refusal.not_an_object(value)
+
+
+def _check_keys(text: str | bytes, value: dict[str, Any]) -> None:
+    """Refuse an object in which a key stands twice, since readers of JSON differ in which of the values they take."""
+    # As many colons as keys: each is there once, and there are no further objects.
+    if text.count(":" if isinstance(text, str) else b":") == len(value):
+        return
+    try:
+        json.loads(text, object_pairs_hook=_checked_keys, parse_int=_no_value, parse_float=_no_value)
+    except UnclearError as unclear:
+        raise ToolError(f"The arguments are unclear: {unclear}", type="invalid_arguments", code="bad_json") from None
+    except _UNREADABLE as error:
+        raise _unreadable(error, _ADVICE) from None
 
 
 def _within(text: str) -> tuple[dict[str, Any], list[str]]:
@@ -106,8 +120,12 @@ def decoded(text: str, check_number: Callable[[str], object] = _no_value) -> Any
 
 
 def _checked_keys(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
-        raise UnclearError("a key stands twice in one object; write each key once")
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            shown = json.dumps(refusal.shorten(key, 60), ensure_ascii=False)
+            raise UnclearError(f"the key {shown} stands twice in one object; write each key once")
+        seen.add(key)
 
 
 def _the_one(objects: list[Any]) -> dict[str, Any]:

@@ -23,13 +23,15 @@ Definition = dict[str, Any]
 Key = tuple[Format, bool, bool, Hashable]
 """Format, strict, namespaces, and what was selected."""
 
+Maker = Callable[[Tool, bool], Definition]
+
 EXTERNAL_MARK = "(external)"
 # OpenAI's interfaces refuse a whole request for one longer description.
 _OPENAI_DESCRIPTION = 1024
 _MOST_LISTS = 64
 _PROSE = frozenset({"description", "title"})
-# Controls in a JSON document.
-_ODD = re.compile(rb"\\u00|\\r|\x7f")
+# Controls in a JSON document with a backslash.
+_ODD = re.compile(rb"\\u00|\\r")
 _MANY = 500
 
 
@@ -40,7 +42,7 @@ def description_of(tool: Tool) -> str:
 
 def bare(tool: Tool, enforce: bool = False) -> Definition:
     """``{name, description, parameters}`` under the tool's own name, with the schema as it was published."""
-    return {"name": tool.name, "description": description_of(tool), "parameters": tool.parameters}
+    return {"name": tool.name, "description": description_of(tool), "parameters": _marked(tool.parameters)}
 
 
 def openai(tool: Tool, enforce: bool = False) -> Definition:
@@ -90,7 +92,7 @@ def mcp(tool: Tool, enforce: bool = False) -> Definition:
     check_possible(schema)
     if "type" not in schema:
         schema = {"type": "object", **schema}
-    definition: Definition = {"name": wire_name(tool.name), "description": description_of(tool), "inputSchema": schema}
+    definition: Definition = {"name": wire_name(tool.name), "description": description_of(tool), "inputSchema": _marked(schema)}
     hints: dict[str, bool] = {}
     if tool.descriptor.effect:
         hints["readOnlyHint"] = tool.descriptor.effect == "read"
@@ -102,7 +104,7 @@ def mcp(tool: Tool, enforce: bool = False) -> Definition:
     return definition
 
 
-_MAKERS: Mapping[Format, Callable[[Tool, bool], Definition]] = {
+_MAKERS: Mapping[Format, Maker] = {
     "bare": bare,
     "openai": openai,
     "responses": responses,
@@ -145,15 +147,16 @@ class Definitions:
             of_tools.clear()
         self._name()
         refused = frozenset[str]() if wanted == "bare" else self._refused
+        make = _MAKERS[wanted]
         made: list[tuple[Tool, Definition]] = []
         with without_collection(len(tools) > _MANY):
             for tool in tools:
                 name = tool.descriptor.name
                 known = of_tools.get(name)
                 if known is None or known[0] is not tool:
-                    known = of_tools[name] = (tool, _made(tool, wanted, enforce))
+                    known = of_tools[name] = (tool, _made(make, tool, wanted, enforce))
                 if known[1] is not None and name not in refused:
-                    made.append((tool, known[1]))
+                    made.append(known)  # type: ignore[arg-type]
         listed = _in_namespaces(made) if wanted == "responses" and namespaces else [definition for _, definition in made]
         self._lists[key] = (self._catalogue.version, listed)
         if len(self._lists) > _MOST_LISTS:
@@ -175,20 +178,20 @@ class Definitions:
         self._refused, self._named = frozenset(refused), version
 
 
-def _made(tool: Tool, format: Format, enforce: bool) -> Definition | None:
+def _made(make: Maker, tool: Tool, format: Format, enforce: bool) -> Definition | None:
     try:
-        return _marked(_MAKERS[format](tool, enforce))
+        return make(tool, enforce)
     except DescriptorError as error:
         telemetry.log.warning("definition.set_aside", tool=tool.name, service=tool.service, format=format, error=str(error))
         return None
 
 
-def _marked(definition: Definition) -> Definition:
-    """Return a definition with what would be invisible to a person written out in its descriptions."""
-    document = encode_json(definition)
-    if document.isascii() and _ODD.search(document) is None:
-        return definition
-    marked: Definition = _with_marks(definition, "")
+def _marked(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with what would be invisible to a person written out in its descriptions."""
+    document = encode_json(schema)
+    if document.isascii() and b"\x7f" not in document and (b"\\" not in document or _ODD.search(document) is None):
+        return schema
+    marked: dict[str, Any] = _with_marks(schema, "")
     return marked
 
 
@@ -203,14 +206,14 @@ def _with_marks(value: Any, key: str) -> Any:
 def _schema(tool: Tool, dialect: Dialect | None) -> tuple[dict[str, Any], bool]:
     """Return the schema for a provider, and whether the provider can enforce it."""
     schema = tool.descriptor.schema or {"type": "object"}
-    if dialect is None:
-        check_possible(schema)
-        return plain_object(schema), False
-    enforceable = flat(schema)
-    if enforceable is None:
-        check_possible(schema)
+    enforceable = None if dialect is None else flat(schema)
+    if enforceable is not None:
+        # Its descriptions are plain.
+        return enforceable, True
+    check_possible(schema)
+    if dialect is not None:
         enforceable = strict(schema, dialect)
-    return (plain_object(schema), False) if enforceable is None else (enforceable, True)
+    return (_marked(plain_object(schema)), False) if enforceable is None else (_marked(enforceable), True)
 
 
 def _short(description: str) -> str:

@@ -16,6 +16,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _REPLACED = re.compile(r".*--[a-z2-7]{12}\Z", re.DOTALL)
 _OTHERS = re.compile(r"[^A-Za-z0-9_-]+")
 _READABLE = 50
+_LONGEST = 64
 
 
 def is_replaced(name: str) -> bool:
@@ -25,6 +26,9 @@ def is_replaced(name: str) -> bool:
 
 def wire_name(name: str) -> str:
     """Return the name under which a model calls a tool."""
+    # The first is the quick answer for most names.
+    if name.isidentifier() and name.isascii() and len(name) <= _LONGEST:
+        return name
     if _PLAIN.match(name) and not ("--" in name and is_replaced(name)):
         return name
     hashed = base64.b32encode(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=10).digest()).decode().lower()
