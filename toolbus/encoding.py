@@ -22,6 +22,9 @@ from toolbus.scientific import is_scientific, plain_of
 MOST_LEVELS = 200
 """Most objects and lists within each other in a value; a reader's stack must hold them beside whatever calls it."""
 
+NO_NUMBERS = (b"null", b"NaN", b'Infinity"')
+"""What may stand for NaN or infinity in an encoded value: of a float, and of a Decimal."""
+
 # Characters of a key that an error names.
 _MOST_KEY = 40
 _TOO_DEEP = f"more than {MOST_LEVELS} levels of objects and lists, or a value that contains itself"
@@ -77,20 +80,16 @@ def encode_data(value: Any) -> bytes:
         _skim(document)
         if len(document) > _MOST_SMALL:
             _check_depth(document)
-        if not may_be_infinite(document) or is_finite(value):
+            suspect = _names_no_number(document) is not None
+        else:
+            # Counting is the quickest way to find a text in a short one.
+            suspect = any(map(document.count, NO_NUMBERS))
+        if not suspect or is_finite(value):
             return document
         problem = _INFINITE
     except Exception as error:  # noqa: BLE001 - a class of a user's may raise anything when it is asked for its value
         problem = _reason(error)
     raise ValueError(problem if problem == _TOO_DEEP else _located(value, problem))
-
-
-def may_be_infinite(document: bytes) -> bool:
-    """Return whether an encoded value may hold NaN or infinity: null where it was a float, its name where it was a Decimal."""
-    if len(document) > _MOST_SMALL:
-        return _names_no_number(document) is not None
-    # Counting is the quickest way to find a text in a short one.
-    return document.count(b"null") > 0 or document.count(b"NaN") > 0 or document.count(b'Infinity"') > 0
 
 
 def is_finite(value: Any) -> bool:
@@ -171,7 +170,7 @@ _CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 # -- what no decoder could read -------------------------------------------------------------------
 
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
-_names_no_number = re.compile(b'null|NaN|Infinity"').search
+_names_no_number = re.compile(b"|".join(NO_NUMBERS)).search
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 

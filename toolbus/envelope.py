@@ -238,7 +238,7 @@ def encode_request(request: Request, *, limit: int) -> bytes:
     document = encode(request)
     if len(document) > limit:
         raise EnvelopeError(f"request of {len(document)} bytes is over the limit of {limit}")
-    if encoding.may_be_infinite(document):
+    if any(map(document.count, encoding.NO_NUMBERS)):
         for part in (request.arguments, request.config):
             if not encoding.is_finite(part):
                 encode_data(part)

@@ -162,7 +162,7 @@ async def bound(stage: Stage, how: dict[str, Any]) -> str:
 async def adapter(stage: Stage, how: dict[str, Any]) -> str:
     """Make the call as the adapters of frameworks do."""
     content, _ = await outcome(stage.bus.executor(**how), "pay", '{"amount": "7"}')
-    return content
+    return content.text
 
 
 async def selected(stage: Stage, how: dict[str, Any]) -> str:
