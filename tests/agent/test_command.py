@@ -127,6 +127,33 @@ async def test_the_command_walks_the_published_graph(valkey_server: str, namespa
     assert "declaim (at hand): Recite a poem aloud" in model.bodies[0]["messages"][0]["content"]
 
 
+async def test_a_walk_is_recorded(valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
+    """--record writes each call with its edge and the question; without a walk it is refused, since a call has no edge then."""
+    log = tmp_path / "executions.jsonl"
+    script = [calls(("recite", {"lines": 1})), calls(("broken", {})), says("done"), says("no call")]
+    async with (
+        tools(valkey_server, namespace),
+        ToolBus(valkey_server, namespace=namespace) as bus,
+        endpoint(script) as model,
+    ):
+        await bus.put("toolkit/poems", PRESET, "ann")
+        words = ("--action", "declaim", "--threshold", "0.3", "--record", str(log))
+        for question in ("a poem?", "nothing?"):
+            code, _, err = await run(forks, model.url, valkey_server, namespace, question, *words)
+            assert code == 0, err
+        refused, _, told = await run(forks, model.url, valkey_server, namespace, "?", "--record", str(log))
+        other, _, suffix = await run(forks, model.url, valkey_server, namespace, "?", "--walk", "--record", "log.txt")
+        await bus.delete("toolkit/poems")
+    found = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(each["action"], each["target"], each["outcome"], each["query"]) for each in found] == [
+        ("declaim", "recite", "success", "a poem?"),
+        ("fail", "broken", "failure", "a poem?"),
+    ]
+    assert [each.get("next_shown") for each in found] == [{"fail": 1.0}, None]
+    assert (refused, told.count("\n"), "--record needs --walk" in told) == (1, 1, True)
+    assert (other, suffix.count("\n"), ".jsonl, .db" in suffix) == (1, 1, True)
+
+
 async def test_json_is_for_programs(valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """With --output json standard output is one document."""
     async with tools(valkey_server, namespace), endpoint([says("hi")]) as model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -148,3 +149,76 @@ async def test_a_wrong_edge_is_learned_published_and_taken_back(shell: Shell, va
         assert "is published with revision 0003-" in await toolbus("run", "orders.yaml", "--log", str(log), "--resume")
         await eventually(lambda: "grep_dump" not in running.view)
         assert len(Revisions(shell.folder / "revisions").ids()) == 3
+
+
+async def filled(shell: Shell, bus: ToolBus) -> Path:
+    """A log with enough questions to learn from."""
+    await record(bus, shell.folder / "log.jsonl", 25)
+    return shell.folder / "log.jsonl"
+
+
+def revision_of(shell: Shell) -> str:
+    """The revision that the published preset has."""
+    document = shell.run("get", "toolkit/orders").stdout
+    return str(json.loads(document).get("revision", ""))
+
+
+async def test_what_a_killed_run_left_is_published_by_the_next(shell: Shell, valkey_server: str, namespace: str) -> None:
+    """A run or rollback that was killed before it published leaves a folder that the next run publishes, whatever else it does."""
+    async with served(valkey_server, namespace) as bus:
+        log = await filled(shell, bus)
+    words = ("learning", "run", "orders.yaml", "--log", str(log))
+    revisions = Revisions(shell.folder / "revisions")
+    # A killed run has kept its revision; --no-publish stops at the same place.
+    assert shell.run(*words, "--no-publish").returncode == 0
+    learned = revisions.ids()[-1]
+    assert revision_of(shell) == ""
+    assert f"is published with revision {learned}" in shell.run(*words).stdout
+    assert shell.run("learning", "rollback", "--no-publish").returncode == 0
+    assert revision_of(shell) == learned
+    told = shell.run(*words).stdout
+    assert "Held: " in told
+    assert f"is published with revision {revisions.ids()[0]}" in told
+    assert revision_of(shell) == revisions.ids()[0]
+
+
+async def test_a_second_run_at_the_same_time_is_refused(shell: Shell, valkey_server: str, namespace: str) -> None:
+    """It ends with one line and changes nothing, and so does a rollback; the folder is free again afterwards."""
+    async with served(valkey_server, namespace) as bus:
+        log = await filled(shell, bus)
+    words = ("learning", "run", "orders.yaml", "--log", str(log))
+    assert shell.run(*words, "--no-publish").returncode == 0
+    with Revisions(shell.folder / "revisions").alone():
+        for refused in (shell.run(*words), shell.run("learning", "rollback"), shell.run("learning", "rollback", "1")):
+            assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+            assert "another process works in" in refused.stderr
+    assert revision_of(shell) == ""
+    assert shell.run(*words).returncode == 0
+
+
+async def test_a_schedule_goes_on_after_mistakes(shell: Shell, valkey_server: str, namespace: str) -> None:
+    """With --every, a log that is not there yet is told, and learned from when it is; Ctrl-C ends it with 130."""
+    program = shell.start("learning", "run", "orders.yaml", "--log", "log.jsonl", "--every", "0.2")
+    async with served(valkey_server, namespace) as bus:
+        running = Walk(bus.tools, ["count"])
+        await record(bus, shell.folder / "later.jsonl", 25)
+        assert "grep_dump" in running.view
+        (shell.folder / "later.jsonl").rename(shell.folder / "log.jsonl")
+        await eventually(lambda: "grep_dump" not in running.view, timeout=60.0)
+    program.send_signal(signal.SIGINT)
+    out, err = await asyncio.to_thread(program.communicate, timeout=60)
+    assert program.returncode == 130
+    assert "there is no log of executions at log.jsonl" in err
+    assert "Traceback" not in err
+    assert "Taken: " in out
+
+
+async def test_another_owners_graph_is_not_replaced(shell: Shell, valkey_server: str, namespace: str) -> None:
+    """Nobody publishes over another owner's name: the refusal is told, and agents keep their graph."""
+    async with served(valkey_server, namespace) as bus:
+        log = await filled(shell, bus)
+    shell.environment["TOOLBUS_OWNER"] = "mallory"
+    refused = shell.run("learning", "run", "orders.yaml", "--log", str(log))
+    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
+    assert "operator" in refused.stderr
+    assert revision_of(shell) == ""

@@ -70,7 +70,7 @@ def test_what_was_shown_is_matched_too() -> None:
 
 
 def test_a_file_of_scores_has_the_names_of_its_graph() -> None:
-    """What ``toolkit export`` writes matches logs as the preset itself does, but for groups of the moment."""
+    """The output of ``toolkit export`` matches logs as the preset itself does, but for groups of the moment."""
     file = scores_of(graph_of(read_preset(PRESET.encode())))
     groups = {"charts": ["bar", "draw_chart", "plot"]}
     assert file.names == {"sql": ["data_analysis"], "plot": ["draw_chart"], "other": ["sql"], "q": ["Query"], "r": ["Report"], **groups}

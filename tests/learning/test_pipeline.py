@@ -67,7 +67,7 @@ def test_a_rollback_lasts_until_it_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_one_processes_at_a_time(tmp_path: Path) -> None:
-    """Whoever comes second is refused at once, and may work when the first is done."""
+    """A second process is refused at once, and may work when the first is done."""
     with Revisions(tmp_path / "r").alone(), pytest.raises(ConfigurationError, match="another process works"):
         Revisions(tmp_path / "r").alone().__enter__()
     with Revisions(tmp_path / "r").alone():
