@@ -178,7 +178,7 @@ def _draw_vertex(axes: Axes, toolkit: Toolkit, vertex: str, centre: Point, lette
     kind = kind_of(item)
     fill, line = _FILLS[kind]
     axes.add_patch(_shape(kind, centre, facecolor=fill, edgecolor=line, linewidth=1.2, zorder=3, gid=f"{kind} {vertex}"))
-    label, size = fitted(lettering.text(vertex if item is None else item.name), lettering.width)
+    label, size = fitted(lettering.text(vertex if item is None or not item.name.strip() else item.name), lettering.width)
     axes.text(*centre, label, ha="center", va="center", fontsize=size, linespacing=1.1, parse_math=False, zorder=4)
 
 
