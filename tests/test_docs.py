@@ -500,5 +500,9 @@ def test_the_pictures_of_shipped_presets_are_what_the_command_draws(name: str, t
 
 def test_the_chat2graph_example_runs(tmp_path: Path) -> None:
     """The toolkit of the Chat2Graph guide recommends what the guide says."""
-    (example,) = blocks("docs/how-to/chat2graph.md")
+    example, importing = blocks("docs/how-to/chat2graph.md")
     assert run_example(example, tmp_path) == printed("docs/how-to/chat2graph.md")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tools.py").write_text(example.replace("SchemaGetter", "Getter"))
+    (tmp_path / "chat2graph.yml").write_text("tools: [{name: Getter, module_path: app.tools}, {name: Missing, module_path: app.tools}]\n")
+    assert "chat2graph.yml:1: tools[1].name: the module mine.tools has no class 'Missing'" in run_example(importing, tmp_path)

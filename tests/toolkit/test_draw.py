@@ -71,7 +71,7 @@ def test_the_same_graph_gives_the_same_bytes() -> None:
 
 
 def test_names_are_drawn_as_they_are() -> None:
-    """Markup, dollars and line breaks in a name are neither read as such nor do they break the picture; long names take two lines, and are cut after these."""
+    """Markup, dollars and line breaks in a name are not read as such and break no picture; long names take two lines, and are then cut."""
     toolkit = graph_of(alone=("a0",))
     toolkit.add_vertex("x", data=Action("x", "<b>&\n$\\frac{$"))
     toolkit.add_vertex("y", data=Action("y", "a name that is much too long for its box"))
@@ -143,3 +143,4 @@ def test_vertices_without_names_are_told_by_their_ids() -> None:
     toolkit.add_vertex("t", data=Tool("t", ""))
     toolkit.add_vertex("a0", data=item("a0"))
     assert visualize(toolkit, "").axes[0].get_title() == ""
+    assert "t" in [text.get_text() for text in visualize(toolkit, "").axes[0].texts]

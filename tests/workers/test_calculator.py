@@ -6,10 +6,10 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from toolbus_workers.calculator import MAX_DEPTH, MAX_DIGITS, MAX_LENGTH, calculator, evaluate
+from toolbus_workers.calculator import MAX_DEPTH, MAX_DIGITS, MAX_LENGTH, CalculatorService, calculator, evaluate
 
 from tests.examples import examples
-from toolbus import ToolError
+from toolbus import ToolBus, ToolError, Worker
 
 
 @pytest.mark.parametrize(
@@ -221,3 +221,18 @@ def test_hostile_strings_only_fail_with_a_tool_error_and_soon(expression):
     except ToolError as failure:
         assert len(str(failure)) < 300  # noqa: PT017
     assert time.perf_counter() - started < 1.0
+
+
+@pytest.mark.anyio
+async def test_the_service_behind_it_is_replaceable():
+    """A worker that is given another CalculatorService computes with it; models never see the parameter."""
+
+    class Roman(CalculatorService):
+        def evaluate(self, expression):
+            return 2 if expression == "I + I" else super().evaluate(expression)
+
+    for sources, expected in (({}, None), ({CalculatorService: Roman()}, {"result": 2})):
+        async with Worker(calculator, url="memory://", provide=sources), ToolBus("memory://") as bus:
+            assert list(bus.tools["calculator"].parameters["properties"]) == ["expression"]
+            assert (await bus.call("calculator", {"expression": "I + I"})).data == expected
+            assert (await bus.call("calculator", {"expression": "2 * 3"})).data == {"result": 6}

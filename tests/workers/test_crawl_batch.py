@@ -56,7 +56,7 @@ class Gate:
 
 
 async def test_pages_are_streamed_as_they_are_done_and_returned_in_order():
-    """A slow page holds up no other one, and the result is in the order of the addresses, each once."""
+    """A slow page holds up no other one, each is fetched once, and the result has the order and length of the addresses."""
     gate = Gate()
     async with site(gate.respond) as there:
         stream = crawler().invoke("alice", {}, {"urls": [there.url("/slow"), there.url("/quick"), there.url("/slow")]})
@@ -69,6 +69,7 @@ async def test_pages_are_streamed_as_they_are_done_and_returned_in_order():
         "pages": [
             {"url": there.url("/slow"), "success": True, "data": {"text": "/slow"}, "error": None},
             {"url": there.url("/quick"), "success": True, "data": {"text": "/quick"}, "error": None},
+            {"url": there.url("/slow"), "success": True, "data": {"text": "/slow"}, "error": None},
         ]
     }
 

@@ -160,7 +160,7 @@ def _size(figure: Figure, axes: Axes, placed: Layout, points: list[Point]) -> fl
     across, down = zip(*boxes, *points, strict=True) if boxes else ((0.0, WIDTH), (0.0, HEIGHT))
     left, right, top, bottom = min(across) - _EDGE, max(across) + _EDGE, min(down) - _EDGE, max(down) + _EDGE
     wide, high = right - left, bottom - top
-    scale = min(_INCHES, _MOST_INCHES / max(wide, high))
+    scale = float(min(_INCHES, _MOST_INCHES / max(wide, high)))
     figure.set_size_inches(max(4.5, wide * scale + 2 * _SIDE), max(3.0, high * scale + _TITLE + _LEGEND))
     full_wide, full_high = figure.get_size_inches()
     # The axes get the whole figure but for the title and the legend; a small graph stands in its middle.
@@ -178,7 +178,7 @@ def _draw_vertex(axes: Axes, toolkit: Toolkit, vertex: str, centre: Point, lette
     kind = kind_of(item)
     fill, line = _FILLS[kind]
     axes.add_patch(_shape(kind, centre, facecolor=fill, edgecolor=line, linewidth=1.2, zorder=3, gid=f"{kind} {vertex}"))
-    label, size = fitted(lettering.text(vertex if item is None else item.name), lettering.width)
+    label, size = fitted(lettering.text(vertex if item is None or not item.name.strip() else item.name), lettering.width)
     axes.text(*centre, label, ha="center", va="center", fontsize=size, linespacing=1.1, parse_math=False, zorder=4)
 
 

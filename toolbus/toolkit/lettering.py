@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import RendererAgg
@@ -80,12 +81,14 @@ def _longest(text: str, width: float) -> str:
 
 
 def _wide(text: str, size: float) -> float:
-    return _renderer().get_text_width_height_descent(text, FontProperties(family=list(families()), size=size), ismath=False)[0]
+    prop = FontProperties(family=list(families()), size=size)
+    return float(_renderer().get_text_width_height_descent(text, prop, ismath=False)[0])
 
 
 @functools.cache
-def _renderer() -> RendererAgg:
-    return RendererAgg(1, 1, _DPI)
+def _renderer() -> Any:
+    make: Any = RendererAgg
+    return make(1, 1, _DPI)
 
 
 @functools.lru_cache(65_536)
@@ -94,5 +97,5 @@ def _has(character: str) -> bool:
 
 
 @functools.cache
-def _font(family: str) -> font_manager.FT2Font:
+def _font(family: str) -> Any:
     return font_manager.get_font(font_manager.findfont(FontProperties(family=family)))

@@ -46,8 +46,20 @@ def render(value: Number) -> str:
     return repr(value)
 
 
+class CalculatorService:
+    """Computes expressions; ``provide(CalculatorService, yours)`` puts another one in its place."""
+
+    def evaluate(self, expression: str) -> Number:
+        """Return the value of an arithmetic expression.
+
+        Raises:
+            ToolError: see ``evaluate``.
+        """
+        return evaluate(expression)
+
+
 @tool(category="data", effect="read", timeout=10.0)
-def calculator(expression: str) -> ToolResult:
+def calculator(expression: str, service: CalculatorService | None = None) -> ToolResult:
     """Evaluate an arithmetic expression exactly, e.g. "2 * (3 + 4) ** 2" or "sqrt(2) * sin(pi / 4)".
 
     Operators: + - * / // (floor division) % (remainder) ** (power) and parentheses.
@@ -57,8 +69,11 @@ def calculator(expression: str) -> ToolResult:
     Args:
         expression: the expression to evaluate
     """
-    value = evaluate(expression)
+    value = (service or _SERVICE).evaluate(expression)
     return ToolResult.ok({"result": value}, output=render(value))
+
+
+_SERVICE = CalculatorService()
 
 
 def _fail(message: str, code: str) -> ToolError:

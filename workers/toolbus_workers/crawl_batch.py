@@ -108,7 +108,7 @@ class CrawlBatch(ToolService):
         self._seconds = seconds
 
     async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[str | Progress | ToolResult]:
-        """Stream each page when it is read; the result has the pages in the order of their addresses."""
+        """Stream each page when it is read, once; the result has a page for each of the addresses, in their order."""
         wanted, options = read_arguments(Arguments, arguments), read_config(Config, config)
         urls = list(dict.fromkeys(wanted.urls))
         if len(urls) > options.max_pages:
@@ -120,7 +120,8 @@ class CrawlBatch(ToolService):
                 outcomes[outcome.place] = outcome
                 yield Progress(len(outcomes), len(urls), urls[outcome.place])
                 yield _shown(urls[outcome.place], outcome, wanted.extract_type)
-        yield _result(urls, [outcomes[index] for index in range(len(urls))], wanted.extract_type)
+        places = {url: place for place, url in enumerate(urls)}
+        yield _result(wanted.urls, [outcomes[places[url]] for url in wanted.urls], wanted.extract_type)
 
     async def _outcomes(self, urls: Sequence[str], options: Config) -> AsyncGenerator[Outcome, None]:
         """Yield the outcomes of all pages as they come. The tasks are cancelled when the iteration ends."""
