@@ -28,7 +28,13 @@ _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 _GROUPS = ("tests/adapters/", "tests/faults/test_migrating.py", "tests/toolkit/test_draw.py")
 
 # Those that take seconds each even on a quiet machine: `-m "not slow"` leaves them out while developing.
-_SLOW = ("tests/chaos/test_run.py", "tests/faults/test_failover.py", "tests/faults/test_workers.py", "tests/testing/test_guide.py")
+_SLOW = (
+    "tests/agent/test_killed.py",
+    "tests/chaos/test_run.py",
+    "tests/faults/test_failover.py",
+    "tests/faults/test_workers.py",
+    "tests/testing/test_guide.py",
+)
 
 load_profile()
 

@@ -62,7 +62,6 @@ def watch(steps: Steps) -> None:
         if script.name not in SCRIPTS:
             run(self, script, keys, args, on_reply, **options)
             return
-        steps.take(f"{script.name} to be sent")
         run(self, script, keys, args, answered, **options)
         self.flush()
         steps.take(f"{script.name} sent")
