@@ -123,7 +123,11 @@ class RedisAgentBroker:
     async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
         """Tell the workers of these queues that a session is over."""
         # Calls that are on their way get their verdict before this answer, and are cancelled before what follows it.
-        await self._steps.link.settled()
+        link = self._steps.link
+        await link.settled()
+        # A worker that died can't forget what it kept.
+        digest = session_digest(user, session)
+        await link.execute("DEL", *(self._keys.snapshot(queue, digest) for queue in queues), repeatable=True)
         await self._tell(queues, f"end {msgspec.json.encode((user, session)).decode()}")
 
     async def leave_sessions(self, queues: Collection[str]) -> None:

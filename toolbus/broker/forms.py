@@ -72,6 +72,7 @@ SCRIPTS = _forms(
         "sessions/disown": int,
         "sessions/pass_on": int,
         "sessions/line": Flat,
+        "sessions/save": int,
         "registry/register": [tuple[bytes, int, bytes, bytes], Some],
         "registry/unregister": int,
         "registry/sweep": int,

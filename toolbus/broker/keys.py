@@ -86,6 +86,10 @@ class Keys:
         """Return the key of a session's owner, for a service whose calls of one session go to one worker."""
         return f"{self.prefix}sess:{queue}:{digest}"
 
+    def snapshot(self, queue: str, digest: str) -> str:
+        """Return the key of the snapshot of a session's state."""
+        return f"{self.prefix}snap:{queue}:{digest}"
+
     def order(self, queue: str) -> str:
         """Return the key of a queue's order of sessions: the calls that were published last in each."""
         return f"{self.prefix}order:{queue}"

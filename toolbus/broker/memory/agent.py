@@ -173,6 +173,9 @@ class MemoryAgentBroker:
 
     async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
         """Tell the workers of these queues that a session is over."""
+        for queue in queues:
+            if queue in self._joined().queues:
+                self._joined().queues[queue].snapshots.pop((user, session), None)
         for worker, service in self._joined().serving(queues):
             worker.listener.sessions.closed(service, user, session)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import AgentListener, ServiceRecord, WorkerListener
+from toolbus.broker.protocols import AgentListener, ServiceRecord, Snapshot, WorkerListener
 from toolbus.broker.registry.refusals import item_refused
 from toolbus.descriptors import Publication
 from toolbus.envelope import Request, work_digest
@@ -62,13 +62,18 @@ class QueuedEntry(NamedTuple):
 
 
 class Queue:
-    """A service's requests. ``owners`` has the workers that have its sessions, when those are sticky."""
+    """A service's requests.
+
+    When its sessions are sticky, ``owners`` has the workers that have them, None for one that has lost its state, and ``snapshots`` what
+    was kept of their states.
+    """
 
     def __init__(self) -> None:
         self.waiting: deque[QueuedEntry] = deque()
         self.running = 0
         self.dead: deque[tuple[str, bytes]] = deque(maxlen=_DEAD_LETTERS)
-        self.owners: dict[tuple[str, str], HubWorker] = {}
+        self.owners: dict[tuple[str, str], HubWorker | None] = {}
+        self.snapshots: dict[tuple[str, str], Snapshot] = {}
 
 
 class SharedCall:

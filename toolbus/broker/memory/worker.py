@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from toolbus import telemetry
 from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener, session_of
+from toolbus.broker.protocols import Beginning, Delivery, Note, Snapshot, WorkerListener, session_of
 from toolbus.broker.registry.refusals import registration_refused
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -19,6 +19,7 @@ from toolbus.results import EnvelopeError
 from toolbus.settings import Settings
 
 _TAKE_WAIT = 2.0
+_MOST_KEPT = 100_000
 
 
 class MemoryDelivery(Delivery, eq=False):
@@ -177,24 +178,47 @@ class MemoryWorkerBroker:
         for entry in list(queue.waiting):
             if len(taken) == most:
                 break
-            if entry.session is None or self._owns(queue, entry.session):
+            if entry.session is None or self._owns(publication.service.id, queue, entry.session):
                 queue.waiting.remove(entry)
                 taken.append(entry)
         return taken
 
-    def _owns(self, queue: Queue, session: tuple[str, str]) -> bool:
+    def _owns(self, service: str, queue: Queue, session: tuple[str, str]) -> bool:
         owner = queue.owners.get(session)
         if owner is None or not self._hub.is_registered(owner):
+            if session in queue.owners:
+                self.listener.sessions.inherited(service, *session, (next(self._hub.entries),))
             owner = queue.owners[session] = self
         return owner is self
 
-    def release_session(self, service: str, user: str, session: str) -> None:
+    def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
         """Give up a session that has ended here."""
         publication = self._services.get(service)
         queue = self._hub.queues.get(publication.service.queue) if publication is not None else None
         if queue is not None and queue.owners.get((user, session)) is self:
             del queue.owners[user, session]
+            if lost:
+                queue.owners[user, session] = None
+                if len(queue.owners) > _MOST_KEPT:
+                    del queue.owners[next(pair for pair, owner in queue.owners.items() if owner is None)]
+            else:
+                queue.snapshots.pop((user, session), None)
             self._hub.arrived.set()
+
+    def save_session(self, delivery: MemoryDelivery, snapshot: Snapshot) -> None:
+        """Keep the snapshot of a delivery's session."""
+        snapshots, pair = delivery.queue.snapshots, session_of(delivery.request)
+        if pair is not None and delivery.queue.owners.get(pair) is self:
+            snapshots.pop(pair, None)
+            if snapshot.document:
+                snapshots[pair] = snapshot
+                if len(snapshots) > _MOST_KEPT:
+                    del snapshots[next(iter(snapshots))]
+
+    async def load_session(self, delivery: MemoryDelivery) -> Snapshot | None:
+        """Return the snapshot of a delivery's session."""
+        pair = session_of(delivery.request)
+        return None if pair is None else delivery.queue.snapshots.get(pair)
 
     def follows(self, delivery: MemoryDelivery) -> bytes:
         """Return the entry before a delivery in its session, if one has not ended."""

@@ -268,7 +268,8 @@ class Dispatcher:
                 return unknown_service(service)
             if not available:
                 return unavailable(f"service {service!r}", service)
-            return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config, ordered=descriptor.sticky_sessions)
+            sticky = descriptor.sticky_sessions
+            return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config, sticky=sticky, ordered=sticky)
         try:
             tool = catalogue.tools.get(name)
         except TypeError:
@@ -313,8 +314,11 @@ class Dispatcher:
         )
         if key:
             request = msgspec.structs.replace(request, shared=True)
-        if found.ordered and not self.nested and (request.user or request.session):
-            request = msgspec.structs.replace(request, ordered=True)
+        if found.sticky and (request.user or request.session):
+            state = self._used.state(request.user, request.session, found.queue)
+            request = msgspec.structs.replace(request, ordered=found.ordered and not self.nested, state=state)
+        if "initial" in options:
+            request = msgspec.structs.replace(request, initial=options["initial"])
         if call.grant is not None and call.grant.digest:
             request = msgspec.structs.replace(request, confirmed=call.grant.digest)
         if telemetry.active():
@@ -364,6 +368,8 @@ class Dispatcher:
         for frame in frames:
             call = calls.get(frame.id)
             if call is not None:
+                if frame.state and call.request is not None:
+                    self._used.learn(call.request.user, call.request.session, call.queue, frame.state)
                 call.feed(frame, now)
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:

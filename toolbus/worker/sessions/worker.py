@@ -62,6 +62,11 @@ class WorkerSessions:
         if service in self._services:
             self._services[service].end(Session(user, session), "moved")
 
+    def inherited(self, service: str, user: str, session: str, upto: tuple[int, ...]) -> None:
+        """Take in that a session is this worker's whose state was lost, which calls up to an entry can't know."""
+        if service in self._services:
+            self._services[service].inherit(Session(user, session), upto)
+
     def agents(self) -> set[str]:
         """Return the callers that use open sessions."""
         return set().union(*(each.agents() for each in self._services.values()))

@@ -10,6 +10,7 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
 from toolbus.results import BrokerError, ErrorInfo
+from toolbus.worker.sessions.state import Position, position_of
 from toolbus.worker.slots.waiting import Waiting
 
 # Seconds between two questions about calls that are elsewhere; they usually come within one.
@@ -17,9 +18,6 @@ _ASK_FIRST, _ASK_MOST = 0.02, 0.5
 
 _MOST_FLOORS = 10_000
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed before the call ran")
-
-Position = tuple[int, ...]
-"""The number of an entry, by which entries are in order."""
 
 LineName = tuple[str, str, str]
 """Service, user and session."""
@@ -92,7 +90,7 @@ class Lines:
         if line.current == delivery.entry:
             line.run = delivery.run
             return True
-        bisect.insort(line.waiting, (_position(delivery.entry), delivery), key=lambda each: each[0])
+        bisect.insort(line.waiting, (position_of(delivery.entry), delivery), key=lambda each: each[0])
         self._waiting.lined[delivery.run] = delivery
         first = self._next(name, line)
         if first is delivery:
@@ -175,7 +173,7 @@ class Lines:
             return None
         position, first = line.waiting[0]
         before = self._broker.follows(first)
-        if before and line.checked != first.entry and not (line.floor and _position(before) <= line.floor):
+        if before and line.checked != first.entry and not (line.floor and position_of(before) <= line.floor):
             if self._asking is None:
                 self._asking = asyncio.get_running_loop().create_task(self._ask())
             return None
@@ -220,7 +218,3 @@ class Lines:
 def _name(delivery: Delivery) -> LineName:
     request = delivery.request
     return request.service, request.user, request.session
-
-
-def _position(entry: bytes) -> Position:
-    return tuple(map(int, entry.split(b"-")))
