@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 from tests.agent.endpoint import Canned, Endpoint, endpoint
@@ -27,6 +29,40 @@ class Model:
         self.chat = chat
         self.responses = responses
         self.messages = messages
+        # Clients of the SDKs are slow to make, so all agents share them.
+        self._stack = AsyncExitStack()
+
+    async def aclose(self) -> None:
+        """Close the clients."""
+        await self._stack.aclose()
+
+    @cached_property
+    def openai(self) -> Any:
+        """OpenAI's asynchronous client."""
+        made = import_module("openai").AsyncOpenAI(base_url=self.chat.url, api_key="k")
+        self._stack.push_async_callback(made.close)
+        return made
+
+    @cached_property
+    def openai_responses(self) -> Any:
+        """The same for responses."""
+        made = import_module("openai").AsyncOpenAI(base_url=self.responses.url, api_key="k")
+        self._stack.push_async_callback(made.close)
+        return made
+
+    @cached_property
+    def openai_sync(self) -> Any:
+        """OpenAI's synchronous client."""
+        made = import_module("openai").OpenAI(base_url=self.chat.url, api_key="k")
+        self._stack.callback(made.close)
+        return made
+
+    @cached_property
+    def anthropic(self) -> Any:
+        """Anthropic's asynchronous client."""
+        made = import_module("anthropic").AsyncAnthropic(base_url=self.messages.url.removesuffix("/v1"), api_key="k")
+        self._stack.push_async_callback(made.close)
+        return made
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -87,7 +123,11 @@ async def playing(script: Script) -> AsyncIterator[Model]:
         endpoint(responses, "/v1/responses") as other,
         endpoint(messages, "/v1/messages") as third,
     ):
-        yield Model(one, other, third)
+        model = Model(one, other, third)
+        try:
+            yield model
+        finally:
+            await model.aclose()
 
 
 def _next(script: Script, body: dict[str, Any]) -> tuple[int, Turn]:
@@ -129,72 +169,59 @@ Way = Callable[[Model, ToolExecutor, str], Awaitable[str]]
 
 async def by_chat(model: Model, executor: ToolExecutor, agent: str) -> str:
     """Run an agent by OpenAI's chat completions."""
-    from openai import AsyncOpenAI
-
     from toolbus.adapters.openai import chat
 
-    async with AsyncOpenAI(base_url=model.chat.url, api_key="k") as client:
-        done = await chat(client, executor, [{"role": "user", "content": f"agent {agent}"}], model="m")
+    done = await chat(model.openai, executor, [{"role": "user", "content": f"agent {agent}"}], model="m")
     return str(done.choices[0].message.content)
 
 
 async def by_responses(model: Model, executor: ToolExecutor, agent: str) -> str:
     """Run an agent by OpenAI's responses."""
-    from openai import AsyncOpenAI
-
     from toolbus.adapters.openai import respond
 
-    async with AsyncOpenAI(base_url=model.responses.url, api_key="k") as client:
-        done = await respond(client, executor, [{"role": "user", "content": f"agent {agent}"}], model="m")
+    done = await respond(model.openai_responses, executor, [{"role": "user", "content": f"agent {agent}"}], model="m")
     return done.output_text
 
 
 async def by_anthropic(model: Model, executor: ToolExecutor, agent: str) -> str:
     """Run an agent by Anthropic's messages."""
-    from anthropic import AsyncAnthropic
-
     from toolbus.adapters.anthropic import converse
 
-    async with AsyncAnthropic(base_url=model.messages.url.removesuffix("/v1"), api_key="k") as client:
-        done = await converse(client, executor, [{"role": "user", "content": f"agent {agent}"}], model="m")
+    done = await converse(model.anthropic, executor, [{"role": "user", "content": f"agent {agent}"}], model="m")
     return str(done.content[0].text)
 
 
-async def by_openai_agents(model: Model, executor: ToolExecutor, agent: str, **config: Any) -> str:
+async def by_openai_agents(model: Model, executor: Any, agent: str, **options: Any) -> str:
     """Run an agent of OpenAI's Agents SDK."""
     from agents import Agent, OpenAIResponsesModel, Runner
-    from openai import AsyncOpenAI
 
     from toolbus.adapters.openai_agents import function_tools, run_config
 
-    async with AsyncOpenAI(base_url=model.responses.url, api_key="k") as client:
-        made = Agent("a", tools=function_tools(executor), model=OpenAIResponsesModel("m", client))
-        done = await Runner.run(made, f"agent {agent}", run_config=run_config(executor, tracing_disabled=True), **config)
+    made = Agent("a", tools=function_tools(executor), model=OpenAIResponsesModel("m", model.openai_responses))
+    done = await Runner.run(made, f"agent {agent}", run_config=run_config(executor, tracing_disabled=True), **options)
     return str(done.final_output)
 
 
-async def by_pydantic_ai(model: Model, executor: ToolExecutor, agent: str, **options: Any) -> str:
+async def by_pydantic_ai(model: Model, executor: Any, agent: str, **options: Any) -> str:
     """Run an agent of Pydantic AI."""
-    from openai import AsyncOpenAI
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
     from toolbus.adapters.pydantic_ai import BusToolset
 
-    async with AsyncOpenAI(base_url=model.chat.url, api_key="k") as client:
-        played = OpenAIChatModel("m", provider=OpenAIProvider(openai_client=client))
-        made: Any = Agent(played, toolsets=[BusToolset(executor)], **options)
-        return str((await made.run(f"agent {agent}")).output)
+    played = OpenAIChatModel("m", provider=OpenAIProvider(openai_client=model.openai))
+    made: Any = Agent(played, toolsets=[BusToolset(executor)], **options)
+    return str((await made.run(f"agent {agent}")).output)
 
 
-async def by_langgraph(model: Model, executor: ToolExecutor, agent: str) -> str:
+async def by_langgraph(model: Model, executor: Any, agent: str) -> str:
     """Run an asynchronous LangGraph agent."""
     state = await graph(model, executor).ainvoke({"messages": [("user", f"agent {agent}")]})
     return str(state["messages"][-1].content)
 
 
-async def by_langgraph_in_a_thread(model: Model, executor: ToolExecutor, agent: str) -> str:
+async def by_langgraph_in_a_thread(model: Model, executor: Any, agent: str) -> str:
     """Run a synchronous LangGraph agent beside the event loop of the bus."""
     program = graph(model, executor)
     state = await asyncio.to_thread(program.invoke, {"messages": [("user", f"agent {agent}")]})
@@ -220,7 +247,6 @@ def graph(model: Model, executor: Any) -> Any:
     from langchain_core.utils.function_calling import convert_to_openai_tool
     from langgraph.graph import START, MessagesState, StateGraph
     from langgraph.prebuilt import ToolNode, tools_condition
-    from openai import AsyncOpenAI, OpenAI
 
     from toolbus.adapters.langchain import structured_tools
 
@@ -234,12 +260,10 @@ def graph(model: Model, executor: Any) -> Any:
             return "played"
 
         def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-            with OpenAI(base_url=model.chat.url, api_key="k") as client:
-                return self._made(client.chat.completions.create(**self._body(messages)))
+            return self._made(model.openai_sync.chat.completions.create(**self._body(messages)))
 
         async def _agenerate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-            async with AsyncOpenAI(base_url=model.chat.url, api_key="k") as client:
-                return self._made(await client.chat.completions.create(**self._body(messages)))
+            return self._made(await model.openai.chat.completions.create(**self._body(messages)))
 
         def _body(self, messages: list[BaseMessage]) -> dict[str, Any]:
             return {

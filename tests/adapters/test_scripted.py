@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.adapters.scripted import WAYS, Turn, playing
+from tests.pictures import png
 from tests.servers import eventually
-from toolbus import ToolBus, ToolService, Worker, invocation, tool
+from toolbus import Blob, ToolBus, ToolResult, ToolService, Worker, invocation, tool
 from toolbus.client.executor.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
@@ -100,6 +103,11 @@ class Sums(ToolService):
         finally:
             self.ended += 1
         return ""
+
+    @tool(effect="read")
+    async def draw(self) -> ToolResult:
+        """Draw a picture, and say so in a file that no model reads."""
+        return ToolResult(True, output="drawn", content=[Blob("image/png", png()), Blob("text/x-note", b"drawn")])
 
     @tool(effect="read")
     async def meet(self, count: int) -> str:
@@ -211,3 +219,15 @@ async def test_arguments_are_repaired_by_the_executor(way: str, namespace: str) 
         expected = await executor.process_tool_calls([{"id": f"t0c{n}", "name": "add", "arguments": text} for n, text in enumerate(texts)])
     assert model.told() == {each["tool_call_id"]: each["content"] for each in expected}
     assert model.told()["t0c0"] == "3 for nobody"
+
+
+async def test_pictures_reach_the_model(way: str, namespace: str) -> None:
+    """A picture is an image part of the model's next request, and what it can't read is a mark in the text."""
+    turns: list[Turn] = [[("draw", {})], "done"]
+    async with serving(Sums(), namespace=namespace) as executor, playing(lambda _, turn: turns[turn]) as model:
+        assert await WAYS[way](model, executor, "one") == "done"
+    sent = json.dumps(model.bodies[-1])
+    assert b64encode(png()).decode() in sent
+    assert sent.count("image/png") >= 2
+    assert "[attached: image/png, " in sent
+    assert "[attached: text/x-note, 5 bytes]" in sent

@@ -19,6 +19,7 @@ from toolbus.adapters.outcomes import outcome, outcome_now
 from toolbus.adapters.places import Asked
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
+from toolbus.client.executor.parts import Observation, parts_of
 from toolbus.events import Text
 from toolbus.results import Progress, ToolResult
 from toolbus.schema.bounds import references
@@ -41,7 +42,7 @@ _call: ContextVar[str] = ContextVar("toolbus_langchain_call", default="")
 
 
 class BusTool(StructuredTool):
-    """One tool of a bus: its content is the observation, its artifact the ``ToolResult``.
+    """One tool of a bus: its content is the observation, images and files as parts, and its artifact the ``ToolResult``.
 
     A failure is a message with the status ``error`` that tells the model what to do next. In LangGraph, text and progress arrive
     as deltas of ``stream_mode="tools"``. ``invoke`` waits in its thread, ``ainvoke`` runs in any event loop.
@@ -139,9 +140,10 @@ def _asked(arguments: dict[str, Any], parameter: str) -> Asked | None:
     return Asked(message, [(each["id"] or "", each["name"]) for each in message.tool_calls], own)
 
 
-def _answered(made: tuple[Any, ToolResult]) -> tuple[Any, ToolResult]:
-    content, result = made
-    if not result.success:
+def _answered(made: tuple[Observation, ToolResult]) -> tuple[Any, ToolResult]:
+    observation, result = made
+    content: Any = parts_of(observation, "langchain") if observation.shown else observation.text
+    if not observation.success:
         raise ToolException(content)
     return content, result
 

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 from toolbus.adapters.home import AnyExecutor, executor_of, read_at_home, run_at_home
 from toolbus.adapters.outcomes import outcome
 from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.executor.parts import parts_of
 
 
 def function_tools(executor: AnyExecutor, *, strict: bool = False) -> list[FunctionTool]:
@@ -61,8 +62,8 @@ def _function_tool(executor: ToolExecutor, function: dict[str, Any]) -> Function
     name: str = function["name"]
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
-        content, _ = await outcome(executor, name, arguments, context.tool_call_id)
-        return content
+        observation, _ = await outcome(executor, name, arguments, context.tool_call_id)
+        return parts_of(observation, "openai_agents") if observation.shown else observation.text
 
     made = FunctionTool(
         name=name,
@@ -104,5 +105,5 @@ async def _not_found(executor: ToolExecutor, name: str, call: str) -> str:
     """Return the observation of a call of a tool that the agent was not given, though others may have it."""
     found = executor.find(name)
     others = executor.tools.filter(names=[each for each in executor.tools if found is None or each != found.name])
-    content, _ = await outcome(executor.narrowed(others), name, {}, call)
-    return str(content)
+    observation, _ = await outcome(executor.narrowed(others), name, {}, call)
+    return observation.text

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from toolbus.adapters.home import run_at_home, wait_at_home
 from toolbus.adapters.places import Asked, places_of
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import Observer
+from toolbus.client.executor.parts import Observation
 from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.envelope import new_id
 from toolbus.results import ConfigurationError, ToolResult
@@ -18,7 +18,7 @@ MAX_TURNS = 12
 
 async def outcome(
     executor: ToolExecutor, name: str, arguments: object, call: str = "", observer: Observer | None = None, asked: Asked | None = None
-) -> tuple[str, ToolResult]:
+) -> tuple[Observation, ToolResult]:
     """Run a call of a model and return its observation and its result; it may run in any event loop.
 
     Args:
@@ -35,7 +35,7 @@ async def outcome(
 
 def outcome_now(
     executor: ToolExecutor, name: str, arguments: object, call: str = "", observer: Observer | None = None, asked: Asked | None = None
-) -> tuple[str, ToolResult]:
+) -> tuple[Observation, ToolResult]:
     """Do the same in a thread, which waits.
 
     Raises:
@@ -56,13 +56,13 @@ def turns(most: int) -> Iterator[bool]:
     return (turn == most for turn in range(1, most + 1))
 
 
-async def _run(executor: ToolExecutor, wanted: ModelCall, observer: Observer | None, asked: Asked | None) -> tuple[Any, ToolResult]:
+async def _run(executor: ToolExecutor, wanted: ModelCall, observer: Observer | None, asked: Asked | None) -> tuple[Observation, ToolResult]:
     place = None if asked is None else places_of(executor).claim(executor, asked)
     # Without an observer no person sees a question, so handlers may not ask one.
     async with executor.turn([wanted], streaming=observer is not None, places=() if place is None else (place,)) as turn:
         if observer is not None:
             async for event in turn:
                 observer(event)
-        (message,) = await turn.messages()
+        (observation,) = await turn.observations()
         (result,) = await turn.results()
-    return message["content"], result
+    return observation, result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    from pydantic_ai import ModelResponse, RunContext, ToolDefinition, ToolReturn
+    from pydantic_ai import BinaryContent, ModelResponse, RunContext, ToolDefinition, ToolReturn
     from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the adapter needs Pydantic AI: pip install 'toolbus[pydantic-ai]' ({error})", name=error.name) from None
@@ -71,8 +71,9 @@ class BusToolset(AbstractToolset[Any]):
         """Run a call."""
         changed = not isinstance(tool_args, _Said) or tool_args != tool_args.read
         arguments: object = dict(tool_args) if changed else tool_args.text  # type: ignore[attr-defined]
-        content, result = await outcome(self._executor, name, arguments, ctx.tool_call_id or "", asked=_asked(ctx))
-        return ToolReturn(content, metadata=result)
+        observation, result = await outcome(self._executor, name, arguments, ctx.tool_call_id or "", asked=_asked(ctx))
+        files = [BinaryContent(blob.data, media_type=blob.media_type) for blob in observation.shown]
+        return ToolReturn([observation.text, *files] if files else observation.text, metadata=result)
 
     async def _definitions(self) -> list[dict[str, Any]]:
         return self._executor.tools.definitions("openai")

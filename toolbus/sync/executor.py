@@ -9,6 +9,7 @@ from typing import Any, Self
 from toolbus.client.executor import executor as aio
 from toolbus.client.executor import turn
 from toolbus.client.executor.observers import ToolEvent
+from toolbus.client.executor.parts import Observation
 from toolbus.client.tools.tool import Tool
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.sync.loop import FindLoop, Loop
@@ -99,6 +100,10 @@ class Turn:
     def results(self) -> list[ToolResult]:
         """Wait for all calls and return their results in order; unread events are dropped."""
         return self._loop.run(self._turn.results)
+
+    def observations(self) -> list[Observation]:
+        """Wait for all calls and return what the model is told of each, in order."""
+        return self._loop.run(self._turn.observations)
 
     def messages(self) -> list[dict[str, Any]]:
         """Wait for all calls and return the messages that answer them, in the shape in which the model made them."""

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from toolbus.broker.protocols import Usage
 from toolbus.client import views as aio
-from toolbus.client.executor.observations import LIMIT
+from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
 from toolbus.options import CallOptions, ServiceCallOptions, session_id
@@ -79,6 +79,7 @@ class BoundBus:
         *,
         tools: Tools | ToolView | None = None,
         output_limit: int = LIMIT,
+        attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
         confirm_timeout: float = PATIENCE,
         confirm_anywhere: bool | None = None,
@@ -91,6 +92,7 @@ class BoundBus:
         Args:
             tools: the tools that may be called (``bus.tools.filter(…)``); all when left out.
             output_limit: most characters of an observation, for tools that set no limit of their own.
+            attachment_limit: most bytes of images and files that a model is shown of one turn; 0 for none.
             confirmer: a plain function that asks a person about tools that declare ``confirm``; it runs in a thread.
             confirm_timeout: seconds that a call waits for the person.
             confirm_anywhere: whether any process of the namespace may answer; left out, when there is no confirmer.
@@ -103,6 +105,7 @@ class BoundBus:
         made = self._view.executor(
             tools=tools.view if isinstance(tools, Tools) else tools,
             output_limit=output_limit,
+            attachment_limit=attachment_limit,
             confirmer=in_threads(confirmer, self._loop),
             confirm_timeout=confirm_timeout,
             confirm_anywhere=confirm_anywhere,
