@@ -37,6 +37,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(orders=(False, True))
     parser.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="end a worker every so many seconds")
     parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL", help="how it is ended (%(default)s)")
+    parser.add_argument("--lost", choices=("error", "restart", "restore"), default="", help="the services' session_lost (error)")
     parser.add_argument("--concurrency", type=int, default=100, metavar="N", help="calls at once in each worker (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="worker processes (%(default)s)")
     parser.add_argument("--together", type=int, default=32, metavar="N", help="episodes at once (%(default)s)")
@@ -60,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
             declared,
             options.kill_every,
             options.signal,
+            options.lost,
             options.concurrency,
             options.workers,
             options.together,

@@ -14,9 +14,11 @@ from typing import Any
 from benchmarks.episodes.player import VERDICTS, Player, Verdict
 from benchmarks.episodes.pool import Pool
 from benchmarks.episodes.script import Episode
+from benchmarks.episodes.services import DECLARED, LOST
 from benchmarks.episodes.ways.every import Way, way
 from benchmarks.episodes.worlds.every import WORLDS
 from toolbus import Settings, ToolBus
+from toolbus.options import CallOptions
 
 _EPISODE_SECONDS = 60.0
 _CALL_SECONDS = 20.0
@@ -32,6 +34,7 @@ class Plan:
         way: how the turns are made.
         declared: the services declare that their calls run one after another.
         kill_every: seconds after which a worker is ended and another one started; 0 ends none.
+        lost: the services' ``session_lost``; empty for the default.
         signal: ``KILL``, or ``TERM``, after which a worker finishes what it runs.
         concurrency: calls that run at once in each worker.
         pause: most seconds that the model thinks before each turn.
@@ -42,6 +45,7 @@ class Plan:
     declared: bool = False
     kill_every: float = 0.0
     signal: str = "KILL"
+    lost: str = ""
     concurrency: int = 100
     workers: int = 4
     together: int = 32
@@ -54,7 +58,7 @@ class Plan:
         """The row's name."""
         declared = "sequential" if self.declared else "default"
         ends = f", SIG{self.signal} every {self.kill_every:g} s" if self.kill_every else ""
-        return f"{self.way}, {declared}{ends}"
+        return f"{self.way}, {declared}{ends}{f', {self.lost}' if self.lost else ''}"
 
 
 @dataclass
@@ -87,7 +91,8 @@ async def measure(plan: Plan, scripts: Sequence[Episode], url: str, progress: Ca
     chance = random.Random(plan.seed)
     players = [Player(script, _pauses(script, plan.pause, chance)) for script in scripts]
     options = ("--lease", str(plan.lease), "--concurrency", str(plan.concurrency))
-    async with Pool(settings, workers=plan.workers, declared=plan.declared, options=options) as pool, ToolBus(settings=settings) as bus:
+    variables = {DECLARED: "1" if plan.declared else "", LOST: plan.lost}
+    async with Pool(settings, plan.workers, options, variables) as pool, ToolBus(settings=settings) as bus:
         for name in {name for script in scripts for name in script.services}:
             await bus.wait_for_tool(WORLDS[name].audit_tool(), timeout=_CALL_SECONDS)
         began = time.monotonic()
@@ -127,7 +132,8 @@ def _pauses(script: Episode, most: float, chance: random.Random) -> list[float]:
 
 
 async def _episode(play: Way, player: Player, bus: ToolBus, plan: Plan, places: asyncio.Semaphore) -> None:
-    async with places, bus.session(player.episode.session, user="bench", timeout=_CALL_SECONDS) as view:
+    options: CallOptions = {"user": "bench", "timeout": _CALL_SECONDS, "initial": {"episode": player.episode.session}}
+    async with places, bus.session(player.episode.session, **options) as view:
         try:
             async with asyncio.timeout(_EPISODE_SECONDS):
                 await play(view, player)

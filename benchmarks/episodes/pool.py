@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.episodes.services import DECLARED
 from benchmarks.episodes.worlds.every import WORLDS
 from benchmarks.peers import environment
 from benchmarks.processes import Child
@@ -30,14 +29,12 @@ class Pool:
         kills: processes that were ended so far.
     """
 
-    def __init__(self, settings: Settings, *, workers: int, declared: bool, options: tuple[str, ...]) -> None:
+    def __init__(self, settings: Settings, workers: int, options: tuple[str, ...], variables: dict[str, str]) -> None:
         self.kills = 0
         self._settings = settings
         self._workers = workers
         self._options = options
-        self._env = environment("quiet", settings.url) | {"TOOLBUS_NAMESPACE": settings.namespace}
-        if declared:
-            self._env[DECLARED] = "1"
+        self._env = environment("quiet", settings.url) | {"TOOLBUS_NAMESPACE": settings.namespace} | variables
         self._children: list[Child] = []
         self._ended: list[Child] = []
 

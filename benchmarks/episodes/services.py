@@ -18,6 +18,9 @@ from toolbus.descriptors import Effect
 DECLARED = "BENCH_DECLARED"
 """Variable of the environment: the services declare that their calls run one after another."""
 
+LOST = "BENCH_LOST"
+"""Variable of the environment: the services' ``session_lost``."""
+
 _COROUTINES = ("calculator", "cart", "tickets", "travel")
 """Worlds whose tools are coroutine functions; those of the others are plain functions, which run in threads."""
 
@@ -27,28 +30,39 @@ _WORK_SECONDS = 0.002
 class Sessions(ToolService):
     """Keeps one world for each session."""
 
-    sticky_sessions = True
     world: type[World]
 
-    def __init__(self) -> None:
-        self.worlds: dict[tuple[str, str], World] = {}
+    async def open_session(self, session: Session, initial: dict[str, Any]) -> World:
+        """Return the world with which an episode begins."""
+        return self.world(initial["episode"])
 
-    def now(self) -> World:
-        """Return the world of the call's session."""
-        call = invocation()
-        return self.worlds.setdefault((call.user, call.session), self.world(call.session))
+    async def save_session(self, session: Session, state: World) -> dict[str, Any]:
+        """Return the attributes of a world."""
+        return vars(state)
 
-    async def cleanup(self, session: Session | None = None) -> None:
-        """Forget a session."""
-        if session is not None:
-            self.worlds.pop(session, None)
+    async def load_session(self, session: Session, saved: dict[str, Any]) -> World:
+        """Return the world that had these attributes."""
+        state = self.world.__new__(self.world)
+        vars(state).update(saved)
+        return state
 
 
-def service(world: type[World], *, declared: bool) -> type[Sessions]:
-    """Return the class of a service whose tools are the methods of a world; declared, its calls run one after another."""
+def served(*, declared: bool, lost: str = "") -> list[Sessions]:
+    """Return a service for each world.
+
+    Args:
+        declared: the calls of each service are declared to run one after another.
+        lost: the services' ``session_lost``.
+    """
+    return [_service(world, declared, lost)() for world in WORLDS.values()]
+
+
+def _service(world: type[World], declared: bool, lost: str) -> type[Sessions]:
     body: dict[str, Any] = {"id": world.name, "world": world, "__doc__": world.__doc__, "__module__": __name__}
     if declared:
         body["sequential"] = True
+    if lost:
+        body["session_lost"] = lost
     make = _coroutine if world.name in _COROUTINES else _plain
     for name, method in world.methods().items():
         effect: Effect = "read" if name == world.audit_tool() else ""
@@ -60,7 +74,7 @@ def _plain(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def run(self: Sessions, **arguments: Any) -> Any:
         time.sleep(_WORK_SECONDS)
-        return copy.deepcopy(self.now()._call(name, arguments))
+        return copy.deepcopy(invocation().state._call(name, arguments))
 
     return run
 
@@ -69,14 +83,9 @@ def _coroutine(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     async def run(self: Sessions, **arguments: Any) -> Any:
         await asyncio.sleep(_WORK_SECONDS)
-        return copy.deepcopy(self.now()._call(name, arguments))
+        return copy.deepcopy(invocation().state._call(name, arguments))
 
     return run
 
 
-def served(*, declared: bool) -> list[Sessions]:
-    """Return a service for each world."""
-    return [service(world, declared=declared)() for world in WORLDS.values()]
-
-
-SERVICES = served(declared=bool(os.environ.get(DECLARED)))
+SERVICES = served(declared=bool(os.environ.get(DECLARED)), lost=os.environ.get(LOST, ""))
