@@ -60,7 +60,7 @@ async def home(bus: ToolBus, session: str) -> int:
 
 
 async def test_a_killed_worker_is_told_and_never_silently_replaced(place: Place, spawn: Callable[[str], Program]) -> None:
-    """Whatever ran last, the agent's next call in the session says that its state is gone; what waited behind it did not run either."""
+    """The agent's next call in the session says that its state is gone, and so do those that ran or waited; none of them is run again."""
     workers = {process.pid: process for process in (spawn("error"), spawn("error"))}
     async with place.bus() as bus:
         await bus.wait_for_tool("put", timeout=30)
