@@ -11,6 +11,7 @@ from toolbus.client.bus import ToolBus
 from toolbus.compat.trustgraph.schema import DEFAULT_USER, Error, ToolServiceRequest, ToolServiceResponse, text_of
 from toolbus.events import Finished, Reset, Text
 from toolbus.results import ErrorInfo
+from toolbus.schema.documents import unique
 from toolbus.settings import Settings
 
 # Seconds that a call waits for a service to appear.
@@ -99,7 +100,7 @@ class ToolServiceClient:
         Without a recipient the one response carries everything.
         """
         await self.start()
-        config, arguments = json.loads(request.config or "{}"), json.loads(request.arguments or "{}")
+        config, arguments = (json.loads(text or "{}", object_pairs_hook=unique) for text in (request.config, request.arguments))
         service = self._bus.service(self.request_topic)
         response = ToolServiceResponse()
         async with service.stream(request.user, config, arguments, timeout=timeout, wait=min(timeout, _WAIT)) as call:
