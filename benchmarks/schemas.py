@@ -42,10 +42,10 @@ def measure(tools: int, runs: int) -> tuple[list[Limit], dict[str, Any]]:
     catalogue = _catalogue(tools)
     limits: list[Limit] = []
     figures: dict[str, Any] = {"tools": tools}
-    for format in FORMATS:
-        for strict in (True, False) if format in _STRICT else (False,):
-            took = [1000 * _seconds(lambda: ToolView(catalogue).definitions(format, strict=strict)) for _ in range(runs)]  # noqa: B023
-            name = f"{tools:,} definitions, {format}{', strict' if strict else ''}"
+    for kind in FORMATS:
+        for strict in (True, False) if kind in _STRICT else (False,):
+            took = [1000 * _seconds(lambda: ToolView(catalogue).definitions(kind, strict=strict)) for _ in range(runs)]  # noqa: B023
+            name = f"{tools:,} definitions, {kind}{', strict' if strict else ''}"
             figures[name] = took
             # The quickest run is the one that other programs disturbed least.
             limits.append(Limit(name, min(took), MOST_MS if strict else 2 * MOST_MS, "ms CPU", detail=spread(took, 1)))

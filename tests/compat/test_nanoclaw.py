@@ -116,7 +116,7 @@ def test_tool_calls_become_messages_in_order() -> None:
     assert json.loads(messages[2]["content"])["error"] == "Tool not found: nothing"
 
 
-@pytest.mark.parametrize("arguments", ['{"query": ', "[1]", "7", "[" * 100_000, '"text"'])
+@pytest.mark.parametrize("arguments", ['{"query": ', "[1]", "7", "[" * 100_000, '"text"', '{"query": "x", "query": "y"}'])
 def test_malformed_arguments_are_told_to_the_model(arguments: str) -> None:
     """Arguments that are no JSON object give an error message that says so, and the other calls go on."""
     bad, good = ToolExecutor().process_tool_calls([call("search", arguments), call("search", '{"query": "x"}')])

@@ -267,6 +267,9 @@ async def test_on_request_answers_through_the_producer() -> None:
     assert sent[0] == (ToolServiceResponse(None, "Hey al! Here's a pun for you:\n\nx", end_of_stream=True), {"id": "42"})
     assert sent[1][0].error is not None
     assert sent[1][1] == {"id": "43"}
+    await service.on_request(Message(ToolServiceRequest("al", "", '{"topic": "x", "topic": "y"}'), {"id": "44"}), None, None)
+    assert sent[2][0].error is not None
+    assert '"topic" stands twice' in sent[2][0].error.message
 
 
 async def _ignore(text: str) -> None:

@@ -279,26 +279,8 @@ def test_repeated_keys_are_found_at_any_place(value: dict[str, Any], depth: int,
 
 # Values that decoders treat differently: numbers at the limits, exponents, halves of pairs, and names that are no JSON.
 NUMBERS = st.sampled_from(
-    [
-        "1e308",
-        "1e309",
-        "-1e999",
-        "1E400",
-        "0.1e-400",
-        "-0",
-        "-0.0",
-        "1.0",
-        "01",
-        "1.",
-        ".5",
-        "+1",
-        "NaN",
-        "-Infinity",
-        "Infinity",
-        "nan",
-        "inf",
-    ]
-    + ["9007199254740993", "123456789012345678901234567890", "1" * 400, "0x1F", "1_0", "1L", "1n", "1j", "True", "None", "undefined"]
+    "1e308 1e309 -1e999 1E400 0.1e-400 -0 -0.0 1.0 01 1. .5 +1 NaN -Infinity Infinity nan inf 9007199254740993 0x1F 1_0 1L 1n 1j True None "
+    f"undefined 123456789012345678901234567890 {'1' * 400}".split()
 )
 
 

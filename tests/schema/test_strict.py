@@ -229,3 +229,47 @@ def test_a_reference_at_the_top_is_followed() -> None:
     assert (made["properties"], made["required"]) == ({"a": {"type": "string"}}, ["a"])
     with pytest.raises(ConfigurationError):
         plain_object({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}})
+
+
+def of_properties(count: int, length: int) -> dict[str, Any]:
+    """Return an object of plain properties whose names have this many characters."""
+    return {"type": "object", "properties": {f"{number:0{length}}": {"type": "string"} for number in range(count)}}
+
+
+def of_values(values: list[Any], more: list[Any] | None = None) -> dict[str, Any]:
+    """Return an object with enumerations that are required."""
+    properties = {"a": {"enum": values, "type": "string"}, "b": {"enum": more or ["x"], "type": "string"}}
+    return {"type": "object", "properties": properties, "required": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        (of_properties(12, 10_000), of_properties(12, 10_001)),
+        (of_properties(5_000, 20), of_properties(5_001, 20)),
+        (of_values([f"{number:059}" for number in range(250)]), of_values([f"{number:060}" for number in range(251)])),
+        (of_values([f"{number:08}" for number in range(999)]), of_values([f"{number:08}" for number in range(1_000)])),
+        (
+            of_values([f"{number:0479}" for number in range(249)]),
+            of_values([f"{number:0479}" for number in range(249)], ["y" * 1000]),
+        ),
+        (
+            {**of_values(["v"]), "$defs": {"n" * 119_000: {"type": "string"}}},
+            {**of_values(["v"]), "$defs": {"n" * 120_000: {"type": "string"}}},
+        ),
+        (
+            {"type": "object", "properties": {"a": {"type": "string", "enum": [f"{number}" for number in range(999)]}}},
+            {"type": "object", "properties": {"a": {"type": "string", "enum": [f"{number}" for number in range(1_000)]}}},
+        ),
+        (
+            {"type": "object", "properties": {"a": {"type": "string", "const": "v" * 119_999}}, "required": ["a"]},
+            {"type": "object", "properties": {"a": {"type": "string", "const": "v" * 120_000}}, "required": ["a"]},
+        ),
+    ],
+    ids=["names", "properties", "a large enumeration", "values", "text", "definitions", "added nulls", "const"],
+)
+def test_sizes_beyond_the_documented_limits_are_not_forced(within: dict[str, Any], beyond: dict[str, Any]) -> None:
+    """A schema that is too large for strict mode stays as it is, since it would make a provider refuse the whole list of tools."""
+    assert strict(within) is not None
+    assert strict(beyond) is None
+    assert flat(beyond) is None

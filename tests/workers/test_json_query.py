@@ -82,6 +82,13 @@ def test_bad_json_is_named_with_line_and_column(text, line, column):
     assert error.details == {"line": line, "column": column}
 
 
+def test_a_key_that_stands_twice_is_named():
+    """Half of such a document would be ignored in silence."""
+    error = error_of(lambda: load('[{"a": 1, "b": {}, "a": 2}]'))
+    assert error.code == "bad_json"
+    assert 'the key "a" stands twice' in error.message
+
+
 def test_single_quotes_are_hinted_at():
     """The commonest slip gets told how to mend it."""
     assert "double quotes" in error_of(lambda: load("{'a': 1}")).message

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +22,10 @@ _EXACT = 2**53
 _KINDS = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _CONTAINERS = {"{": "object", "[": "array"}
 _WORDS = {"true": True, "false": False}
+_BOUNDS = {
+    "minimum": operator.lt, "maximum": operator.gt, "exclusiveMinimum": operator.le, "exclusiveMaximum": operator.ge,
+    "minLength": operator.lt, "maxLength": operator.gt,
+}  # fmt: skip
 _MOST_TEXT = 262_144
 _MOST_LEVELS = 32
 _MOST_STEPS = 40_000
@@ -69,6 +74,8 @@ class _Caster:
         kinds = _kinds(schema)
         if kinds and isinstance(value, str) and "string" not in kinds:
             value = self._read(value, kinds, path)
+        elif isinstance(value, (bool, int, float)) and isinstance(schema.get("enum"), list):
+            return self._text_for(value, schema["enum"], path)
         if isinstance(value, dict):
             return self._object(value, schema, path, level)
         if isinstance(value, list):
@@ -81,6 +88,17 @@ class _Caster:
             return text
         self._note(f"string → {refusal.type_word(read)}", path)
         return read
+
+    def _text_for(self, value: float, texts: list[Any], path: tuple[str | int, ...]) -> Any:
+        """Return the one text of an enumeration of texts that stands for a boolean or a number, or the value itself."""
+        self._left -= len(texts)
+        if self._left < 0 or not all(isinstance(text, str) for text in texts):
+            return value
+        found = [text for text in texts if _stands_for(text, value)]
+        if len(found) != 1:
+            return value
+        self._note(f"{refusal.type_word(value)} → string", path)
+        return found[0]
 
     def _object(self, value: dict[str, Any], schema: Mapping[str, Any], path: tuple[str | int, ...], level: int) -> dict[str, Any]:
         properties, required = schema.get("properties"), schema.get("required")
@@ -96,8 +114,22 @@ class _Caster:
             elif part is None and name not in needed and not self._takes_null(known[name]):
                 self._note("null left out", (*path, name))
             else:
-                made[name] = self.value(part, known[name], (*path, name), level + 1)
+                cast = self.value(part, known[name], (*path, name), level + 1)
+                if name not in needed and self._is_impossible_default(cast, known[name]):
+                    self._note("the default, which the schema refuses, left out", (*path, name))
+                else:
+                    made[name] = cast
         return made
+
+    def _is_impossible_default(self, value: Any, schema: Any) -> bool:
+        """Return whether a value is the default of a schema that accepts it only when it is left out."""
+        followed = self._followed(schema)
+        if followed is None or isinstance(value, (dict, list)) or not _same(value, followed.get("default", _UNCHANGED)):
+            return False
+        values = followed.get("enum")
+        if isinstance(values, list) and not any(_same(value, each) for each in values):
+            return True
+        return not fits(value, _kinds(followed)) or _is_out_of_bounds(value, followed)
 
     def _array(self, value: list[Any], schema: Mapping[str, Any], path: tuple[str | int, ...], level: int) -> list[Any]:
         first = schema.get("prefixItems")
@@ -114,7 +146,7 @@ class _Caster:
         followed = [branch for branch in map(self._followed, branches) if branch is not None]
         if len(followed) != len(branches):
             return value
-        fitting = [branch for branch in followed if _fits(value, _kinds(branch))]
+        fitting = [branch for branch in followed if fits(value, _kinds(branch))]
         if not fitting and isinstance(value, str):
             text = value.strip()
             readable = {kinds: _value_in(text, kinds, self._clear) is not _UNCHANGED for kinds in set(map(_kinds, followed))}
@@ -168,6 +200,31 @@ class _Caster:
             self.changes.append(f"{what} - at `{refusal.shorten(refusal.place(path), 150)}`")
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same in JSON, where numbers are equal by their size and no boolean is a number."""
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _is_out_of_bounds(value: Any, schema: Mapping[str, Any]) -> bool:
+    size = len(value) if isinstance(value, str) else value
+    for key, outside in _BOUNDS.items():
+        bound = schema.get(key)
+        if isinstance(value, str) is not key.endswith("Length") or isinstance(bound, bool) or not isinstance(bound, (int, float)):
+            continue
+        if isinstance(size, (int, float)) and outside(size, bound):
+            return True
+    return False
+
+
+def _stands_for(text: str, value: float) -> bool:
+    plain = text.strip().lower()
+    if isinstance(value, bool):
+        return plain in _WORDS and _WORDS[plain] is value
+    if _NUMBER.match(plain) is None or not (isinstance(value, int) or math.isfinite(value)):
+        return False
+    return Decimal(plain) == (Decimal(value) if isinstance(value, int) else Decimal(repr(value)))
+
+
 def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
     kinds = schema.get("type")
     if isinstance(kinds, str):
@@ -176,9 +233,21 @@ def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({kind for kind in kinds if isinstance(kind, str)} & _KINDS)) if isinstance(kinds, (list, tuple)) else ()
 
 
-def _fits(value: Any, kinds: tuple[str, ...]) -> bool:
+def fits(value: Any, kinds: Collection[str]) -> bool:
+    """Return whether a value is of one of these types, as far as that can be told without looking into it; none means any."""
     word = refusal.type_word(value)
-    return not kinds or word in kinds or (word == "integer" and "number" in kinds) or (word == "number" and "integer" in kinds)
+    return (
+        not kinds
+        or word in kinds
+        or (word == "integer" and "number" in kinds)
+        or (word == "number" and "integer" in kinds and value == int(value))
+    )
+
+
+def value_in(text: str, kinds: tuple[str, ...], otherwise: object) -> Any:
+    """Return the value of one of these types that a text contains, or ``otherwise``."""
+    found = _value_in(text, kinds, {})
+    return otherwise if found is _UNCHANGED else found
 
 
 def _value_in(text: str, kinds: tuple[str, ...], clear: dict[str, bool]) -> Any:

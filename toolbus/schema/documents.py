@@ -36,7 +36,7 @@ def read_document(text: str | bytes, kind: type[T]) -> T:
             raise ValueError("it is empty")
         value = msgspec.json.decode(data, type=kind)
         # The decoder keeps the last of equal keys, but the first may be the one that was meant.
-        json.loads(data, object_pairs_hook=_check_keys, parse_int=str, parse_float=str)
+        json.loads(data, object_pairs_hook=check_keys, parse_int=str, parse_float=str)
     except UnicodeError:
         raise ValueError("its text is not UTF-8") from None
     except RecursionError:
@@ -46,7 +46,22 @@ def read_document(text: str | bytes, kind: type[T]) -> T:
     return value
 
 
-def _check_keys(pairs: list[tuple[str, Any]]) -> None:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the pairs; the ``object_pairs_hook`` for readers of the standard library's kind.
+
+    Raises:
+        RepeatedKeyError: a key stands twice.
+    """
+    check_keys(pairs)
+    return dict(pairs)
+
+
+def check_keys(pairs: list[tuple[str, Any]]) -> None:
+    """Check that each key of an object stands once.
+
+    Raises:
+        RepeatedKeyError: a key stands twice.
+    """
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:

@@ -16,6 +16,7 @@ import msgspec
 from toolbus.descriptors import TYPE_WORDS
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
+from toolbus.schema.contradictions import flag, may_contradict, settle
 
 _WORDS = TYPE_WORDS | {
     "char": "string", "varchar": "string", "uuid": "string", "url": "string", "uri": "string",
@@ -53,7 +54,7 @@ def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
     if isinstance(schema, Mapping) and _accepts_objects(schema.get("type", "object")):
         given = dict(schema)
         if _flaw(given) is None:
-            return given, []
+            return _settled(given)
     if not isinstance(schema, Mapping):
         raise DescriptorError(f"a JSON Schema must be an object, not {type_name(schema)}", path="$.parameters")
     mender = _Mender()
@@ -63,6 +64,18 @@ def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
         raise DescriptorError(f"the parameters must be an object schema, not {schema.get('type')!r}", path="$.parameters.type")
     _leave_out_flaws(made, mender)
     return made, mender.changes
+
+
+def _settled(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a valid schema without contradictions; as it is when it has none."""
+    if not may_contradict(given):
+        return given, []
+    mender = _Mender()
+    try:
+        made = mender.schema(given, "$", 0)
+    except DescriptorError:
+        return given, []
+    return (made, mender.changes) if mender.changes and _flaw(made) is None else (given, [])
 
 
 def mended_document(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -134,6 +147,7 @@ class _Mender:
         self._required(made, path)
         self._bounds(made, path)
         self._items(made, path)
+        settle(made, path, self.note)
         for key in ("description", "title"):
             if key in made and not isinstance(made[key], str):
                 made[key] = str(made[key])[:1000]
@@ -193,22 +207,38 @@ class _Mender:
     def _required(self, made: dict[str, Any], path: str) -> None:
         properties = made.get("properties")
         hoisted: list[str] = []
+        spared: set[str] = set()
         for name, part in properties.items() if isinstance(properties, Mapping) else ():
-            if isinstance(part, dict) and isinstance(required_here := part.get("required"), (bool, str)):
-                del part["required"]
-                if required_here is True or str(required_here).lower() in {"true", "yes"}:
-                    hoisted.append(name)
-                self.note(f"{path}.properties.{name}", "moved 'required' to where it belongs")
+            needed = self._said_inside(part) if isinstance(part, dict) else None
+            if needed is None:
+                continue
+            self.note(f"{path}.properties.{name}", "moved 'required' to where it belongs")
+            if needed:
+                hoisted.append(name)
+            else:
+                spared.add(name)
         required = made.get("required")
         if isinstance(required, str) and isinstance(properties, Mapping) and required in properties:
             required = [required]
         if isinstance(required, list):
-            wanted = list(dict.fromkeys(each for each in [*required, *hoisted] if isinstance(each, str)))
+            wanted = list(dict.fromkeys(each for each in [*required, *hoisted] if isinstance(each, str) and each not in spared))
             if wanted != made.get("required"):
                 self.note(path, "corrected 'required'")
             made["required"] = wanted
         elif hoisted:
             made["required"] = hoisted
+
+    @staticmethod
+    def _said_inside(part: dict[str, Any]) -> bool | None:
+        """Take ``required`` or ``optional`` out of a property; return whether it is required, or None when nothing is said."""
+        optional = flag(part["optional"]) if "optional" in part else None
+        if optional is not None:
+            del part["optional"]
+        required = part.get("required")
+        if not isinstance(required, (bool, str)):
+            return None if optional is None else not optional
+        del part["required"]
+        return flag(required) is True and not optional
 
     def _bounds(self, made: dict[str, Any], path: str) -> None:
         for key in [key for key in _NUMBERS if key in made]:

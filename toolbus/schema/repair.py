@@ -46,7 +46,8 @@ def parse(text: str | bytes) -> tuple[dict[str, Any], list[str]]:
 def _check_keys(text: str | bytes, value: dict[str, Any]) -> None:
     """Refuse an object in which a key stands twice, since readers of JSON differ in which of the values they take."""
     # As many colons as keys: each is there once, and there are no further objects.
-    if text.count(":" if isinstance(text, str) else b":") == len(value):
+    colons = text.count(":") if isinstance(text, str) else text.count(b":")
+    if colons == len(value):
         return
     try:
         json.loads(text, object_pairs_hook=_checked_keys, parse_int=_no_value, parse_float=_no_value)

@@ -22,7 +22,7 @@ EVENTS: Mapping[str, str] = {
     "cancelled.unread": "the set of cancelled calls could not be read; it is read again",
     "definition.name_refused": "two tools map to one name for models; the first keeps it, the other is left out of definitions",
     "definition.set_aside": "a format can't express a tool's schema; the tool is left out of that format's definitions",
-    "descriptor.mended": "the parameters of a tool were no JSON Schema; corrected ones are published, `changes` lists the corrections",
+    "descriptor.mended": "parameters of a service's tools were no JSON Schema or contradicted themselves; `changes` lists the corrections",
     "descriptor.invalid": "a tool in the registry is invalid, so this tool is left out; the error names its field",
     "confirmation.asked": "a call waits for a person's confirmation",
     "confirmation.not_shared": "a confirmation request could not be published; only the confirmer in this process is asked",

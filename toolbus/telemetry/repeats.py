@@ -11,7 +11,7 @@ from toolbus.telemetry.events import EVENTS
 ABOUT: Mapping[str, tuple[str, ...]] = {
     "confirmation.unreadable": ("id", "error"),
     "descriptor.invalid": ("key", "error"),
-    "descriptor.mended": ("tool", "service", "changes"),
+    "descriptor.mended": ("service", "tools", "changes"),
     "registry.unreadable": ("service", "error"),
     "server.no_permission": ("server", "error"),
     "tool.name_taken": ("tool", "service", "holder"),

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 from msgspec import Meta
 
 from toolbus import ToolError, ToolResult, tool
+from toolbus.schema.documents import unique
 
 MAX_TEXT = 1_000_000
 MAX_DEPTH = 100
@@ -300,7 +301,7 @@ def _parse(text: str, name: str) -> Any:
     if len(text) > MAX_TEXT:
         raise _fail(f"the {name} has {len(text):,} characters; at most {MAX_TEXT:,} are allowed", "too_large")
     try:
-        return json.loads(text.removeprefix("\ufeff"), parse_constant=_refuse_constant)
+        return json.loads(text.removeprefix("\ufeff"), parse_constant=_refuse_constant, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         hint = "; strings and keys take double quotes" if text[error.pos : error.pos + 1] == "'" else ""
         message = f"the {name} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}{hint}"

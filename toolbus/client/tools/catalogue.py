@@ -19,6 +19,7 @@ from toolbus.descriptors import ServiceDescriptor, is_tool_document, parse_servi
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import mended_document
+from toolbus.schema.corrections import summary
 
 
 class Catalogue:
@@ -29,6 +30,8 @@ class Catalogue:
         self.services: dict[str, ServiceRecord] = {}
         self.static_services: dict[str, ServiceDescriptor] = {}
         self._static_tools: dict[str, Any] = {}
+        # What was corrected in static tools since the log told it, by service and tool.
+        self._corrections: dict[str, dict[str, list[str]]] = {}
         self._refused_items: dict[str, RefusedTool] = {}
         self._refused_services: dict[str, RefusedTool] = {}
         self._tools_of: dict[str, dict[str, Tool]] = {}
@@ -125,6 +128,7 @@ class Catalogue:
                 self._take_item(key, document)
         for service in before | set(self.services) | set(self.static_services) | self._services_of_items():
             self._settle(service)
+        self._tell_corrections()
         self.wake()
 
     def on_service(self, service: str, change: ServiceRecord | RefusedTool | None) -> None:
@@ -150,6 +154,7 @@ class Catalogue:
         kind, _, name = key.partition("/")
         for service in before | self._services_of_items() | ({name} if kind == "tool-service" else set()):
             self._settle(service)
+        self._tell_corrections()
         self.wake()
 
     # -- inside -----------------------------------------------------------------------------------
@@ -182,7 +187,7 @@ class Catalogue:
         decoded: Any = None
         try:
             decoded = msgspec.json.decode(document)
-            found = _descriptor(kind, name, decoded)
+            found = self._descriptor(kind, name, decoded)
         except (DescriptorError, msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError) as error:
             self._refuse_item(key, decoded, error)
             return
@@ -190,6 +195,33 @@ class Catalogue:
             self.static_services[name] = found
         elif found is not None:
             self._static_tools[name] = found
+
+    def _descriptor(self, kind: str, name: str, decoded: object) -> ServiceDescriptor | dict[str, Any] | None:
+        """Return a static service, or the document of a static tool, or None for one that is no tool of toolbus.
+
+        Raises:
+            DescriptorError: it can't be used.
+        """
+        if not isinstance(decoded, dict):
+            raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
+        if kind not in {"tool", "tool-service"}:
+            raise DescriptorError("its key is neither tool/NAME nor tool-service/ID nor toolkit/NAME")
+        if kind == "tool" and not is_tool_document(decoded):
+            return None
+        if kind == "tool-service":
+            service = parse_service({**decoded, "id": decoded.get("id", name)})
+            _check_name(service.id, name)
+            return service
+        proper, changes = mended_document(decoded)
+        _check_name(parse_tool(proper, None).name, name)
+        if changes:
+            self._corrections.setdefault(proper["service"], {})[name] = changes
+        return proper
+
+    def _tell_corrections(self) -> None:
+        for service, changes in self._corrections.items():
+            telemetry.log.warning("descriptor.mended", service=service, **summary(changes))
+        self._corrections.clear()
 
     def _refuse_item(self, key: str, document: object, error: Exception) -> None:
         kind, _, name = key.partition("/")
@@ -258,29 +290,6 @@ class Catalogue:
         change = ToolChange(kind, tool.name, tool)
         for subscription in self._subscriptions:
             subscription.put(change)
-
-
-def _descriptor(kind: str, name: str, decoded: object) -> ServiceDescriptor | dict[str, Any] | None:
-    """Return a static service, or the document of a static tool, or None for one that is no tool of toolbus.
-
-    Raises:
-        DescriptorError: it can't be used.
-    """
-    if not isinstance(decoded, dict):
-        raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
-    if kind not in {"tool", "tool-service"}:
-        raise DescriptorError("its key is neither tool/NAME nor tool-service/ID nor toolkit/NAME")
-    if kind == "tool" and not is_tool_document(decoded):
-        return None
-    if kind == "tool-service":
-        service = parse_service({**decoded, "id": decoded.get("id", name)})
-        _check_name(service.id, name)
-        return service
-    proper, changes = mended_document(decoded)
-    _check_name(parse_tool(proper, None).name, name)
-    if changes:
-        telemetry.log.warning("descriptor.mended", tool=name, service=decoded.get("service"), changes=changes)
-    return proper
 
 
 def _check_name(found: str, expected: str) -> None:

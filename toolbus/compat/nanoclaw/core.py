@@ -11,6 +11,7 @@ from toolbus import sync
 from toolbus.compat.awaiting import finished
 from toolbus.results import ToolResult as BusResult
 from toolbus.safe_text import reason_of, type_name
+from toolbus.schema.documents import unique
 
 DEFAULT_MODEL = "glm-5"
 
@@ -187,7 +188,7 @@ def answer_of(name: str, result: BusResult) -> ToolResult:
 def _arguments(given: Any) -> dict[str, Any]:
     if isinstance(given, str):
         try:
-            given = json.loads(given) if given.strip() else {}
+            given = json.loads(given, object_pairs_hook=unique) if given.strip() else {}
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
     if given is None:

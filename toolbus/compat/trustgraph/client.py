@@ -12,6 +12,7 @@ from toolbus.compat.trustgraph.eras import Given, given
 from toolbus.compat.trustgraph.schema import DEFAULT_USER, Error, ToolServiceRequest, ToolServiceResponse, text_of
 from toolbus.events import Finished, Reset, Text
 from toolbus.results import ErrorInfo
+from toolbus.schema.documents import unique
 from toolbus.settings import Settings
 
 _Object = Mapping[str, Any] | None
@@ -107,7 +108,7 @@ class ToolServiceClient:
         Without a recipient the one response carries everything.
         """
         await self.start()
-        config, arguments = json.loads(request.config or "{}"), json.loads(request.arguments or "{}")
+        config, arguments = (json.loads(text or "{}", object_pairs_hook=unique) for text in (request.config, request.arguments))
         service = self._bus.service(self.request_topic)
         response = ToolServiceResponse()
         async with service.stream(request.user, config, arguments, timeout=timeout, wait=min(timeout, _WAIT)) as call:

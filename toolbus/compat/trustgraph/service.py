@@ -30,6 +30,7 @@ from toolbus.compat.trustgraph.schema import (
 )
 from toolbus.descriptors import Effect
 from toolbus.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
+from toolbus.schema.documents import unique
 from toolbus.settings import Settings
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
@@ -130,8 +131,8 @@ class DynamicToolService:
         properties = {"id": call}
         try:
             request = msg.value()
-            config = json.loads(request.config) if request.config else {}
-            arguments = json.loads(request.arguments) if request.arguments else {}
+            config = json.loads(request.config, object_pairs_hook=unique) if request.config else {}
+            arguments = json.loads(request.arguments, object_pairs_hook=unique) if request.arguments else {}
             answer = self._invoke(request.user or DEFAULT_USER, config, arguments)
             if hasattr(answer, "__aiter__"):
                 async with contextlib.aclosing(answer):

@@ -25,6 +25,7 @@ from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
+from toolbus.schema.corrections import summary
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
 from toolbus.worker.definition.objects import functions_of, holds_tools
@@ -108,7 +109,13 @@ class _Tools:
 
     def __init__(self) -> None:
         self._descriptors: dict[str, ToolDescriptor] = {}
+        self._corrections: dict[str, list[str]] = {}
         self.handlers: dict[str, Handler] = {}
+
+    def note(self, tool: str, changes: list[str]) -> None:
+        """Remember what was corrected in a tool's schema, for one line in the log."""
+        if changes:
+            self._corrections[tool] = changes
 
     def add(self, tool: ToolDescriptor, handler: Handler) -> None:
         """Add a tool.
@@ -123,7 +130,9 @@ class _Tools:
         self.handlers[tool.name] = handler
 
     def published(self, service: ServiceDescriptor, owner: str) -> Publication:
-        """Return what is published of them."""
+        """Return what is published of them, and log what was corrected."""
+        if self._corrections:
+            telemetry.log.warning("descriptor.mended", service=service.id, **summary(self._corrections))
         return Publication(service, tuple(self._descriptors[name] for name in sorted(self._descriptors)), owner).with_digest()
 
 
@@ -151,7 +160,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             raise ConfigurationError(f"{cls.__name__} lists tools but does not override invoke()")
         try:
             proper, changes = mended_document(document)
-            _tell(document.get("name"), name, changes)
+            tools.note(str(document.get("name")), changes)
             tool = _ordered(parse_tool({"effect": service.effect, **proper}, descriptor), service.sequential)
         except DescriptorError as error:
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
@@ -160,7 +169,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
         made = tool_of(getattr(cls, attribute, None))
         if made is None:
             continue
-        found = _function_handler(made, name, getattr(service, attribute), services, service.effect, service.retry)
+        found = _function_handler(made, tools, name, getattr(service, attribute), services, service.effect, service.retry)
         if found is not None:
             tools.add(_ordered(found[0], service.sequential), found[1])
     if invoke is not None:
@@ -225,7 +234,7 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
         raise DescriptorError(f"{error}; {advice}", path=error.path) from None
     tools = _Tools()
     for made in functions:
-        found = _function_handler(made, name, made.function, services)
+        found = _function_handler(made, tools, name, made.function, services)
         if found is not None:
             tools.add(*found)
     if not tools.handlers:
@@ -237,13 +246,19 @@ def _served_functions(name: str, functions: list[FunctionTool], settings: Settin
 
 
 def _function_handler(
-    made: FunctionTool, service: str, bound: Callable[..., Any], services: Services, effect: Effect = "", retry: Retry | None = None
+    made: FunctionTool,
+    tools: _Tools,
+    service: str,
+    bound: Callable[..., Any],
+    services: Services,
+    effect: Effect = "",
+    retry: Retry | None = None,
 ) -> tuple[ToolDescriptor, Handler] | None:
     """Return a function's descriptor and handler; None when it needs a service that is not provided."""
     parameters = made.parameters
     if parameters is not None:
         parameters, changes = mended(parameters)
-        _tell(made.name, service, changes)
+        tools.note(made.name, changes)
     derived = derive(bound, parameters=parameters, injected=injected(made.parameters, bound, services))
     given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
     spared = {name: value for name, value in derived.spared.items() if name not in given}
@@ -287,11 +302,6 @@ def _function_handler(
         services.want(given.values())
     start = starting_with_services(bound, derived.bind, spared, given, services) if derived.injected else starting(bound, derived.bind)
     return tool, Handler(bound, start, tool.effect, made.retry or retry, isolated, derived.bind, made.tenants, tool.cacheable)
-
-
-def _tell(tool: object, service: str, changes: list[str]) -> None:
-    if changes:
-        telemetry.log.warning("descriptor.mended", tool=tool, service=service, changes=changes)
 
 
 def _tell_lost(tool: str, service: str, function: Callable[..., Any]) -> None:
