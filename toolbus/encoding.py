@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import math
@@ -262,14 +263,16 @@ def _step(key: Any) -> str:
 def _located(value: Any, problem: str) -> str:
     """Return what is wrong with the innermost part that can't be encoded, and where it is."""
     path, problem = "$", _problem(value) or problem
-    for _ in range(MOST_LEVELS):
-        for step, part in _parts(value) or ():
-            found = _problem(part)
-            if found is not None:
-                path, value, problem = path + step, part, found
+    # A class of a user's may raise when it is asked for its parts: then the place is known so far.
+    with contextlib.suppress(Exception):
+        for _ in range(MOST_LEVELS):
+            for step, part in _parts(value) or ():
+                found = _problem(part)
+                if found is not None:
+                    path, value, problem = path + step, part, found
+                    break
+            else:
                 break
-        else:
-            break
     return f"{problem} - at `{path}`"
 
 

@@ -18,6 +18,12 @@ def is_scientific(value: Any) -> bool:
     return "pandas" in sys.modules and type(value).__module__.partition(".")[0] == "pandas"
 
 
+def is_numbers(value: Any) -> bool:
+    """Return whether a value is of numpy and holds nothing but numbers."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and value.dtype.kind in "biuf"
+
+
 def plain_of(value: Any) -> Any:
     """Return what stands for a value of numpy or pandas: a number, text, None, list or dictionary, or parts that are to be asked again.
 

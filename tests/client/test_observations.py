@@ -104,7 +104,7 @@ def test_half_a_character_is_replaced() -> None:
 
 
 def test_options_of_programs_are_not_told_to_models() -> None:
-    """What a program can do about a missing worker stays in the error, and out of the observation."""
+    """Options that a program can set against a missing worker stay in the error, and out of the observation."""
     error = unavailable("tool 'add'", "calc")
     assert "wait=" in error.message
     assert observe(ToolResult.fail(error)).startswith("Error (unavailable): tool 'add' is known, but no live worker serves 'calc'\n")

@@ -95,7 +95,7 @@ def test_every_failure_is_told_with_a_next_step(kind: ErrorType, code: str, retr
     [
         (0.0004, "1 second"), (1, "1 second"), (1.0001, "1 second"), (1.2, "2 seconds"), (29.99, "30 seconds"), (180, "180 seconds"),
         (181, "4 minutes"), (10_800, "180 minutes"), (10_801, "4 hours"), (86_400, "24 hours"), (259_201, "4 days"),
-        (float("inf"), "a long time"), (float("nan"), "a long time"),
+        (1e300, "a long time"), (float("inf"), "a long time"), (float("nan"), "a long time"),
     ],
 )  # fmt: skip
 def test_waits_are_whole(seconds: float, told: str) -> None:

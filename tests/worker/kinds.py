@@ -120,6 +120,14 @@ class Opaque:
     """An object that JSON knows nothing of."""
 
 
+class Posing:
+    """An object that poses as a dictionary."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return dict
+
+
 class Refused(NamedTuple):
     """The call fails as ``unencodable_result``, with these words."""
 
@@ -239,6 +247,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
     "pandas category": (lambda: pandas.Categorical(["a"]), ["a"]),
     "pandas index": (lambda: pandas.Index([1, 2]), [1, 2]),
     "pandas groups": (lambda: pandas.DataFrame({"a": [1]}).groupby("a"), Refused("return a list or a dictionary")),
+    "object that poses": (Posing, Refused("at `$`")),
     "exception": (lambda: ValueError("x"), Refused("ValueError")),
     "function": (lambda: len, Refused("builtin_function")),
     "class": (lambda: int, Refused("type")),

@@ -104,7 +104,7 @@ async def test_whatever_can_be_called_is_a_tool(
         assert set(arguments) <= set((shown.parameters or {})["properties"])
         result = await bus.call("named", arguments)
         refused = await bus.call("named", {"other": 1})
-    assert (result.error, result.data if result.output is None else result.output) == (None, expected)
+    assert (result.error, result.output if result.data is None else result.data) == (None, expected)
     assert refused.error is not None
     assert refused.error.type == "invalid_arguments"
 

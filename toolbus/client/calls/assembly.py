@@ -6,12 +6,9 @@ text reaches what was already delivered: when it is the same, the caller sees no
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from toolbus.encoding import encode_json
-from toolbus.envelope import Frame
+from toolbus.envelope import Frame, text_of
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.results import Blob, ErrorInfo, ResultMeta, ToolResult
 
@@ -275,22 +272,3 @@ class Assembly:
             meta=ResultMeta(attempts=frame.attempt, worker=self.worker, restarted=frame.restarted),
         )
         events.append(Finished(result))
-
-
-def text_of(data: Any) -> str:
-    """Return the text of a result that has none of its own: its data as JSON, for whoever asks for text."""
-    return "" if data is None else encode_json(data).decode()
-
-
-def result_of_frame(frame: Frame, call: str, ms: float) -> ToolResult:
-    """Return the result of a call whose first frame is its last: the same as an ``Assembly`` makes of that frame.
-
-    Args:
-        frame: the only frame.
-        call: the call's id, for the result's ``meta``.
-        ms: milliseconds since the call began, for the result's ``meta``.
-    """
-    output, error = frame.response, frame.error
-    if not output:
-        output = text_of(frame.data) if error is None else None
-    return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms, (), frame.restarted))

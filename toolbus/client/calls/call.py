@@ -12,11 +12,11 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
-from toolbus.client.calls.assembly import Assembly, result_of_frame
+from toolbus.client.calls.assembly import Assembly
 from toolbus.client.calls.buffer import EventBuffer
 from toolbus.client.calls.refusals import refusal_of
 from toolbus.client.confirmations.grant import Grant
-from toolbus.envelope import Frame, Request
+from toolbus.envelope import Frame, Request, result_of_frame
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
 from toolbus.options import characters
 from toolbus.results import ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult

@@ -9,6 +9,8 @@ from toolbus.results import ErrorInfo, ErrorType
 
 # Units of waits in seconds, each for waits up to so many.
 _UNITS = ((1, "second", 180), (60, "minute", 10_800), (3600, "hour", 259_200), (86_400, "day", math.inf))
+# Nobody waits for years.
+_LONG = 1e8
 
 NEXT: Mapping[ErrorType, str] = {
     "not_found": "check the name or id that you asked for, or find out first what there is",
@@ -83,7 +85,7 @@ def next_step(error: ErrorInfo) -> str:
 
 def waiting(seconds: float) -> str:
     """Return a time to wait in whole seconds, minutes, hours or days, rounded up."""
-    if not seconds < math.inf:
+    if not seconds < _LONG:
         return "a long time"
     seconds = round(seconds, 3)
     size, unit = next((size, unit) for size, unit, most in _UNITS if seconds <= most)

@@ -15,12 +15,15 @@ from toolbus.encoding import MOST_LEVELS, exact_text, simpler
 from toolbus.envelope import encode_data
 from toolbus.media import media_type_of
 from toolbus.results import Blob, Progress, ToolResult
+from toolbus.scientific import is_numbers
 
 _RAW = (bytes, bytearray, memoryview)
 _SCALARS = frozenset({str, int, float, bool, type(None), Decimal, UUID})
 _PLAIN = _SCALARS | {datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
 _HOLDERS = frozenset({dict, list, tuple})
 _KNOWN = _PLAIN | _HOLDERS
+# Levels of objects and lists that most values have at most.
+_USUAL_LEVELS = 8
 _BLOB = frozenset(Blob.__struct_fields__)
 
 
@@ -65,7 +68,7 @@ def detached(value: Any, first: int = 0) -> tuple[Any, tuple[Blob, ...]]:
     blobs: list[Blob] = []
     try:
         plain = msgspec.to_builtins(value, builtin_types=_RAW, enc_hook=simpler)
-        made = _without(plain, blobs, first)
+        made = plain if _is_plain(plain) else _without(plain, blobs, first)
     except Exception:  # noqa: BLE001 - a class of a user's may raise anything when it is asked for its value
         return value, ()
     return (made, tuple(blobs)) if blobs else (value, ())
@@ -75,16 +78,18 @@ def _is_plain(value: Any) -> bool:
     """Return whether there can be no bytes in it: nothing but plain values in objects and lists."""
     level: list[Any] = [value]
     if type(value) not in _HOLDERS:
-        return type(value) in _PLAIN
-    for _ in range(MOST_LEVELS):
+        return type(value) in _PLAIN or is_numbers(value)
+    for depth in range(MOST_LEVELS):
         # All of a level at once: one by one, large results took several times as long.
         kinds = set(map(type, _parts(level)))
         if kinds <= _PLAIN:
             return True
         if not kinds <= _KNOWN:
             return False
-        # By their ids, or what contains itself twice would grow without end.
-        level = list({id(part): part for part in _parts(level) if type(part) in _HOLDERS}.values())
+        level = [part for part in _parts(level) if type(part) in _HOLDERS]
+        if depth >= _USUAL_LEVELS:
+            # Each once, or what contains itself twice would grow without end.
+            level = list({id(part): part for part in level}.values())
     return True
 
 
