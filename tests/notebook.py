@@ -34,7 +34,7 @@ class Notes(ToolService):
         self.log.append((self.name, call.user, call.session))
         return f"{self.name} {len(notes)}"
 
-    @tool(effect="read")
+    @tool(effect="read", sequential=False)
     async def wait(self) -> str:
         """Run until the test says so."""
         self.running += 1

@@ -139,7 +139,7 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def sequential(self) -> bool | None:
-        """What ``sequential`` in ``x-toolbus`` says: whether its calls run one after another; None when it says nothing."""
+        """True if its calls run one after another, by ``sequential`` in ``x-toolbus``; None when that says nothing."""
         declared = self.extensions.get("sequential")
         return declared if isinstance(declared, bool) else None
 

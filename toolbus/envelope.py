@@ -26,6 +26,8 @@ _MOST_TOGETHER = 262_144
 _MOST_PROBLEMS = 1_000
 NOT_BEGUN = "not_begun"
 """Error code of a cancellation that came before the handler started, so nothing was done."""
+SESSION_LOST = "session_lost"
+"""Error code of a call that did not run, since the state of its session was lost."""
 
 _is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 
@@ -62,6 +64,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         traceparent: W3C trace context of the calling span.
         v: envelope version.
         confirmed: digest of the action that a person allowed, see ``confirmations.digest_of``; empty when no confirmation was asked for.
+        ordered: it runs after the calls of its session that were published before it.
+        state: token of the state of its session that the caller knows; empty when it knows of none.
+        initial: what a session's state is made of, as the caller says, or None.
     """
 
     id: str
@@ -83,6 +88,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     v: int = VERSION
     shared: bool = False
     confirmed: str = ""
+    ordered: bool = False
+    state: str = ""
+    initial: dict[str, Any] | None = None
 
 
 class Confirm(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -121,6 +129,8 @@ class Frame(msgspec.Struct, omit_defaults=True):
         confirm: content of a ``confirm`` frame.
         worker: instance id, on the first frame of a run.
         queued_ms: milliseconds the request waited, on the first frame of a run.
+        state: on the ``end`` frame of a call of a sticky session, the token of the session's state.
+        restarted: on the ``end`` frame, the session's state was lost and the call ran on a new one.
     """
 
     id: str
@@ -140,6 +150,8 @@ class Frame(msgspec.Struct, omit_defaults=True):
     epoch: int = 0
     texts: list[str] | None = None
     confirm: Confirm | None = None
+    state: str = ""
+    restarted: bool = False
 
 
 class _Place(msgspec.Struct):

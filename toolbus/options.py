@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
+from toolbus.encoding import encode_data
 from toolbus.results import ConfigurationError
 from toolbus.rules import told
 
@@ -23,6 +24,7 @@ class ServiceCallOptions(TypedDict, total=False):
             Within the retention time a later call with the key, even after a restart, reads the same answer from its start.
         resume_from: characters of text that the caller of a shared call already has; its stream continues after them.
         metadata: free strings for the handler.
+        initial: a JSON object of at most 64 KiB, of which services make the state of the session, see ``ToolService.open_session``.
     """
 
     session: str | None
@@ -32,6 +34,7 @@ class ServiceCallOptions(TypedDict, total=False):
     idempotency_key: str | None
     resume_from: int | None
     metadata: Mapping[str, str] | None
+    initial: Mapping[str, Any] | None
 
 
 class CallOptions(ServiceCallOptions, total=False):
@@ -44,6 +47,7 @@ class CallOptions(ServiceCallOptions, total=False):
     user: str | None
 
 
+_MOST_INITIAL = 65_536
 _RESERVED = frozenset({"priority"})
 
 
@@ -152,6 +156,17 @@ def _patience(value: Any, name: str) -> float:
     return value if isinstance(value, bool) or zero else seconds(value, name)
 
 
+def _initial(value: Any, name: str) -> Mapping[str, Any]:
+    """Return the option ``name`` as a JSON object that is not too large."""
+    try:
+        size = len(encode_data(mapping(value, name)))
+    except ValueError as error:
+        raise ConfigurationError(f"{name} must be a JSON object: {error}") from None
+    if size > _MOST_INITIAL:
+        raise ConfigurationError(f"{name} must be a JSON object of at most {_MOST_INITIAL:,} bytes, not {size:,}; pass a reference to it")
+    return mapping(value, name)
+
+
 # The check of each option of a call. What is above a limit of the settings is refused where these are known.
 _CHECKS: dict[str, Callable[[Any, str], object]] = {
     "user": text,
@@ -162,6 +177,7 @@ _CHECKS: dict[str, Callable[[Any, str], object]] = {
     "idempotency_key": text,
     "resume_from": characters,
     "metadata": texts,
+    "initial": _initial,
 }
 
 

@@ -133,6 +133,7 @@ class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         worker: instance id of the worker that answered; empty when none did.
         ms: milliseconds from the call's start to its end, measured at the caller.
         changes: changes that an executor made to a model's arguments so that the tool accepts them.
+        restarted: the session had lost its state, and the call ran on a new one.
     """
 
     id: str = ""
@@ -140,6 +141,7 @@ class ResultMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str = ""
     ms: float = 0.0
     changes: tuple[str, ...] = ()
+    restarted: bool = False
 
 
 class ToolResult(msgspec.Struct, frozen=True, gc=False):

@@ -140,7 +140,7 @@ async def test_a_waiting_call_that_is_cancelled_is_waited_for_by_nobody(place: P
 
 
 async def test_turns_of_several_services_do_not_wait_for_each_other_in_a_ring() -> None:
-    """Whatever order the calls of turns have, their places are taken at once, so that somebody can always go on."""
+    """In every order that calls of turns have, their places are taken at once, so that somebody can always go on."""
     order = CallOrder()
     turns = [[order.place(service, "alone") for service in services] for services in ("xy", "yx", "xyxy", "yyxx")]
 

@@ -11,7 +11,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.agent_steps import AgentSteps
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
-from toolbus.broker.keys import Keys
+from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
@@ -95,10 +95,14 @@ class RedisAgentBroker:
             EnvelopeError: the request can't be encoded or is too large.
         """
         document = encode_request(request, limit=self._settings.max_request)
+        session = session_digest(request.user, request.session) if request.ordered else ""
         if request.shared:
-            self._steps.shared.publish(request, queue, limit, deadline, document, sender)
+            if session:
+                # What was published before it in this tick goes first.
+                self._steps.publisher.flush()
+            self._steps.shared.publish(request, queue, limit, deadline, document, sender, session)
             return
-        self._steps.publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once"))
+        self._steps.publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once", session))
 
     def cancel(
         self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
@@ -119,7 +123,11 @@ class RedisAgentBroker:
     async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
         """Tell the workers of these queues that a session is over."""
         # Calls that are on their way get their verdict before this answer, and are cancelled before what follows it.
-        await self._steps.link.settled()
+        link = self._steps.link
+        await link.settled()
+        # A worker that died can't forget what it kept.
+        digest = session_digest(user, session)
+        await link.execute("DEL", *(self._keys.snapshot(queue, digest) for queue in queues), repeatable=True)
         await self._tell(queues, f"end {msgspec.json.encode((user, session)).decode()}")
 
     async def leave_sessions(self, queues: Collection[str]) -> None:

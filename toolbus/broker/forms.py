@@ -71,6 +71,8 @@ SCRIPTS = _forms(
         "sessions/own": tuple[bytes, bytes, bytes, Flat],
         "sessions/disown": int,
         "sessions/pass_on": int,
+        "sessions/line": Flat,
+        "sessions/save": int,
         "registry/register": [tuple[bytes, int, bytes, bytes], Some],
         "registry/unregister": int,
         "registry/sweep": int,

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import msgspec
+
+
+def session_digest(user: str, session: str) -> str:
+    """Return what stands for a session in key names."""
+    return hashlib.blake2b(msgspec.json.encode((user, session)), digest_size=16).hexdigest()
+
 
 class Keys:
     """The key names of one namespace."""
@@ -76,6 +85,14 @@ class Keys:
     def session(self, queue: str, digest: str) -> str:
         """Return the key of a session's owner, for a service whose calls of one session go to one worker."""
         return f"{self.prefix}sess:{queue}:{digest}"
+
+    def snapshot(self, queue: str, digest: str) -> str:
+        """Return the key of the snapshot of a session's state."""
+        return f"{self.prefix}snap:{queue}:{digest}"
+
+    def order(self, queue: str) -> str:
+        """Return the key of a queue's order of sessions: the calls that were published last in each."""
+        return f"{self.prefix}order:{queue}"
 
     def started(self, call: str) -> str:
         """Return the key of the mark that a ``once`` handler began."""

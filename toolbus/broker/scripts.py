@@ -52,6 +52,8 @@ RETIRE = Script("recover/retire")
 OWN = Script("sessions/own")
 DISOWN = Script("sessions/disown")
 PASS_ON = Script("sessions/pass_on")
+LINE = Script("sessions/line")
+SAVE = Script("sessions/save")
 REGISTER = Script("registry/register")
 UNREGISTER = Script("registry/unregister")
 SWEEP = Script("registry/sweep")
@@ -77,7 +79,7 @@ ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
-    OWN, DISOWN, PASS_ON, LISTEN, PAUSE, TAKE, MEND, RESCUE,
+    OWN, DISOWN, PASS_ON, LINE, SAVE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
 )  # fmt: skip
 
 _EVALSHA = b"\r\n$7\r\nEVALSHA\r\n$40\r\n"

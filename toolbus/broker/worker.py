@@ -17,7 +17,7 @@ from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
-from toolbus.broker.protocols import Beginning, Note, WorkerListener
+from toolbus.broker.protocols import Beginning, Note, Snapshot, WorkerListener
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
@@ -178,9 +178,25 @@ class RedisWorkerBroker:
         """Note the later deadline of a delivery, and keep what must outlive it."""
         await self._steps.notes.write(delivery, note)
 
-    def release_session(self, service: str, user: str, session: str) -> None:
+    def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
         """Give up a session that has ended here."""
-        self._steps.ownership.release(service, (user, session))
+        self._steps.ownership.release(service, (user, session), lost=lost)
+
+    def save_session(self, delivery: StreamDelivery, snapshot: Snapshot) -> None:
+        """Keep the snapshot of a delivery's session."""
+        self._steps.snapshots.save(delivery.queue.queue, delivery.request.user, delivery.request.session, snapshot)
+
+    async def load_session(self, delivery: StreamDelivery) -> Snapshot | None:
+        """Return the snapshot of a delivery's session."""
+        return await self._steps.snapshots.load(delivery.queue.queue, delivery.request.user, delivery.request.session)
+
+    def follows(self, delivery: StreamDelivery) -> bytes:
+        """Return the entry before a delivery in its session, if one had not ended when it was published."""
+        return delivery.after
+
+    async def before(self, deliveries: Sequence[StreamDelivery]) -> list[list[bytes]]:
+        """Return for each delivery the entries that came before it in its session and have not ended."""
+        return await self._steps.ownership.before(deliveries)
 
     # -- answering --------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
+from toolbus.broker.sessions.snapshots import Snapshots
 from toolbus.broker.take.begin import Beginnings
 from toolbus.broker.take.intake import Intake
 from toolbus.broker.take.requests import RequestStream
@@ -74,6 +75,7 @@ class WorkerSteps:
         # Register.
         registry = RedisRegistry(link, keys, settings)
         self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
+        self.snapshots = Snapshots(link, keys, instance)
         self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt)
         # Finish.
         self.outbox = Outbox(

@@ -66,6 +66,11 @@ class ToolBus:
         self._state = BusState(self._dispatcher, self._make_call)
         self._view = BusView(self._state, _NOTHING)
 
+    def for_handlers(self) -> Self:
+        """Make this the bus for calls of handlers, which keep no order in their session; returns the bus."""
+        self._dispatcher.nested = True
+        return self
+
     # -- life -------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

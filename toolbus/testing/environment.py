@@ -37,6 +37,7 @@ class InvocationEnvironment:
 
     Args:
         user, session, metadata, idempotency_key: the caller's values in ``invocation()``.
+        initial: of what services make the state of the session.
         config: values for ``invoke``, added to those of the tool's descriptor.
         timeout: seconds until the deadline; by default the tool's own, else that of the settings.
         attempt: delivery number of the call's request.
@@ -57,6 +58,7 @@ class InvocationEnvironment:
         attempt: int = 1,
         metadata: Mapping[str, str] | None = None,
         idempotency_key: str = "",
+        initial: Mapping[str, Any] | None = None,
         answers: Mapping[str, object] | None = None,
         confirm: Confirm = True,
         middleware: Sequence[Middleware] = (),
@@ -70,6 +72,7 @@ class InvocationEnvironment:
         self.attempt = attempt
         self.metadata = dict(metadata or {})
         self.idempotency_key = idempotency_key
+        self.initial = None if initial is None else dict(initial)
         self.settings = Settings() if settings is None else settings
         self._answers = dict(answers or {})
         self._confirm = confirm
@@ -89,9 +92,9 @@ class InvocationEnvironment:
         served, self._served = list(self._served.values()), {}
         errors: list[Exception] = []
         for each in served:
-            for session in (*(each.sessions.seen() if isinstance(each.sessions, TriedSessions) else ()), None):
+            for session, state in (*(each.sessions.states() if isinstance(each.sessions, TriedSessions) else ()), (None, None)):
                 try:
-                    await each.cleanup(session)
+                    await each.cleanup(session, state)
                 except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
                     errors.append(problem)
         await self._services.aclose()
@@ -173,7 +176,7 @@ class InvocationEnvironment:
                     raise
                 self._isolations[owner] = isolation
                 if served.has_sessions:
-                    served.sessions = TriedSessions()
+                    served.sessions = TriedSessions(served)
                 self._served[owner] = served
             return served
 
@@ -196,6 +199,7 @@ class InvocationEnvironment:
             events=True,
             metadata=self.metadata,
             idempotency_key=self.idempotency_key,
+            initial=self.initial,
         )
         limit = self.settings.max_request
         return decode_request(encode_request(request, limit=limit), limit=limit)

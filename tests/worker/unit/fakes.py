@@ -173,8 +173,11 @@ class FakeBroker:
     async def extend(self, delivery: Delivery, note: Note) -> None:
         pass
 
-    def release_session(self, service: str, user: str, session: str) -> None:
+    def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
         pass
+
+    def follows(self, delivery: Delivery) -> bytes:
+        return b""
 
     def before_sending(self, pack: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(pack)

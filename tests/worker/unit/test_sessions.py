@@ -27,14 +27,17 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
         self.clock = loop.time
-        self.broker = SimpleNamespace(release_session=lambda *which: None)
+        self.broker = SimpleNamespace(release_session=lambda *which, lost: None)
         self.cleaned: list[Session | None] = []
         self.failure: Exception | None = None
         self.asked = 0
 
-    async def cleanup(self, session: Session | None) -> None:
+    async def cleanup(self, session: Session | None, state: object = None) -> None:
         """Take note."""
         self.cleaned.append(session)
+
+    def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
+        """Have no call that waits."""
 
     async def close_nested(self, user: str, session: str) -> None:
         """Fail as the test says."""
@@ -44,7 +47,7 @@ class Worker:
 
     def sessions(self, idle: float = 900.0, most: int = 1000) -> OpenSessions:
         """The sessions of a service."""
-        served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup)
+        served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup, keeps_state=False, sticky=False)
         return OpenSessions(cast("Any", served), cast("Any", self))
 
 

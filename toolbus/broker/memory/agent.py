@@ -120,7 +120,7 @@ class MemoryAgentBroker:
         depth = len(target.waiting) + target.running
         if depth >= limit:
             return Verdict("full", depth=depth)
-        entry = QueuedEntry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1, session_of(request))
+        entry = QueuedEntry(str(next(self._hub.entries)), document, time.monotonic(), deadline, 1, session_of(request), request.ordered)
         target.waiting.append(entry)
         self._hub.arrived.set()
         return Verdict("queued", entry=entry.id)
@@ -173,6 +173,9 @@ class MemoryAgentBroker:
 
     async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
         """Tell the workers of these queues that a session is over."""
+        for queue in queues:
+            if queue in self._joined().queues:
+                self._joined().queues[queue].snapshots.pop((user, session), None)
         for worker, service in self._joined().serving(queues):
             worker.listener.sessions.closed(service, user, session)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import AgentListener, ServiceRecord, WorkerListener
+from toolbus.broker.protocols import AgentListener, ServiceRecord, Snapshot, WorkerListener
 from toolbus.broker.registry.refusals import item_refused
 from toolbus.descriptors import Publication
 from toolbus.envelope import Request, work_digest
@@ -39,12 +39,18 @@ class HubWorker(Protocol):
     def listener(self) -> WorkerListener:
         """Runs what is taken, and hears what happens to it."""
 
+    def held_of(self, queue: Queue, session: tuple[str, str] | None) -> list[QueuedEntry]:
+        """Return the entries of a session that were taken here and have not ended."""
+
     def services_of(self, queues: Collection[str]) -> list[str]:
         """Return the services that take from these queues here."""
 
 
 class QueuedEntry(NamedTuple):
-    """A request that waits or runs; times are local monotonic seconds, ``session`` its user and session."""
+    """A request that waits or runs; times are local monotonic seconds, ``session`` its user and session.
+
+    ``ordered`` when it runs after those of its session that came before it.
+    """
 
     id: str
     document: bytes
@@ -52,16 +58,22 @@ class QueuedEntry(NamedTuple):
     deadline: float
     attempt: int
     session: tuple[str, str] | None
+    ordered: bool = False
 
 
 class Queue:
-    """A service's requests. ``owners`` has the workers that have its sessions, when those are sticky."""
+    """A service's requests.
+
+    When its sessions are sticky, ``owners`` has the workers that have them, None for one that has lost its state, and ``snapshots`` what
+    was kept of their states.
+    """
 
     def __init__(self) -> None:
         self.waiting: deque[QueuedEntry] = deque()
         self.running = 0
         self.dead: deque[tuple[str, bytes]] = deque(maxlen=_DEAD_LETTERS)
-        self.owners: dict[tuple[str, str], HubWorker] = {}
+        self.owners: dict[tuple[str, str], HubWorker | None] = {}
+        self.snapshots: dict[tuple[str, str], Snapshot] = {}
 
 
 class SharedCall:

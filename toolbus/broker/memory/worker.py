@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from toolbus import telemetry
 from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerListener
+from toolbus.broker.protocols import Beginning, Delivery, Note, Snapshot, WorkerListener, session_of
 from toolbus.broker.registry.refusals import registration_refused
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -19,6 +19,7 @@ from toolbus.results import EnvelopeError
 from toolbus.settings import Settings
 
 _TAKE_WAIT = 2.0
+_MOST_KEPT = 100_000
 
 
 class MemoryDelivery(Delivery, eq=False):
@@ -177,24 +178,66 @@ class MemoryWorkerBroker:
         for entry in list(queue.waiting):
             if len(taken) == most:
                 break
-            if entry.session is None or self._owns(queue, entry.session):
+            if entry.session is None or self._owns(publication.service.id, queue, entry.session):
                 queue.waiting.remove(entry)
                 taken.append(entry)
         return taken
 
-    def _owns(self, queue: Queue, session: tuple[str, str]) -> bool:
+    def _owns(self, service: str, queue: Queue, session: tuple[str, str]) -> bool:
         owner = queue.owners.get(session)
         if owner is None or not self._hub.is_registered(owner):
+            if session in queue.owners:
+                self.listener.sessions.inherited(service, *session, (next(self._hub.entries),))
             owner = queue.owners[session] = self
         return owner is self
 
-    def release_session(self, service: str, user: str, session: str) -> None:
+    def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
         """Give up a session that has ended here."""
         publication = self._services.get(service)
         queue = self._hub.queues.get(publication.service.queue) if publication is not None else None
         if queue is not None and queue.owners.get((user, session)) is self:
             del queue.owners[user, session]
+            if lost:
+                queue.owners[user, session] = None
+                if len(queue.owners) > _MOST_KEPT:
+                    del queue.owners[next(pair for pair, owner in queue.owners.items() if owner is None)]
+            else:
+                queue.snapshots.pop((user, session), None)
             self._hub.arrived.set()
+
+    def save_session(self, delivery: MemoryDelivery, snapshot: Snapshot) -> None:
+        """Keep the snapshot of a delivery's session."""
+        snapshots, pair = delivery.queue.snapshots, session_of(delivery.request)
+        if pair is not None and delivery.queue.owners.get(pair) is self:
+            snapshots.pop(pair, None)
+            if snapshot.document:
+                snapshots[pair] = snapshot
+                if len(snapshots) > _MOST_KEPT:
+                    del snapshots[next(iter(snapshots))]
+
+    async def load_session(self, delivery: MemoryDelivery) -> Snapshot | None:
+        """Return the snapshot of a delivery's session."""
+        pair = session_of(delivery.request)
+        return None if pair is None else delivery.queue.snapshots.get(pair)
+
+    def follows(self, delivery: MemoryDelivery) -> bytes:
+        """Return the entry before a delivery in its session, if one has not ended."""
+        return max(self._before(delivery), key=int, default=b"")
+
+    async def before(self, deliveries: Sequence[MemoryDelivery]) -> list[list[bytes]]:
+        """Return for each delivery the entries that came before it in its session and have not ended."""
+        return [self._before(delivery) for delivery in deliveries]
+
+    def _before(self, delivery: MemoryDelivery) -> list[bytes]:
+        mine, session = int(delivery.entry), session_of(delivery.request)
+        entries = [entry for entry in delivery.queue.waiting if entry.session == session]
+        for worker in self._hub.workers:
+            entries += worker.held_of(delivery.queue, session)
+        return [entry.id.encode() for entry in entries if int(entry.id) < mine and entry.ordered]
+
+    def held_of(self, queue: Queue, session: tuple[str, str] | None) -> list[QueuedEntry]:
+        """Return the entries of a session that were taken here and have not ended."""
+        return [entry for delivery, entry in self._held.values() if delivery.queue is queue and entry.session == session]
 
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now."""
@@ -219,7 +262,7 @@ class MemoryWorkerBroker:
             held = self._held.pop(delivery.entry.decode(), None)
             if held is not None:
                 delivery.queue.running -= 1
-                delivery.queue.waiting.appendleft(held[1])
+                _put_back(delivery.queue, held[1])
         self._hub.arrived.set()
 
     async def ask(
@@ -285,7 +328,7 @@ class MemoryWorkerBroker:
         """Give back what is still held, as a crash of a worker process would."""
         for delivery, entry in self._held.values():
             delivery.queue.running -= 1
-            delivery.queue.waiting.appendleft(entry._replace(attempt=entry.attempt + 1))
+            _put_back(delivery.queue, entry._replace(attempt=entry.attempt + 1))
         self._held.clear()
         self._hub.workers.discard(self)
         self._hub.arrived.set()
@@ -297,3 +340,9 @@ class MemoryWorkerBroker:
 
     def _served(self, queue: str) -> bool:
         return any(i.publication.service.queue == queue for instances in self._hub.instances.values() for i in instances)
+
+
+def _put_back(queue: Queue, entry: QueuedEntry) -> None:
+    """Put an entry where it was, before those that came later."""
+    at = next((at for at, other in enumerate(queue.waiting) if int(other.id) > int(entry.id)), len(queue.waiting))
+    queue.waiting.insert(at, entry)

@@ -5,7 +5,7 @@ Redis and the in-process broker both fulfil it, so the same tools run over ``red
 
 from toolbus.broker.protocols.agent import AgentBroker, AgentListener
 from toolbus.broker.protocols.confirmations import Confirmations
-from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, session_of
+from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, Snapshot, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.tallies import Tallies, Usage
@@ -24,6 +24,7 @@ __all__ = [
     "Sender",
     "ServiceRecord",
     "SessionListener",
+    "Snapshot",
     "Tallies",
     "Usage",
     "Verdict",

@@ -60,6 +60,20 @@ class Note(NamedTuple):
         return self.deadline + max(0.0, min(now, self.until) - self.since)
 
 
+class Snapshot(NamedTuple):
+    """The state of a session after one of its calls, as its service wrote it down.
+
+    Attributes:
+        state: the token of the state.
+        call: the id of the call; empty when there was none yet.
+        document: JSON; empty to forget what was kept before.
+    """
+
+    state: str
+    call: str
+    document: bytes
+
+
 def session_of(request: Request) -> tuple[str, str] | None:
     """Return the user and session that a call belongs to. One without a session belongs to the user's own, and without either to none."""
     return (request.user, request.session) if request.session or request.user else None

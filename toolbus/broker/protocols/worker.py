@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from toolbus.broker.protocols.delivery import Beginning, Delivery, Note
+from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, Snapshot
 from toolbus.broker.protocols.tallies import Tallies
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -23,6 +23,9 @@ class SessionListener(Protocol):
 
     def moved(self, service: str, user: str, session: str) -> None:
         """End what is here of a session that another worker has, or had."""
+
+    def inherited(self, service: str, user: str, session: str, upto: tuple[int, ...]) -> None:
+        """Take in that a session is this worker's whose state was lost, which calls up to an entry can't know."""
 
     def agents(self) -> set[str]:
         """Return the callers that use open sessions."""
@@ -129,8 +132,31 @@ class WorkerBrokerOf(Protocol[D]):
     async def retry(self, delivery: D) -> D | None:
         """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
 
-    def release_session(self, service: str, user: str, session: str) -> None:
-        """Give up a session that has ended here: its next call may start it anew anywhere. Returns at once."""
+    def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
+        """Give up a session that has ended here: its next call may start it anew anywhere. Returns at once.
+
+        ``lost`` when nobody asked for its end: then whoever has it next is told, and its snapshot stays.
+        """
+
+    def save_session(self, delivery: D, snapshot: Snapshot) -> None:
+        """Keep the snapshot of a delivery's session, before what is sent next. Returns at once; a failure is logged."""
+
+    async def load_session(self, delivery: D) -> Snapshot | None:
+        """Return the snapshot of a delivery's session, or None.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+
+    def follows(self, delivery: D) -> bytes:
+        """Return the entry before a delivery in its session, if one may not have ended; empty when there is none."""
+
+    async def before(self, deliveries: Sequence[D]) -> list[list[bytes]]:
+        """Return for each delivery the entries that came before it in its session and have not ended.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
 
     async def hand_back(self, deliveries: Sequence[D]) -> None:
         """Give deliveries that have not been answered to other workers, without counting an attempt."""

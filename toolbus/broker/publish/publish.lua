@@ -1,7 +1,9 @@
+-- include publish/_line
 -- Publish everything of one flush, or repeat the verdicts of a flush that was already published.
--- KEYS: 1 the agent's flush memo, 2.. request streams
+-- KEYS: 1 the agent's flush memo, 2.. request streams, and the queues' orders of sessions
 -- ARGV: 1 flush number, 2 memo TTL (ms), 3 run id of the server that is to know of work that must not happen twice, or "",
---       then per request: index of its stream in KEYS, bound, timeout (ms), document;
+--       then per request: index of its stream in KEYS, bound, timeout (ms), document; the bound of one that keeps its place in its session
+--       is followed by " ", the index of the order of sessions in KEYS, " " and the session;
 --       at the end, if earlier flushes are still unanswered, the number of the latest of them
 -- Returns one string, a word per request: an entry id, "-" (no such stream) or "!<depth>" (full); or the error NOTYET, when the earlier
 -- flush was not carried out: nothing was published.
@@ -22,22 +24,51 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local depths = {}
 local verdicts = {}
+
+-- The sessions of this flush by the key of their order, and what each had.
+local sessions, lines = {}, {}
+for at = 4, #ARGV - 3, 4 do
+  if not tonumber(ARGV[at + 1]) then
+    local key, session = ARGV[at + 1]:match('^%d+ (%d+) (%w+)$')
+    local found = sessions[key] or {}
+    found[#found + 1], sessions[key] = session, found
+  end
+end
+for key, found in pairs(sessions) do lines[key] = read_lines(KEYS[tonumber(key)], found) end
+
+local function add(stream, at, key, session)
+  local before = lines[key] and last_of(lines[key][session])
+  local fields = {'r', ARGV[at + 3], 'd', string.format('%.0f', now + ARGV[at + 2])}
+  if ARGV[3] ~= '' then
+    fields[#fields + 1], fields[#fields + 2] = 's', ARGV[3]
+  end
+  if before then
+    fields[#fields + 1], fields[#fields + 2] = 'p', before
+  end
+  return redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(fields))
+end
+
 for at = 4, #ARGV - 3, 4 do
   local stream = KEYS[tonumber(ARGV[at])]
+  local bound, key, session = tonumber(ARGV[at + 1]), nil, nil
+  if not bound then
+    bound, key, session = ARGV[at + 1]:match('^(%d+) (%d+) (%w+)$')
+    bound = tonumber(bound)
+  end
   local depth = depths[stream] or redis.pcall('XLEN', stream)
   if type(depth) == 'table' and not depth.err:find('WRONGTYPE', 1, true) then return redis.error_reply(depth.err) end
   if type(depth) == 'table' then
     -- It is no stream: that concerns its own requests alone.
     verdicts[#verdicts + 1] = '-'
-  elseif depth >= tonumber(ARGV[at + 1]) then
+  elseif depth >= bound then
     verdicts[#verdicts + 1] = '!' .. depth
   else
-    local deadline = string.format('%.0f', now + ARGV[at + 2])
     local id
-    if ARGV[3] == '' then
+    if ARGV[3] == '' and not key then
+      local deadline = string.format('%.0f', now + ARGV[at + 2])
       id = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', 'r', ARGV[at + 3], 'd', deadline)
     else
-      id = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', 'r', ARGV[at + 3], 'd', deadline, 's', ARGV[3])
+      id = add(stream, at, key, session)
     end
     if type(id) == 'table' then
       -- One whose ids are used up takes nothing more; its workers make it anew.
@@ -45,10 +76,13 @@ for at = 4, #ARGV - 3, 4 do
       id = false
     end
     if id then depth = depth + 1 end
+    if id and key then lines[key][session] = with_one_more(lines[key][session], id) end
     verdicts[#verdicts + 1] = id or '-'
   end
   depths[stream] = depth
 end
+
+for key, found in pairs(sessions) do write_lines(KEYS[tonumber(key)], lines[key], found, now) end
 
 local answer = table.concat(verdicts, ' ')
 local new = redis.call('HSET', KEYS[1], slot, ARGV[1] .. ' ' .. answer)

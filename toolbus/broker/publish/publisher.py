@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -38,7 +39,10 @@ ABSENT = Verdict("absent", message="the service has no request stream")
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """One request that waits for the end of the tick; ``deadline`` is local monotonic seconds."""
+    """One request that waits for the end of the tick; ``deadline`` is local monotonic seconds.
+
+    ``session`` stands for its session, if it keeps its place there.
+    """
 
     call: str
     queue: str
@@ -47,6 +51,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     document: bytes
     sender: Sender
     once: bool
+    session: str = ""
 
 
 class _Flush(NamedTuple):
@@ -129,16 +134,31 @@ class Publisher:
             return
         waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
+        if any(publish.session for publish in waiting):
+            self._send_in_order([publish for publish in waiting if publish.session])
+            waiting = [publish for publish in waiting if not publish.session]
         if any(publish.once for publish in waiting):
             self._send_or_keep([publish for publish in waiting if publish.once], once=True)
             waiting = [publish for publish in waiting if not publish.once]
         self._send_or_keep(waiting, once=False)
         self._link.flush()
 
+    def _send_in_order(self, waiting: list[Publish]) -> None:
+        """Write calls that keep their places, up to the first that may not be written now; the others wait with it."""
+        for once, group in itertools.groupby(waiting, key=lambda publish: publish.once):
+            batch = list(group)
+            if self._waiting or not self._mastership.admits(once=once):
+                self._keep(batch)
+            else:
+                self._send_parts(batch, once=once)
+
     def _send_or_keep(self, waiting: list[Publish], *, once: bool) -> None:
         if self._mastership.admits(once=once):
             self._send_parts(waiting, once=once)
             return
+        self._keep(waiting)
+
+    def _keep(self, waiting: list[Publish]) -> None:
         kept = [publish for publish in waiting if not publish.sender.done]
         self._waiting += kept
         self._waiting_bytes += sum(len(publish.document) for publish in kept)
@@ -162,8 +182,12 @@ class Publisher:
             return
         for publish in batch:
             index = streams.setdefault(publish.queue, len(streams) + 2)
-            args += (index, publish.limit, max(1, int((publish.deadline - now) * 1000)), publish.document)
-        keys = (self._memo, *map(self._keys.queue, streams))
+            bound: int | str = publish.limit
+            if publish.session:
+                # No queue has a name with a space.
+                bound = f"{bound} {streams.setdefault(f' {publish.queue}', len(streams) + 2)} {publish.session}"
+            args += (index, bound, max(1, int((publish.deadline - now) * 1000)), publish.document)
+        keys = (self._memo, *(self._keys.order(name[1:]) if name[0] == " " else self._keys.queue(name) for name in streams))
         flush = _Flush(self._flush_number, batch, keys, tuple(args), once)
         self._flush_number += 1
         self.published += len(batch)

@@ -1,8 +1,9 @@
 -- include transport/_moving
+-- include publish/_line
 -- Publish a call that carries an idempotency key, or join the one that does already. Running it again changes nothing.
--- KEYS: 1 record of the key, 2 request stream, 3 reply stream of this call
+-- KEYS: 1 record of the key, 2 request stream, 3 reply stream of this call, 4 the queue's order of sessions if the call keeps its place in its session
 -- ARGV: 1 call id, 2 digest of the arguments and session, 3 agent, 4 bound, 5 timeout (ms), 6 document, 7 retention (ms),
---       8 run id of the server that is to know of work that must not happen twice, or "", 9 key prefix, 10 wake channel
+--       8 run id of the server that is to know of work that must not happen twice, or "", 9 key prefix, 10 wake channel, 11 session, with KEYS[4]
 -- Returns {"queued", entry}, {"joined", entry, id of the call that runs}, {"conflict"}, {"full", depth} or {"absent"}
 local call, agent = ARGV[1], ARGV[3]
 local time = redis.call('TIME')
@@ -31,12 +32,21 @@ local fields = {'r', ARGV[6], 'd', deadline}
 if ARGV[8] ~= '' then
   fields[5], fields[6] = 's', ARGV[8]
 end
+local lines = KEYS[4] and read_lines(KEYS[4], {ARGV[11]})
+local before = lines and last_of(lines[ARGV[11]])
+if before then
+  fields[#fields + 1], fields[#fields + 2] = 'p', before
+end
 local entry = redis.call('XADD', KEYS[2], 'NOMKSTREAM', '*', unpack(fields))
 if not entry then return {'absent'} end
+if lines then
+  lines[ARGV[11]] = with_one_more(lines[ARGV[11]], entry)
+  write_lines(KEYS[4], lines, {ARGV[11]}, now)
+end
 -- A record whose call is gone is overwritten, and never gone in between: where a cluster moves the slot, it could not be made again.
-local before = redis.call('HKEYS', KEYS[1])
+local known_fields = redis.call('HKEYS', KEYS[1])
 redis.call('HSET', KEYS[1], 'id', call, 'digest', ARGV[2], 'entry', entry, 'deadline', deadline, 'c:' .. call, agent)
-for _, field in ipairs(before) do
+for _, field in ipairs(known_fields) do
   if field:sub(1, 2) == 'c:' and field ~= 'c:' .. call then redis.call('HDEL', KEYS[1], field) end
 end
 redis.call('PEXPIRE', KEYS[1], kept)

@@ -59,19 +59,26 @@ class SharedCalls:
         # Attempts of the calls that a caller had joined before the one that it reads now.
         self._attempts: dict[str, int] = {}
 
-    def publish(self, request: Request, queue: str, limit: int, deadline: float, document: bytes, sender: Sender, left: str = "") -> None:
-        """Publish a call, or join the one that its key stands for; ``left`` is one that it had joined and that is over."""
+    def publish(
+        self, request: Request, queue: str, limit: int, deadline: float, document: bytes, sender: Sender, session: str = "", left: str = ""
+    ) -> None:
+        """Publish a call, or join the one that its key stands for.
+
+        Args:
+            session: stands for its session, if it keeps its place there.
+            left: a call that it had joined and that is over.
+        """
         once = request.effect == "once"
         if not self._mastership.admits(once=once):
             if len(self._kept) >= _MOST_KEPT:
                 sender.settle(Verdict("failed", message=f"{_MOST_KEPT} calls already wait for a server that is surely the master"))
                 return
-            self._kept[request.id] = lambda: self.publish(request, queue, limit, deadline, document, sender, left)
+            self._kept[request.id] = lambda: self.publish(request, queue, limit, deadline, document, sender, session, left)
             return
         server = self._link.server
 
         def again(left: str) -> None:
-            self.publish(request, queue, limit, deadline, document, sender, left)
+            self.publish(request, queue, limit, deadline, document, sender, session, left)
 
         def done(reply: Reply) -> None:
             try:
@@ -86,7 +93,7 @@ class SharedCalls:
         record = self._keys.shared(share_digest(request))
         self._link.run(
             scripts.SHARE,
-            (record, self._keys.queue(queue), self._keys.call(request.id)),
+            (record, self._keys.queue(queue), self._keys.call(request.id), *([self._keys.order(queue)] if session else ())),
             (
                 request.id,
                 work_digest(request),
@@ -98,6 +105,7 @@ class SharedCalls:
                 server.run_id if once and server is not None else "",
                 self._keys.prefix,
                 self._keys.wake(queue),
+                *([session] if session else ()),
             ),
             done,
             repeatable=True,

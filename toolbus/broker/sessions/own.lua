@@ -7,7 +7,8 @@
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse, 5 the service's instances, 6.. owners of sessions
 -- ARGV: 1 consumer, 2 service, 3 known generation, 4 lease (ms), 5 TTL of an owner (ms), 6 wake channel,
 --       then per entry: index of its session in KEYS, id or "" (only the session is meant), number of its attempt
--- Returns {generation, counter before, counter now, {"mine", "new", "moved" or "lost", ...}}
+-- Returns {generation, counter before, counter now, {"mine", "new", "heir <now>" (it is ours now; its owner has ended, or has lost
+-- its state), "moved" or "lost" (the entry), ...}}
 local queue, fence, me, service, wake = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[6]
 local generation, before = fence_state(fence, me)
 local time = redis.call('TIME')
@@ -35,7 +36,7 @@ for i = 7, #ARGV, 3 do
   if id ~= '' and not still_owned(queue, me, id, ARGV[i + 2], generation == ARGV[3]) then
     verdict = 'lost'
   elseif owner == me or not owner or not is_live(owner) then
-    verdict = owner == me and 'mine' or 'new'
+    verdict = owner == me and 'mine' or owner and string.format('heir %.0f', now) or 'new'
     redis.call('SET', key, me, 'PX', ARGV[5])
   else
     verdict = 'moved'

@@ -7,22 +7,24 @@ of a session, or one that came to the wrong worker, is a question to the server.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from toolbus import telemetry
 from toolbus.broker import scripts
-from toolbus.broker.keys import Keys
+from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.protocols import SessionListener, session_of
+from toolbus.broker.reading import integer
 from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError
 
 _MOST = 256
+# Sessions of one script that looks through their lines.
+_MOST_LINES = 32
+# Above the number of any entry of a millisecond.
+_LAST = 2**63
 # The owners of sessions begin here among the keys of own.lua.
 _FIRST_OWNER = 6
 # An owner whose lease has ended counts for nothing, so this only bounds how long its keys stay behind.
@@ -70,7 +72,7 @@ class Ownership:
         # Since when our lease has been unbroken, and until when it lasts at least.
         self._since = self._until = 0.0
         self.serves = self.gaining = False
-        self._given_up: list[str] = []
+        self._given_up: list[tuple[tuple[str, str], int]] = []
 
     def serve(self, stream: RequestStream) -> None:
         """Look after the sessions of a service."""
@@ -153,7 +155,7 @@ class Ownership:
                 telemetry.log.debug("session.handed_over", service=stream.service, id=delivery.request.id)
                 self._lose(stream, owned, pair)
             else:
-                self._gain(stream, owned, pair, asked, new=verdict == b"new")
+                self._gain(stream, owned, pair, asked, verdict)
         return True
 
     async def _own(self, stream: RequestStream, pairs: Sequence[SessionName], entries: Sequence[tuple[bytes, int]]) -> list[bytes]:
@@ -176,7 +178,11 @@ class Ownership:
         stream.fence_is(generation, after)
         return list(verdicts)
 
-    def _gain(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName, asked: float, *, new: bool) -> None:
+    def _gain(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName, asked: float, verdict: bytes) -> None:
+        new = verdict != b"mine"
+        if verdict[:5] == b"heir ":
+            # No call that was published until now can know of the state that begins here.
+            self._sessions.inherited(stream.service, *pair, (integer(verdict[5:]), _LAST))
         if new and pair in owned:
             # Another worker may have had it meanwhile, so the state that is here is out of date.
             self._sessions.moved(stream.service, *pair)
@@ -204,21 +210,40 @@ class Ownership:
                 if verdict == b"moved":
                     self._lose(stream, owned, pair)
                 elif pair in owned:
-                    self._gain(stream, owned, pair, asked, new=verdict == b"new")
+                    self._gain(stream, owned, pair, asked, verdict)
 
-    def release(self, service: str, pair: SessionName) -> None:
+    def release(self, service: str, pair: SessionName, *, lost: bool) -> None:
         """Give up a session that has ended here. Returns at once; all of one tick go together."""
         for stream, owned in self._owned.items():
             if stream.service == service and owned.pop(pair, None) is not None:
-                self._given_up.append(self._key(stream, pair))
+                keys = self._key(stream, pair), self._keys.snapshot(stream.queue, session_digest(*pair))
+                self._given_up.append((keys, int(lost)))
                 if len(self._given_up) == 1:
                     asyncio.get_running_loop().call_soon(self._give_up)
 
     def _give_up(self) -> None:
         given_up, self._given_up = self._given_up, []
-        for keys in _parts(given_up):
+        for part in _parts(given_up):
+            keys = tuple(key for pair, _ in part for key in pair)
             # Keys that stay, since this failed, have a TTL.
-            self._link.run(scripts.DISOWN, tuple(keys), (self._instance,), repeatable=True)
+            self._link.run(scripts.DISOWN, keys, (self._instance, *(lost for _, lost in part)), repeatable=True)
+
+    async def before(self, deliveries: Sequence[StreamDelivery]) -> list[list[bytes]]:
+        """Return for each the entries that came before it in its session and have not ended.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+        found: dict[bytes, list[bytes]] = {}
+        for stream in {delivery.queue for delivery in deliveries}:
+            asked = [delivery for delivery in deliveries if delivery.queue is stream]
+            for start in range(0, len(asked), _MOST_LINES):
+                part = asked[start : start + _MOST_LINES]
+                args = [arg for each in part for arg in (session_digest(*session_of(each.request) or ("", "")), each.entry, each.after)]
+                keys = (stream.key, self._keys.order(stream.queue))
+                answers = await self._link.execute_script(scripts.LINE, keys, tuple(args), repeatable=True)
+                found |= {each.entry: answer.split() for each, answer in zip(part, answers, strict=True)}
+        return [found[delivery.entry] for delivery in deliveries]
 
     async def pass_on(self) -> None:
         """Let any worker take what waits for this one.
@@ -233,9 +258,9 @@ class Ownership:
                 passed = await self._link.execute_script(scripts.PASS_ON, (stream.key,), args, repeatable=True)
 
     def _key(self, stream: RequestStream, pair: SessionName) -> str:
-        return self._keys.session(stream.queue, hashlib.blake2b(msgspec.json.encode(pair), digest_size=16).hexdigest())
+        return self._keys.session(stream.queue, session_digest(*pair))
 
 
-def _parts(keys: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(keys), _MOST):
-        yield keys[start : start + _MOST]
+def _parts(given_up: list[tuple[tuple[str, str], int]]) -> Iterator[list[tuple[tuple[str, str], int]]]:
+    for start in range(0, len(given_up), _MOST):
+        yield given_up[start : start + _MOST]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from toolbus.results import EnvelopeError
 from toolbus.settings import Settings
 
 GROUP = "g"
+
+_is_id = re.compile(rb"\d{1,20}-\d{1,20}").fullmatch
 
 
 class Fence(NamedTuple):
@@ -117,6 +120,7 @@ class StreamDelivery(Delivery, eq=False):
         server: run id of the server that accepted it, when it must not happen twice.
         extended: whether its handler has waited for a confirmation, so that the deadline is later than the request says.
         recovered: whether it was taken over, and not delivered by the group.
+        after: the entry before it in its session, if one had not ended when it was published.
     """
 
     queue: RequestStream
@@ -124,6 +128,7 @@ class StreamDelivery(Delivery, eq=False):
     server: bytes = b""
     extended: bool = False
     recovered: bool = False
+    after: bytes = b""
 
 
 class RequestStream:
@@ -212,7 +217,7 @@ class RequestStream:
         offset = self._clock.offset
         now_ms = (self._clock.monotonic() + offset) * 1000
         for entry, attempt, fields in entries:
-            document = server = b""
+            document = server = after = b""
             try:
                 # The order in which publish.lua writes them.
                 if fields is not None and len(fields) == 4 and fields[0] == b"r" and fields[2] == b"d":
@@ -220,7 +225,7 @@ class RequestStream:
                     deadline_ms = integer(fields[3])
                 else:
                     found = fields_of(fields or ())
-                    document, server = found.get(b"r", b""), found.get(b"s", b"")
+                    document, server, after = found.get(b"r", b""), found.get(b"s", b""), found.get(b"p", b"")
                     deadline_ms = integer(found[b"d"])
                 request = decode_request(document, limit=limit)
             except (EnvelopeError, KeyError) as error:
@@ -242,6 +247,7 @@ class RequestStream:
                 self,
                 fence,
                 server,
+                after=after if _is_id(after) else b"",
             )
             made.append(delivery)
         return made

@@ -267,6 +267,6 @@ class Assembly:
             data=data,
             error=error,
             content=tuple(self._blobs),
-            meta=ResultMeta(attempts=frame.attempt, worker=self.worker),
+            meta=ResultMeta(attempts=frame.attempt, worker=self.worker, restarted=frame.restarted),
         )
         events.append(Finished(result))

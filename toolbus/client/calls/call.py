@@ -333,7 +333,7 @@ class Call(msgspec.Struct, eq=False):
         return int((time.monotonic() - self._started) * 1e6) / 1000
 
     def _complete(self, result: ToolResult) -> None:
-        meta = ResultMeta(self.id, result.meta.attempts, result.meta.worker, self._elapsed_ms())
+        meta = ResultMeta(self.id, result.meta.attempts, result.meta.worker, self._elapsed_ms(), restarted=result.meta.restarted)
         self._end(ToolResult(result.success, result.output, result.data, result.error, result.content, meta))
 
     def _end(self, result: ToolResult) -> None:
@@ -397,4 +397,4 @@ def result_of_frame(frame: Frame, call: str, ms: float) -> ToolResult:
     output, error = frame.response, frame.error
     if not output:
         output = "" if error is None and frame.data is None else None
-    return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms))
+    return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms, (), frame.restarted))

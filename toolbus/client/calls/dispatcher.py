@@ -39,6 +39,8 @@ class Dispatcher:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        # A call that a handler makes is a part of the handler's own: waiting for that one to end would be waiting forever.
+        self.nested = False
         self.most_waiting = settings.max_timeout
         self._connection: BusConnection | None = None
         self._calls: dict[str, Call] = {}
@@ -266,7 +268,8 @@ class Dispatcher:
                 return unknown_service(service)
             if not available:
                 return unavailable(f"service {service!r}", service)
-            return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config)
+            sticky = descriptor.sticky_sessions
+            return Resolution(descriptor.id, descriptor.queue, descriptor.queue_limit, config, sticky=sticky, ordered=sticky)
         try:
             tool = catalogue.tools.get(name)
         except TypeError:
@@ -311,6 +314,11 @@ class Dispatcher:
         )
         if key:
             request = msgspec.structs.replace(request, shared=True)
+        if found.sticky and (request.user or request.session):
+            state = self._used.state(request.user, request.session, found.queue)
+            request = msgspec.structs.replace(request, ordered=found.ordered and not self.nested, state=state)
+        if "initial" in options:
+            request = msgspec.structs.replace(request, initial=options["initial"])
         if call.grant is not None and call.grant.digest:
             request = msgspec.structs.replace(request, confirmed=call.grant.digest)
         if telemetry.active():
@@ -360,6 +368,8 @@ class Dispatcher:
         for frame in frames:
             call = calls.get(frame.id)
             if call is not None:
+                if frame.state and call.request is not None:
+                    self._used.learn(call.request.user, call.request.session, call.queue, frame.state)
                 call.feed(frame, now)
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:

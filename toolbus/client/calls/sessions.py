@@ -14,9 +14,11 @@ _TELLING = 2.0
 
 
 class UsedSessions:
-    """Records the queues to which each session's calls went."""
+    """Records the queues to which each session's calls went, and which state of a session its answers came from."""
 
     def __init__(self) -> None:
+        # Tokens by user, session and queue.
+        self._states: dict[tuple[str, str, str], str] = {}
         self._sessions: dict[tuple[str, str], set[str]] = {}
         self._queues: set[str] = set()
 
@@ -32,9 +34,21 @@ class UsedSessions:
         queues.add(queue)
         self._queues.add(queue)
 
+    def learn(self, user: str, session: str, queue: str, state: str) -> None:
+        """Take note of the state that answered a call: later calls are meant for it."""
+        if self._states.pop((user, session, queue), None) is None and len(self._states) >= _MOST_SESSIONS:
+            del self._states[next(iter(self._states))]
+        self._states[user, session, queue] = state
+
+    def state(self, user: str, session: str, queue: str) -> str:
+        """Return the token of the state that answered last, or an empty text."""
+        return self._states.get((user, session, queue), "")
+
     async def close(self, broker: AgentBroker, user: str, session: str) -> None:
         """Tell every service that was called in a session that it is over; returns after two seconds at most."""
         queues = self._sessions.pop((user, session), None)
+        for queue in queues or ():
+            self._states.pop((user, session, queue), None)
         if queues:
             try:
                 async with asyncio.timeout(_TELLING):
@@ -45,6 +59,7 @@ class UsedSessions:
     async def leave(self, broker: AgentBroker) -> None:
         """Tell every service that was called in any session that this agent leaves them all; returns after two seconds at most."""
         self._sessions.clear()
+        self._states.clear()
         queues, self._queues = self._queues, set()
         if queues:
             try:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from toolbus.client.calls.refusals import NOT_FINISHED, NOT_TAKEN
 from toolbus.client.tools.tool import Tool
+from toolbus.envelope import SESSION_LOST
 from toolbus.results import Blob, ErrorInfo, ErrorType, ToolResult
 
 LIMIT = 24_000
@@ -75,6 +76,8 @@ def cut(text: str, limit: int) -> str:
 
 def next_step(error: ErrorInfo) -> str:
     """Return the next step that the model can take after this failure."""
+    if error.code == SESSION_LOST:
+        return "nothing of what was done in this session before is there any more: begin again, or find out what is there"
     if error.type == "tool_error" and error.retryable:
         return "try again, or use another tool"
     if error.type == "deadline_exceeded" and error.code in _NEXT_AFTER:

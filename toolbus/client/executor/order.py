@@ -18,10 +18,12 @@ Manner = Literal["alone", "in turn", "beside"]
 class Place:
     """A call's place in the order of its service. Whoever takes one leaves it, whatever becomes of the call."""
 
-    __slots__ = ("_admitted", "_lane", "_left", "_published", "_waiter", "manner")
+    __slots__ = ("_admitted", "_lane", "_left", "_published", "_waiter", "in_vain", "manner")
 
     def __init__(self, lane: _Lane | None, manner: Manner) -> None:
         self.manner = manner
+        # Set when an earlier call has found out that what this one was meant for is gone.
+        self.in_vain = False
         self._lane = lane
         self._waiter: asyncio.Future[None] | None = None
         self._admitted = lane is None
@@ -52,6 +54,11 @@ class Place:
             self._lane.leave(self)
         self._lane.admit()
         self._wake()
+
+    def spoil(self) -> None:
+        """Let the calls that wait behind this one be in vain."""
+        for place in self._lane.waiting if self._lane is not None else ():
+            place.in_vain = True
 
     def may_go(self, lane: _Lane) -> bool:
         """Return whether the first that waits may go on."""

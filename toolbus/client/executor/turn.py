@@ -26,7 +26,7 @@ from toolbus.client.executor.parts import Observation, shown
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
 from toolbus.client.executor.toolcalls import ModelCall, answers
 from toolbus.client.tools.tool import Tool
-from toolbus.envelope import new_run
+from toolbus.envelope import SESSION_LOST, new_run
 from toolbus.events import Asked, Finished, size_of
 from toolbus.results import ConfigurationError, ErrorInfo, ToolError, ToolResult
 from toolbus.safe_text import type_name
@@ -203,6 +203,9 @@ class Turn:
         executor = self._executor
         running.result = result
         if running.place is not None:
+            if result.error is not None and result.error.code == SESSION_LOST:
+                # The model asked for the calls behind it before it could know.
+                running.place.spoil()
             running.place.leave()
         if running.call.name and running.same is None:
             executor.memories.keep(executor.user, executor.session, running.call.id, running.name, result)
@@ -213,6 +216,8 @@ class Turn:
 
     async def _result(self, running: _Running) -> ToolResult:
         call, executor = running.call, self._executor
+        if running.place is not None and running.place.in_vain:
+            raise ToolError("an earlier call found that the state of this session was lost; this one did not run", code=SESSION_LOST)
         if running.same is not None:
             await running.same.done.wait()
             if running.same.result is not None:

@@ -21,6 +21,8 @@ class Resolution(msgspec.Struct, frozen=True):
     Attributes:
         queue_limit: most requests in the queue, or 0 for the setting's.
         usual: the tool's own timeout (seconds), or 0 for the setting's.
+        sticky: calls of one session go to the worker that has its state.
+        ordered: they run in the order in which they were published.
     """
 
     service: str
@@ -30,6 +32,8 @@ class Resolution(msgspec.Struct, frozen=True):
     effect: str = ""
     usual: float = 0.0
     digest: str = ""
+    sticky: bool = False
+    ordered: bool = False
 
 
 class Tool:
@@ -132,7 +136,10 @@ class Tool:
             about = self.descriptor
             # An operator's descriptor may stand for another service, which takes from the queue that it names.
             served = self.service_descriptor or ServiceDescriptor(about.service)
-            found = Resolution(served.id, served.queue, served.queue_limit, about.config, about.effect, about.timeout, self.digest)
+            sticky = served.sticky_sessions
+            ordered = sticky and about.sequential is not False
+            place = (served.id, served.queue, served.queue_limit)
+            found = Resolution(*place, about.config, about.effect, about.timeout, self.digest, sticky, ordered)
             object.__setattr__(self, "_resolution", found)
         return found
 

@@ -53,6 +53,7 @@ SERVICE: Mapping[str, rules.Rule] = {
     "retry": _RETRY,
     "sequential": rules.or_none(rules.FLAG),
     "sticky_sessions": rules.FLAG,
+    "session_lost": rules.one_of("", "error", "restart", "restore"),
     "session_idle": rules.number("a number of seconds above 0", above=0, most=1e9),
     "max_sessions": rules.whole("a whole number above 0", 1),
 }
@@ -67,9 +68,18 @@ def check_service(service: ToolService) -> None:
     cls = type(service)
     of = f"the service {service.id or cls.__name__!r} ({cls.__module__}.{cls.__qualname__}{place_of(cls)})"
     rules.check({name: getattr(service, name) for name in SERVICE}, SERVICE, of)
+    if service.session_lost and not (service.sticky_sessions or overrides(cls, "open_session")):
+        raise ConfigurationError(f"{of} says session_lost={service.session_lost!r}, which needs sticky_sessions = True or open_session()")
+    if service.session_lost == "restore" and not (overrides(cls, "save_session") and overrides(cls, "load_session")):
+        raise ConfigurationError(f"{of} says session_lost='restore', which needs save_session() and load_session()")
     flaw = effect_flaw(service.effect)
     if flaw:
         raise ConfigurationError(f"{of}: {flaw}")
+
+
+def overrides(cls: type[ToolService], method: str) -> bool:
+    """Return whether a service has a method of its own for one of ``ToolService``."""
+    return getattr(cls, method) is not getattr(ToolService, method)
 
 
 def place_of(defined: Any) -> str:

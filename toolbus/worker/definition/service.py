@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolbus.descriptors import Effect
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import type_name
 from toolbus.worker.definition.retry import Retry
+
+if TYPE_CHECKING:
+    from toolbus.worker.sessions.session import Session
 
 
 class ToolService:
@@ -32,7 +35,11 @@ class ToolService:
         queue_limit: most requests queued and running; 0 means the publisher's setting.
         sequential: the calls of its tools run one after another in a turn, or are not in order even in a sticky session (False), unless a
             tool says otherwise; see docs/how-to/models.md.
-        sticky_sessions: calls of one session go to the worker that has its state, see docs/how-to/sessions.md.
+        sticky_sessions: calls of one session go to the worker that has its state, see docs/how-to/sessions.md; always so for a service
+            that overrides ``open_session``.
+        session_lost: what becomes of a call whose session has lost its state: ``error`` (it fails with the code ``session_lost``, by
+            default for a service with ``open_session``), ``restart`` (it runs on a new state, and ``result.meta.restarted`` says so, by
+            default for others), or ``restore`` (the state is restored by ``load_session``).
         session_idle: seconds after its last call when a session ends at a worker, if nobody ended it before.
         max_sessions: most sessions that one worker has open; beyond, the one that was not used for the longest ends.
     """
@@ -49,6 +56,7 @@ class ToolService:
     retry: ClassVar[Retry | None] = None
     sequential: ClassVar[bool | None] = None
     sticky_sessions: ClassVar[bool] = False
+    session_lost: ClassVar[str] = ""
     session_idle: float = 900.0
     max_sessions: int = 1000
 
@@ -63,9 +71,33 @@ class ToolService:
     async def startup(self) -> None:
         """Prepare what all calls share; runs once, before the service takes requests."""
 
+    def open_session(self, session: Session, initial: dict[str, Any]) -> Any:
+        """Return the state of a session; handlers find it in ``invocation().state``.
+
+        It runs before the first call of the session at this worker, and again where the state was lost. It may be a plain function,
+        which runs in a thread, and may leave ``initial`` out of its parameters. When it raises, the call fails, and the next one tries
+        again.
+
+        Args:
+            session: user and id.
+            initial: what the caller said, ``bus.session(…, initial=…)``; empty when it said nothing.
+        """
+
+    def save_session(self, session: Session, state: Any) -> Any:
+        """Return a snapshot of a state after a call: JSON of at most 256 KiB; for ``session_lost = "restore"``.
+
+        It may take 10 seconds. When it raises, there is no snapshot until the next call.
+        """
+        raise NotImplementedError
+
+    def load_session(self, session: Session, saved: Any) -> Any:
+        """Return the state of which ``save_session`` returned a snapshot; for ``session_lost = "restore"``."""
+        raise NotImplementedError
+
     async def cleanup(self) -> None:
         """Release what ``startup`` prepared; runs once, after the last call.
 
         Declared as ``cleanup(self, session=None)`` it runs for each ``Session`` too: when it ends, and when the worker leaves; and
-        then with None. A plain function runs in a thread then. Each may take 10 seconds; one that fails does not stop the others.
+        then with None. With a second parameter it is given the state of the session. A plain function runs in a thread then. Each may
+        take 10 seconds; one that fails does not stop the others.
         """

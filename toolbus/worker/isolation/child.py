@@ -108,6 +108,8 @@ class _ChildRun:
     stopped: ErrorInfo | None = None
     # Functions have no sessions of their own; services, which have, are not isolated.
     session_is_new = False
+    # It is in the worker's own process.
+    session_state = None
 
     def __init__(self, answer: Answer, loop: asyncio.AbstractEventLoop, job: Job) -> None:
         self.request = decode_request(job.request, limit=len(job.request))

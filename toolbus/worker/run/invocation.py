@@ -41,6 +41,10 @@ class InvokedRun(Protocol):
     def session_is_new(self) -> bool:
         """True if this call opened its session at this worker."""
 
+    @property
+    def session_state(self) -> Any:
+        """The state of this call's session, as its service made it."""
+
     def emit(self, item: Progress) -> None:
         """Send progress to the caller; event loop only."""
 
@@ -98,6 +102,11 @@ class Invocation:
     def session_is_new(self) -> bool:
         """True if this call opened its session at this worker, which has no state of it yet; for services that have sessions."""
         return self._run.session_is_new
+
+    @property
+    def state(self) -> Any:
+        """The state of the call's session, as ``ToolService.open_session`` or ``load_session`` returned it; None without any."""
+        return self._run.session_state
 
     @property
     def idempotency_key(self) -> str:

@@ -77,4 +77,4 @@ def _new_bus(settings: Settings) -> Bus:
 
     The client is found by name when the first nested call needs it, since the worker package does not depend on it.
     """
-    return cast("Bus", importlib.import_module("toolbus.client.bus").ToolBus(settings=settings))
+    return cast("Bus", importlib.import_module("toolbus.client.bus").ToolBus(settings=settings).for_handlers())

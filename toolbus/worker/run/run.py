@@ -59,6 +59,7 @@ class Run(msgspec.Struct, eq=False):
         stopped: why the handler was told to stop, or None.
         state: how far the run has come.
         abandoned: whether its worker ends without waiting for it.
+        restarted: whether it runs on a new state of its session, although it was meant for another one.
     """
 
     context: RunContext
@@ -71,6 +72,7 @@ class Run(msgspec.Struct, eq=False):
     stopped: ErrorInfo | None = None
     state: RunState = _CREATED
     abandoned: bool = False
+    restarted: bool = False
     _seq: int = 0
     _started: float = 0.0
     _stream: Stream | None = None
@@ -96,12 +98,13 @@ class Run(msgspec.Struct, eq=False):
                 self.send(self.frame("start"))
             if self.handler.effect == "once" or request.effect == "once":
                 await self._begin_once()
-            if self.handler.coroutine and self.state is _RUNNING and not (self.context.middleware or telemetry.active()):
+            around = self.context.middleware or self.served.restores_sessions or telemetry.active()
+            if self.handler.coroutine and self.state is _RUNNING and not around:
                 # The most frequent kind, without a coroutine in between.
                 self._answer(result_of(await self.handler.start(request)))
             else:
                 self._handling = Handling(self)
-                self._answer(await self._handling.handle())
+                self._answer(await self._handled(self._handling))
         except asyncio.CancelledError:
             # A stopped run has been answered. Otherwise the worker is going down, or the handler let a cancellation of its own out.
             if self.state < _ANSWERED:
@@ -122,6 +125,15 @@ class Run(msgspec.Struct, eq=False):
                     await self._handling.join()
             finally:
                 self._leave()
+
+    async def _handled(self, handling: Handling) -> ToolResult:
+        """Return the handler's result, after a snapshot of its session if the service wants that, also when it failed."""
+        sessions = self.served.sessions if self.served.restores_sessions else None
+        try:
+            return await handling.handle()
+        finally:
+            if sessions is not None and self.state < _ANSWERED and not self.abandoned:
+                await sessions.save(self.delivery)
 
     def _is_running(self) -> bool:
         """Return whether the event loop is at a step of this run's task."""
@@ -185,6 +197,11 @@ class Run(msgspec.Struct, eq=False):
         return task
 
     @property
+    def unbegun(self) -> bool:
+        """True until it has begun, or was answered."""
+        return self.state is _CREATED
+
+    @property
     def stuck(self) -> bool:
         """True if the handler still runs although it was told to stop."""
         return self.state is _ANSWERED and self.task is not None and not self.task.done()
@@ -241,6 +258,12 @@ class Run(msgspec.Struct, eq=False):
             self._questions = Questions(self, context.broker, context.settings.max_timeout, context.settings.max_request, context.clock)
         return await self._questions.ask(question, data, timeout)
 
+    @property
+    def session_state(self) -> Any:
+        """The state of this call's session, as its service made it."""
+        sessions = self.served.sessions
+        return None if sessions is None else sessions.value(self.delivery.request)
+
     # -- for questions ----------------------------------------------------------------------------
 
     @property
@@ -294,6 +317,8 @@ class Run(msgspec.Struct, eq=False):
         frame = Frame(delivery.request.id, delivery.run, delivery.attempt, seq, kind, None, kind == "end", error)
         if delivery.epoch:
             frame.epoch = delivery.epoch
+        if kind == "end" and self.served.sessions is not None:
+            frame.state, frame.restarted = self.served.sessions.token(delivery.request), self.restarted
         if seq == 0:
             frame.worker = self.context.broker.instance
             frame.queued_ms = int(delivery.queued_ms * 10) / 10

@@ -27,7 +27,7 @@ from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
-from toolbus.worker.definition.options import check_service, place_of, returns_unseen
+from toolbus.worker.definition.options import check_service, overrides, place_of, returns_unseen
 from toolbus.worker.definition.provide import Services, injected
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
@@ -138,7 +138,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             "response-queue": service.response_queue,
             "scale_to_zero": service.scale_to_zero,
             "queue_limit": service.queue_limit,
-            "sticky_sessions": service.sticky_sessions,
+            "sticky_sessions": service.sticky_sessions or overrides(cls, "open_session"),
         }
     )
     invoke = None if cls.invoke is ToolService.invoke else service.invoke

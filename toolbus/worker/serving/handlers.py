@@ -14,6 +14,7 @@ from toolbus.descriptors import Effect, Publication
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo, ToolError
 from toolbus.worker.definition.function import FunctionTool
+from toolbus.worker.definition.options import overrides
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
@@ -108,6 +109,9 @@ class Served:
         origin: the file of its code, when its owner is named after that alone.
         sessions: the open ones, while a worker serves a service that has any.
         session_idle, max_sessions: what the service says of them.
+        sticky: the calls of each are at one worker.
+        opens_sessions, restores_sessions: the service makes their states, and keeps snapshots of them.
+        session_lost: ``error``, ``restart`` or ``restore``.
     """
 
     def __init__(
@@ -119,9 +123,13 @@ class Served:
         self._untyped = untyped
         self._service = service
         self.sessions: SessionBook | None = None
-        self._cleans_sessions = service is not None and _takes_session(service)
+        self._cleans_sessions = service is not None and _positional(service.cleanup) > 0
         self.session_idle = math.inf if service is None else service.session_idle
         self.max_sessions = 0 if service is None else service.max_sessions
+        self.sticky = publication.service.sticky_sessions
+        self.opens_sessions = service is not None and overrides(type(service), "open_session")
+        self.session_lost = (service.session_lost if service is not None else "") or ("error" if self.opens_sessions else "restart")
+        self.restores_sessions = self.session_lost == "restore"
 
     @property
     def id(self) -> str:
@@ -187,9 +195,29 @@ class Served:
     @property
     def has_sessions(self) -> bool:
         """True if its sessions must be kept: the service cleans up after them, or wants the calls of each at one worker."""
-        return self._cleans_sessions or self.publication.service.sticky_sessions
+        return self._cleans_sessions or self.sticky or self.opens_sessions
 
-    async def cleanup(self, session: Session | None = None) -> None:
+    @property
+    def keeps_state(self) -> bool:
+        """True if its sessions have a state that may be lost."""
+        return self.sticky or self.opens_sessions
+
+    async def open_session(self, session: Session, initial: dict[str, Any]) -> Any:
+        """Return the state of a session, as the service makes it."""
+        if self._service is None or not self.opens_sessions:
+            return None
+        opens: Callable[..., Any] = self._service.open_session
+        return await _called(opens, *(session, initial)[: _positional(opens)])
+
+    async def save_session(self, session: Session, state: Any) -> Any:
+        """Return a snapshot of a state."""
+        return None if self._service is None else await _called(self._service.save_session, session, state)
+
+    async def load_session(self, session: Session, saved: Any) -> Any:
+        """Return the state of a snapshot."""
+        return None if self._service is None else await _called(self._service.load_session, session, saved)
+
+    async def cleanup(self, session: Session | None = None, state: Any = None) -> None:
         """Run the service's own clean-up: after a session if it wants that, or with None after everything."""
         if self._service is None:
             return
@@ -197,16 +225,24 @@ class Served:
             if session is None:
                 await _await(self._service.cleanup())
             return
-        clean: Callable[[Session | None], Any] = self._service.cleanup  # type: ignore[assignment] # its own signature was looked at
-        if inspect.iscoroutinefunction(clean):
-            await clean(session)
-        else:
-            await _await(await asyncio.to_thread(clean, session))
+        clean: Callable[..., Any] = self._service.cleanup
+        await _called(clean, *(session, state)[: _positional(clean)])
 
 
-def _takes_session(service: ToolService) -> bool:
-    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
-    return any(parameter.kind in positional for parameter in inspect.signature(service.cleanup).parameters.values())
+def _positional(function: Callable[..., Any]) -> int:
+    """Return how many positional arguments a function takes, two at most."""
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return 2
+    return min(2, sum(kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD} for kind in kinds))
+
+
+async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a coroutine function returns, or a plain function in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    value = await asyncio.to_thread(function, *arguments)
+    return await value if inspect.isawaitable(value) else value
 
 
 async def _await(value: Any) -> None:

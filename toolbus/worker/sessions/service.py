@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from toolbus import telemetry
-from toolbus.broker.protocols import WorkerBroker, session_of
+from toolbus.broker.protocols import Delivery, WorkerBroker, session_of
 from toolbus.deadlines import Deadlines
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.session import Session, SessionRun
+from toolbus.worker.sessions.state import Position, SessionState, position_of
 
 # Seconds that one clean-up may take, and that calls of a closed session may take to stop.
 CLEANUP_WITHIN = 10.0
@@ -24,6 +25,10 @@ _MOST_CLEANUPS = 16
 _MOMENTS = 64
 # A session that more callers use at once ends when it is closed or idle, whichever of them leaves.
 _MOST_AGENTS = 64
+# Sessions that were inherited and whose first call has not begun yet.
+_MOST_INHERITED = 10_000
+# Why a session ends when its callers want it to; otherwise they are told.
+_WANTED = frozenset({"closed", "left"})
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
 
 
@@ -34,6 +39,9 @@ class SessionContext(Protocol):
     deadlines: Deadlines
     clock: Callable[[], float]
 
+    def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
+        """Let go of the calls that wait in a session: another worker has it, or else it was closed."""
+
     async def close_nested(self, user: str, session: str) -> None:
         """End a session that handlers' nested calls were made in."""
 
@@ -41,9 +49,10 @@ class SessionContext(Protocol):
 class _Open:
     """One open session: its calls, the callers that use it, and once it ends, the calls that wait for its end."""
 
-    __slots__ = ("agents", "closed", "first", "runs", "slot", "used", "waiting")
+    __slots__ = ("agents", "closed", "first", "runs", "slot", "state", "used", "waiting")
 
-    def __init__(self, first: Request, now: float) -> None:
+    def __init__(self, first: Request, now: float, state: SessionState) -> None:
+        self.state = state
         self.first = first.id
         self.agents: set[str] | None = set()
         self.runs: set[SessionRun] = set()
@@ -80,6 +89,7 @@ class OpenSessions:
         self._open: dict[Session, _Open] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_MOST_CLEANUPS)
+        self._inherited: dict[Session, Position] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -101,7 +111,7 @@ class OpenSessions:
         # The order in which they were used.
         self._open[session] = found
         found.enter(run)
-        task = self._loop.create_task(self._execute(run, found.closed))
+        task = self._loop.create_task(self._execute(session, run, found.closed))
         task.add_done_callback(lambda _: self._left(session, run))
         return task
 
@@ -111,10 +121,59 @@ class OpenSessions:
         found = self._open.get(Session(*pair)) if pair is not None else None
         return found is not None and found.first == request.id
 
-    async def _execute(self, run: SessionRun, closed: asyncio.Event | None) -> None:
+    def inherit(self, session: Session, upto: Position) -> None:
+        """Take in that a session was another state's, which calls up to an entry may be meant for."""
+        if len(self._inherited) >= _MOST_INHERITED:
+            del self._inherited[next(iter(self._inherited))]
+        self._inherited[session] = upto
+
+    def token(self, request: Request) -> str:
+        """Return the token of the state of a running call's session; empty when no state is kept."""
+        found = self._of(request) if self._served.sticky else None
+        return "" if found is None else found.state.token
+
+    def value(self, request: Request) -> Any:
+        """Return the state of a running call's session, as its service made it."""
+        found = self._of(request)
+        return None if found is None else found.state.value
+
+    async def save(self, delivery: Delivery) -> None:
+        """Keep a snapshot of the state of a delivery's session, after its call."""
+        found = self._of(delivery.request)
+        if found is not None:
+            await found.state.save(delivery, self._context.broker)
+
+    def _of(self, request: Request) -> _Open | None:
+        pair = session_of(request)
+        return None if pair is None else self._open.get(Session(*pair))
+
+    async def _execute(self, session: Session, run: SessionRun, closed: asyncio.Event | None) -> None:
         if closed is not None:
             await closed.wait()
+        found = self._open.get(session)
+        if found is not None and self._served.keeps_state:
+            error = await self._begun(found, run)
+            if error is not None:
+                # Another call opens the session.
+                found.first = ""
+                run.stop(error)
+                return
+            found.first = found.first or run.delivery.request.id
+            run.restarted = self._served.sticky and found.state.is_lost_for(run.delivery)
         await run.execute()
+
+    async def _begun(self, found: _Open, run: SessionRun) -> ErrorInfo | None:
+        """Begin the state of a session if no call did; return why a call does not run."""
+        try:
+            return await without_exits(found.state.begin(run.delivery, self._context.broker))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if run.abandoned or not run.unbegun or (task is not None and task.cancelling()):
+                raise
+            return ErrorInfo("tool_error", "CancelledError", "opening the session was cancelled from within")
+        except Exception as error:  # noqa: BLE001 - the service's own code
+            telemetry.log.exception("session.unopened", service=self._served.id, id=run.delivery.request.id)
+            return run.error_info(error)
 
     def _left(self, session: Session, run: SessionRun) -> None:
         found = self._open.get(session)
@@ -123,8 +182,9 @@ class OpenSessions:
             found.waiting.discard(run)
             found.used = self._context.clock()
 
-    def _begin(self, session: Session, first: Request) -> _Open:
-        found = _Open(first, self._context.clock())
+    def _begin(self, session: Session, first: Request, inherited: Position = ()) -> _Open:
+        inherited = max(inherited, self._inherited.pop(session, ()))
+        found = _Open(first, self._context.clock(), SessionState(self._served, session, inherited))
         self._look_later(session, found, found.used + self._served.session_idle)
         return found
 
@@ -175,28 +235,29 @@ class OpenSessions:
                     run.stop(_CLOSED)
             if tasks:
                 await asyncio.wait(tasks, timeout=_STOPS_WITHIN if stop else None)
-            await self._clean(session)
+            await self._clean(session, found)
             telemetry.log.info("session.ended", service=self._served.id, user=session.user, session=session.id, reason=reason)
         finally:
-            self._settle(session, found)
+            self._settle(session, found, reason)
             closed.set()
 
-    async def _clean(self, session: Session) -> None:
+    async def _clean(self, session: Session, found: _Open) -> None:
         async with self._turns:
             try:
                 async with asyncio.timeout(CLEANUP_WITHIN):
-                    await without_exits(self._served.cleanup(session))
+                    await without_exits(self._served.cleanup(session, found.state.value))
             except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
                 telemetry.log.exception("session.cleanup_failed", service=self._served.id, user=session.user, session=session.id)
 
-    def _settle(self, session: Session, found: _Open) -> None:
+    def _settle(self, session: Session, found: _Open, reason: str) -> None:
         """Give the session up, or begin it anew for the calls that waited for its end."""
         del self._open[session]
         if not found.waiting:
-            self._context.broker.release_session(self._served.id, *session)
+            self._context.broker.release_session(self._served.id, *session, lost=reason not in _WANTED)
             return
-        runs = sorted(found.waiting, key=lambda run: run.delivery.entry)
-        anew = self._open[session] = self._begin(session, runs[0].delivery.request)
+        runs = sorted(found.waiting, key=lambda run: position_of(run.delivery.entry))
+        upto = () if reason in _WANTED else position_of(runs[-1].delivery.entry)
+        anew = self._open[session] = self._begin(session, runs[0].delivery.request, upto)
         for run in runs:
             anew.enter(run)
 

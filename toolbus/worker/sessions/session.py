@@ -27,6 +27,15 @@ class SessionRun(Protocol):
 
     delivery: Delivery
     task: asyncio.Task[None] | None
+    restarted: bool
+    abandoned: bool
+
+    @property
+    def unbegun(self) -> bool:
+        """True until it has begun, or was answered."""
+
+    def error_info(self, error: BaseException) -> ErrorInfo:
+        """Return what the caller is told of an exception."""
 
     async def execute(self) -> None:
         """Run the handler to its end and answer."""
@@ -43,3 +52,12 @@ class SessionBook(Protocol):
 
     def opened_by(self, request: Request) -> bool:
         """Return whether a running call is the one that opened its session here."""
+
+    def token(self, request: Request) -> str:
+        """Return the token of the state of a running call's session; empty when no state is kept."""
+
+    def value(self, request: Request) -> Any:
+        """Return the state of a running call's session, as its service made it."""
+
+    async def save(self, delivery: Delivery) -> None:
+        """Keep a snapshot of the state of a delivery's session, after its call."""

@@ -37,6 +37,7 @@ class WorkerSessions:
 
     def closed(self, service: str, user: str, session: str) -> None:
         """End a session that its caller closed."""
+        self._context.empty_line(service, user, session, moved=False)
         if service in self._services:
             self._services[service].end(Session(user, session), "closed", stop=True)
         # What handlers called in it ends too.
@@ -57,8 +58,14 @@ class WorkerSessions:
 
     def moved(self, service: str, user: str, session: str) -> None:
         """End a session that another worker has, or had."""
+        self._context.empty_line(service, user, session, moved=True)
         if service in self._services:
             self._services[service].end(Session(user, session), "moved")
+
+    def inherited(self, service: str, user: str, session: str, upto: tuple[int, ...]) -> None:
+        """Take in that a session is this worker's whose state was lost, which calls up to an entry can't know."""
+        if service in self._services:
+            self._services[service].inherit(Session(user, session), upto)
 
     def agents(self) -> set[str]:
         """Return the callers that use open sessions."""

@@ -23,6 +23,7 @@ class Retries:
         most: attempts of any request, whatever its policy says.
         clock: returns monotonic seconds.
         start: takes in a delivery whose next attempt was counted.
+        lost: takes in one that is not run again here.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Retries:
         most: int,
         clock: Callable[[], float],
         start: Callable[[Delivery], Awaitable[None]],
+        lost: Callable[[Delivery], None],
     ) -> None:
         self._waiting = waiting
         self._broker = broker
@@ -40,6 +42,7 @@ class Retries:
         self._most = most
         self._clock = clock
         self._start = start
+        self._lost = lost
         self._counting: set[asyncio.Task[None]] = set()
 
     def keep(self, delivery: Delivery, policy: Retry | None, error: ErrorInfo) -> bool:
@@ -66,6 +69,8 @@ class Retries:
         except BrokerError as error:
             # Its lease expires, and another worker claims it.
             telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
-            return
+            again = None
         if again is not None:
             await self._start(again)
+        else:
+            self._lost(delivery)

@@ -28,6 +28,7 @@ from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.worker import WorkerSessions
 from toolbus.worker.slots.leaving import hand_back, sign_off
+from toolbus.worker.slots.lines import Lines
 from toolbus.worker.slots.retries import Retries
 from toolbus.worker.slots.taking import Taking
 from toolbus.worker.slots.waiting import Waiting
@@ -95,7 +96,10 @@ class Slots:
         self._wake = asyncio.Event()
         self._waiting = Waiting()
         self._taking = Taking(self, broker, self._waiting, self._wake, settings.lease, clock)
-        self._retries = Retries(self._waiting, broker, self.deadlines, settings.max_deliveries, clock, self._run_again)
+        self._lines = Lines(
+            broker, self._waiting, self.deadlines, clock, start=self.start_due, refuse=self._refuse, hand_back=self._hand_back
+        )
+        self._retries = Retries(self._waiting, broker, self.deadlines, settings.max_deliveries, clock, self._run_again, self._lines.lose)
         self.overgrown = asyncio.Event()
         self.started = self.finished = 0
 
@@ -154,6 +158,7 @@ class Slots:
 
     def close(self) -> None:
         """Let go of the deadlines and threads. Threads that still run are not waited for."""
+        self._lines.close()
         self.deadlines.close()
         self.threads.close()
 
@@ -182,11 +187,14 @@ class Slots:
         """Start deliveries while there are free slots; others may have been filled since the deliveries were asked for."""
         for at, delivery in enumerate(deliveries):
             if self.free < 1:
-                task = self._loop.create_task(hand_back(self.broker, list(deliveries[at:])))
-                self._handing_back.add(task)
-                task.add_done_callback(self._handing_back.discard)
+                self._hand_back(deliveries[at:])
                 return
             self.start(delivery)
+
+    def _hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        task = self._loop.create_task(hand_back(self.broker, list(deliveries)))
+        self._handing_back.add(task)
+        task.add_done_callback(self._handing_back.discard)
 
     def start(self, delivery: Delivery, *, alone: bool = False) -> None:
         """Start a delivery, answer it when it can't run, or hold it when it must run alone.
@@ -217,6 +225,8 @@ class Slots:
         except ToolError as failure:
             self._refuse(delivery, failure.error)
             return
+        if request.ordered and not self._lines.admits(delivery):
+            return
         if delivery.attempt >= self._alone_from and not alone:
             self._waiting.suspects.append(delivery)
             self._taking.suspect_arrived()
@@ -243,10 +253,14 @@ class Slots:
                 run.slot = self.deadlines.add(run.delivery.deadline, run.delivery.run, run.expire)
 
     def start_due(self) -> None:
-        """Start failed requests whose next attempt was counted, while there are free slots."""
-        while self._waiting.due and self.free > 0 and self._taking.starts_due:
-            # It is known to have failed in this process, and not to have killed it.
-            self.start(self._waiting.due.popleft(), alone=True)
+        """Start what waits for nothing but a slot, while there are free slots."""
+        waiting = self._waiting
+        while (waiting.due or waiting.ready) and self.free > 0 and self._taking.starts_due:
+            if waiting.due:
+                # It is known to have failed in this process, and not to have killed it.
+                self.start(waiting.due.popleft(), alone=True)
+            else:
+                self.start(waiting.ready.popleft())
             self.watch_deadlines()
 
     async def _run_again(self, delivery: Delivery) -> None:
@@ -258,6 +272,8 @@ class Slots:
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo | None) -> None:
         self.broker.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
+        if delivery.request.ordered:
+            self._lines.leave(delivery)
 
     def _bury(self, delivery: Delivery) -> None:
         before = delivery.attempt - 1
@@ -265,6 +281,8 @@ class Slots:
         report_buried(delivery, message)
         error = ErrorInfo("tool_error", "max_deliveries", message)
         self.broker.bury(delivery, "max_deliveries", message, refusal(delivery, self.broker.instance, error))
+        if delivery.request.ordered:
+            self._lines.leave(delivery)
 
     # -- RunContext -------------------------------------------------------------------------------
 
@@ -277,7 +295,9 @@ class Slots:
         self.free += 1
         self.finished += 1
         self._wake.set()
-        if self._waiting.due:
+        if run.delivery.request.ordered and not self._waiting.is_retried(key):
+            self._lines.leave(run.delivery)
+        if self._waiting.due or self._waiting.ready:
             self.start_due()
 
     def extended(self, run: ContextRun) -> None:
@@ -309,6 +329,10 @@ class Slots:
     async def close_nested(self, user: str, session: str) -> None:
         """End a session that handlers' nested calls were made in."""
         await self.nested.close_session(user, session)
+
+    def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
+        """Let go of the calls that wait in a session: another worker has it, or else it was closed."""
+        self._lines.empty((service, user, session), moved=moved)
 
     # -- WorkerListener ---------------------------------------------------------------------------
 
@@ -383,6 +407,8 @@ class Slots:
             run.stop(None)
         else:
             self._waiting.remove(delivery)
+        if delivery.request.ordered:
+            self._lines.lose(delivery)
 
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """Stop every call whose answer no caller reads any more."""

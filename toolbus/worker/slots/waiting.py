@@ -13,15 +13,23 @@ class Waiting:
     Attributes:
         due: failed requests that wait for nothing but a slot.
         suspects: requests that may have killed their workers; each waits until nothing else runs.
+        lined: calls by run that wait for others of their session. Nothing waits for them, so they make no worker a busy one.
+        ready: those of them whose turn has come, which wait for nothing but a slot.
     """
 
     def __init__(self) -> None:
         self.due: deque[Delivery] = deque()
         self.suspects: deque[Delivery] = deque()
+        self.lined: dict[str, Delivery] = {}
+        self.ready: deque[Delivery] = deque()
         self._retries: dict[str, Delivery] = {}
 
     def __len__(self) -> int:
-        return len(self._retries) + len(self.due) + len(self.suspects)
+        return len(self._retries) + len(self.due) + len(self.suspects) + len(self.ready)
+
+    def is_retried(self, run: str) -> bool:
+        """Return whether the failed delivery of a run waits for its next attempt."""
+        return run in self._retries
 
     def add_retry(self, delivery: Delivery) -> None:
         """Hold a failed delivery until ``pop_retry`` asks for it."""
@@ -38,17 +46,17 @@ class Waiting:
     def remove(self, delivery: Delivery) -> None:
         """Take a delivery away; nothing happens when it does not wait here."""
         self._retries.pop(delivery.run, None)
-        for queue in (self.due, self.suspects):
+        self.lined.pop(delivery.run, None)
+        for queue in (self.due, self.suspects, self.ready):
             if delivery in queue:
                 queue.remove(delivery)
 
     def clear(self) -> list[Delivery]:
         """Take everything away, and return it."""
         everything = self._everything()
-        self._retries.clear()
-        self.due.clear()
-        self.suspects.clear()
+        for held in (self._retries, self.due, self.suspects, self.lined, self.ready):
+            held.clear()
         return everything
 
     def _everything(self) -> list[Delivery]:
-        return [*self._retries.values(), *self.due, *self.suspects]
+        return [*self._retries.values(), *self.due, *self.suspects, *self.lined.values(), *self.ready]

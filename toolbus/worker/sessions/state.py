@@ -1,0 +1,135 @@
+"""The state of one open session: how it begins, how it is kept, and what calls are told that were meant for another one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.broker.protocols import Delivery, Snapshot, WorkerBroker
+from toolbus.encoding import encode_data
+from toolbus.envelope import SESSION_LOST, new_run
+from toolbus.results import BrokerError, ErrorInfo
+from toolbus.safe_text import reason_of
+from toolbus.worker.serving.handlers import Served
+from toolbus.worker.sessions.session import Session
+
+Position = tuple[int, ...]
+
+_MOST_SNAPSHOT = 262_144
+_SAVED_WITHIN = 10.0
+_REPEATED = ErrorInfo(
+    "outcome_unknown", "answer_lost", "the call took effect before its worker died, and its answer was lost; it was not run again"
+)
+
+
+class SessionState:
+    """The state of one session in this worker.
+
+    Args:
+        served: the service.
+        session: whose state it is.
+        inherited: the last call that can't know of this state, when another one was lost; empty when none was.
+
+    Attributes:
+        token: tells this state from those before and after it; callers send the one that they know.
+        value: what ``open_session`` or ``load_session`` returned.
+    """
+
+    __slots__ = ("_begun", "_lock", "_served", "_session", "inherited", "token", "value")
+
+    def __init__(self, served: Served, session: Session, inherited: Position = ()) -> None:
+        self._served = served
+        self._session = session
+        self._lock = asyncio.Lock()
+        self._begun = False
+        self.inherited = inherited
+        self.token = new_run()
+        self.value: Any = None
+
+    async def begin(self, delivery: Delivery, broker: WorkerBroker) -> ErrorInfo | None:
+        """Make or restore the state, once; return why a call may not run on it, or None.
+
+        Raises:
+            Exception: whatever the service raises; the next call tries again.
+        """
+        if not self._begun and (self._served.opens_sessions or self._served.restores_sessions):
+            async with self._lock:
+                if not self._begun:
+                    error = await self._begin(delivery, broker)
+                    if error is not None:
+                        return error
+        if not self.is_lost_for(delivery) or self._served.session_lost == "restart":
+            return None
+        telemetry.log.warning("session.lost", service=self._served.id, user=self._session.user, session=self._session.id)
+        return lost(self._session)
+
+    def is_lost_for(self, delivery: Delivery) -> bool:
+        """Return whether a call was meant for a state that was lost: the one that its caller knew, or any before this one."""
+        known = delivery.request.state
+        if known:
+            return known != self.token
+        return bool(self.inherited) and position_of(delivery.entry) <= self.inherited
+
+    async def _begin(self, delivery: Delivery, broker: WorkerBroker) -> ErrorInfo | None:
+        try:
+            snapshot = await self._snapshot(delivery, broker) if self._served.restores_sessions else None
+        except BrokerError as error:
+            return ErrorInfo("unavailable", "state_unread", f"the state of the session could not be read: {error}", retryable=True)
+        if snapshot is not None:
+            self.token, self.inherited, self._begun = snapshot.state, (), True
+            telemetry.log.info("session.restored", service=self._served.id, user=self._session.user, session=self._session.id)
+            return _REPEATED if snapshot.call == delivery.request.id else None
+        if self.is_lost_for(delivery) and self._served.session_lost != "restart":
+            # The first call that runs makes the state, of what its own caller says.
+            return None
+        self.value = await self._served.open_session(self._session, dict(delivery.request.initial or {}))
+        self._begun = True
+        await self._save(delivery, broker, "")
+        return None
+
+    async def _snapshot(self, delivery: Delivery, broker: WorkerBroker) -> Snapshot | None:
+        snapshot = await broker.load_session(delivery)
+        if snapshot is None:
+            return None
+        try:
+            self.value = await self._served.load_session(self._session, msgspec.json.decode(snapshot.document))
+        except Exception:  # noqa: BLE001 - the service's own code, or what stands on the server: then the state is lost, which is told
+            telemetry.log.exception("session.unrestored", service=self._served.id, user=self._session.user, session=self._session.id)
+            self.inherited = self.inherited or position_of(delivery.entry)
+            return None
+        return snapshot
+
+    async def save(self, delivery: Delivery, broker: WorkerBroker) -> None:
+        """Keep a snapshot of the state after a call. A failure is logged, and forgets the last one: it would be out of date."""
+        if self._begun:
+            await self._save(delivery, broker, delivery.request.id)
+
+    async def _save(self, delivery: Delivery, broker: WorkerBroker, call: str) -> None:
+        if not self._served.restores_sessions:
+            return
+        document = b""
+        try:
+            async with asyncio.timeout(_SAVED_WITHIN):
+                document = encode_data(await self._served.save_session(self._session, self.value))
+            reason = f"{len(document):,} bytes are more than {_MOST_SNAPSHOT:,}" if len(document) > _MOST_SNAPSHOT else ""
+        except Exception as error:  # noqa: BLE001 - the service's own code
+            reason = reason_of(error)
+        if reason:
+            telemetry.log.error("session.unsaved", service=self._served.id, user=self._session.user, session=self._session.id, error=reason)
+            document = b""
+        broker.save_session(delivery, Snapshot(self.token, call, document))
+
+
+def lost(session: Session) -> ErrorInfo:
+    """Return what a call is told that was meant for a state that is gone."""
+    which = f"session {session.id!r}" if session.id else "the session"
+    message = f"the state of {which} was lost (its worker ended, or ended it), so this call did not run; the next one begins anew"
+    return ErrorInfo("tool_error", SESSION_LOST, message)
+
+
+def position_of(entry: bytes) -> Position:
+    """Return the number of an entry, by which entries are in order."""
+    return tuple(map(int, entry.split(b"-")))
