@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.scripted import Turn, by_openai_agents, by_pydantic_ai, graph, playing
-from tests.adapters.test_scripted import Desk, Sums, serving
+from tests.adapters.scripted import WAYS, Turn, by_openai_agents, by_pydantic_ai, graph, playing
+from tests.adapters.test_scripted import PACKAGES, Desk, Sums, serving
 from tests.servers import eventually
+from toolbus import ToolBus, ToolService, Worker, invocation, tool
+from toolbus.client.executor.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
 
@@ -168,3 +170,47 @@ async def test_a_run_cancelled_in_the_middle_of_a_sequential_turn_frees_it(names
                 assert await way(model, executor, "other") == "done"
             assert model.told("other")["t0c0"] == "11 for nobody"
     assert model.told("one") == {}
+
+
+class Walk(ToolService):
+    """Walks through folders, each session at a place of its own; nothing is declared about its order."""
+
+    id = "walk"
+    sticky_sessions = True
+
+    def __init__(self) -> None:
+        self.steps: dict[str, list[str]] = {}
+
+    @tool(effect="once")
+    async def step(self, to: str, seconds: float = 0.0) -> str:
+        """Go on to a folder."""
+        await asyncio.sleep(seconds)
+        steps = self.steps.setdefault(invocation().session, [])
+        steps.append(to)
+        return "/".join(steps)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_calls_of_a_sticky_session_run_in_the_models_order(way: str, namespace: str) -> None:
+    """By default a session's calls run one after another in the model's order, through every adapter."""
+    for package in (PACKAGES[way], "openai"):
+        pytest.importorskip(package)
+    count = 8
+    calls: Turn = [("step", {"to": str(number), "seconds": 0.02 * (count - number)}) for number in range(count)]
+    walk = Walk()
+
+    async def run(executor: ToolExecutor) -> dict[str, str]:
+        async with playing(lambda _, turn: calls if turn < 2 else "done") as model:
+            assert await WAYS[way](model, executor, "one") == "done"
+            return model.told()
+
+    async with (
+        Worker(walk, url="memory://", namespace=namespace, concurrency=32),
+        ToolBus("memory://", namespace=namespace) as bus,
+    ):
+        sessions = ["a", "b"]
+        told = await asyncio.gather(*(run(bus.executor(session=each, user="u")) for each in sessions))
+    expected = [str(number) for number in range(count)] * 2
+    assert walk.steps == dict.fromkeys(sessions, expected)
+    for each in told:
+        assert each["t1c7"] == "/".join(expected)
