@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,7 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
 
     system = SYSTEM if options["system"] is None else options["system"]
     try:
-        async with endpoint, ToolBus(settings=settings) as bus:
+        async with endpoint, ToolBus(settings=settings) as bus, _recorder(bus, options) as recorder:
             executor = bus.executor(
                 tools=_chosen(bus.tools, options),
                 user=options["user"],
@@ -130,11 +130,10 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
                 model=model,
                 confirmer=(lambda request: True) if options["yes"] else TerminalPrompt(screen.ask).ask,
             )
-            with _recorder(bus, options) as recorder:
-                walk, instruction = _walk(executor.tools, question, recorder, options)
-                system = "\n\n".join(part for part in (system, instruction) if part)
-                agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"], walk=walk)
-                return await agent.ask(question, screen.show)
+            walk, instruction = _walk(executor.tools, question, recorder, options)
+            system = "\n\n".join(part for part in (system, instruction) if part)
+            agent = Agent(endpoint, executor, system=system, max_turns=options["turns"], max_seconds=options["timeout"], walk=walk)
+            return await agent.ask(question, screen.show)
     except BaseException:
         screen.end()
         raise
@@ -152,8 +151,8 @@ def _chosen(tools: ToolView, options: dict[str, Any]) -> ToolView:
     return found
 
 
-@contextmanager
-def _recorder(bus: ToolBus, options: dict[str, Any]) -> Iterator[Recorder | None]:
+@asynccontextmanager
+async def _recorder(bus: ToolBus, options: dict[str, Any]) -> AsyncIterator[Recorder | None]:
     """Return what records calls into the file of --record, if any."""
     from toolbus.results import ConfigurationError
 
