@@ -111,6 +111,9 @@ def test_logs_are_converted_and_corrupt_records_left_out(shell: Shell) -> None:
         (("run", "scores.json", "--log", "log.jsonl", "--no-publish"), 1, "scores.json"),
         (("run", "data-analysis", "--log", "none.jsonl", "--no-publish"), 1, "there is no log of executions at none.jsonl"),
         (("run", "data-analysis"), 2, "--log"),
+        (("run", "data-analysis", "--log", "log.jsonl", "--report", "r.svg"), 2, "ends in .md"),
+        (("run", "data-analysis", "--log", "log.jsonl", "--report", "no/r.md"), 2, "in a folder that is there"),
+        (("run", "data-analysis", "--log", "log.jsonl", "--no-publish"), 1, "none of the 126 executions is of an edge of this graph"),
         (("convert", "none.jsonl", "log.db"), 1, "there is no log"),
     ],
 )

@@ -222,3 +222,21 @@ async def test_another_owners_graph_is_not_replaced(shell: Shell, valkey_server:
     assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
     assert "operator" in refused.stderr
     assert revision_of(shell) == ""
+
+
+async def test_a_log_of_names_is_matched_with_groups_of_the_moment(shell: Shell, valkey_server: str, namespace: str) -> None:
+    """A recorder without a walk knows names of actions and of the bus; a group's tools are those that its service has now."""
+    async with served(valkey_server, namespace) as bus:
+        service = bus.tools["run_sql"].service
+        (shell.folder / "orders.yaml").write_text(
+            f"name: orders\ngroups: [{{id: g, service: {service}}}]\nactions: [{{id: a, name: Count, call: [{{to: g, score: 0.2}}]}}]\n"
+        )
+        with open_store(shell.folder / "log.jsonl") as store, Recorder(store, bus.events) as recorder:
+            executor = bus.executor()
+            for number in range(25):
+                with recorder.episode(str(number)).action("count"):
+                    await executor.execute("run_sql" if number % 5 else "grep_dump", {"query": "q"})
+        found = shell.json("learning", "run", "orders.yaml", "--log", "log.jsonl", "--dry-run")
+    assert (found["executions"], found["episodes"], found["notes"]) == (25, 25, [])
+    offline = shell.run("learning", "run", "orders.yaml", "--log", "log.jsonl", "--no-publish")
+    assert (offline.returncode, "none of the 25 executions is of an edge" in offline.stderr) == (1, True)

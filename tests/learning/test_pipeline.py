@@ -130,6 +130,19 @@ def test_a_graph_without_its_old_edges_is_learned_for(tmp_path: Path) -> None:
     assert "sql" not in edges
 
 
+def test_a_folder_is_one_graphs(tmp_path: Path) -> None:
+    """Scores of another preset, or of a graph with none of the same edges, are not mixed with those of the folder."""
+    learned(tmp_path, graph="one")
+    for names in ({"graph": "two"}, {"graph": "two", "dry": True}):
+        with pytest.raises(ConfigurationError, match="scores of the preset 'one', not of 'two': give each graph a folder"):
+            learned(tmp_path, **names)
+    other = [execution(number, action="fly", tool="wing") for number in range(30)]
+    with pytest.raises(ConfigurationError, match="scores of another graph"):
+        learned(tmp_path, other, scores(fly={"wing": 0.5}))
+    assert len(Revisions(tmp_path / "revisions").ids()) == 2
+    assert learned(tmp_path, graph="one").decision.startswith("nothing")
+
+
 @pytest.mark.parametrize("line", [b'{"v":1,"id":"x"}\n', b"\xff\xfe\n", b"[" * 100_000 + b"\n", b"{" + b" " * 300_000 + b"}\n", b"\n"])
 def test_a_damaged_line_is_named_or_left_out(tmp_path: Path, line: bytes) -> None:
     """It ends the run with its place, or is left out when that is wanted; a half-written last line is always left out."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,7 @@ async def _ask(
 
     system = SYSTEM if options["system"] is None else options["system"]
     try:
-        async with endpoint, ToolBus(settings=settings) as bus:
+        async with endpoint, ToolBus(settings=settings) as bus, _recorder(bus, options) as recorder:
             executor = bus.executor(
                 tools=_chosen(bus.tools, options),
                 user=options["user"],
@@ -147,17 +147,16 @@ async def _ask(
                 model=model,
                 confirmer=(lambda request: True) if options["yes"] else TerminalPrompt(screen.ask).ask,
             )
-            with _recorder(bus, options) as recorder:
-                walk, instruction = _walk(executor.tools, question or "", recorder, options)
-                system = "\n\n".join(part for part in (system, instruction) if part)
-                limits = {"max_turns": options["turns"], "max_seconds": options["timeout"]}
-                agent = Agent(endpoint, executor, system=system, walk=walk, conversation=options["conversation"], **limits)
-                if question is not None:
-                    return await agent.ask(question, screen.show, idempotency_key=options["idempotency_key"])
-                answer = await agent.resume(screen.show)
-                if answer is None:
-                    fail(f"there is no conversation {options['conversation']!r}; begin it with a QUESTION")
-                return answer
+            walk, instruction = _walk(executor.tools, question or "", recorder, options)
+            system = "\n\n".join(part for part in (system, instruction) if part)
+            limits = {"max_turns": options["turns"], "max_seconds": options["timeout"]}
+            agent = Agent(endpoint, executor, system=system, walk=walk, conversation=options["conversation"], **limits)
+            if question is not None:
+                return await agent.ask(question, screen.show, idempotency_key=options["idempotency_key"])
+            answer = await agent.resume(screen.show)
+            if answer is None:
+                fail(f"there is no conversation {options['conversation']!r}; begin it with a QUESTION")
+            return answer
     except BaseException:
         screen.end()
         raise
@@ -175,8 +174,8 @@ def _chosen(tools: ToolView, options: dict[str, Any]) -> ToolView:
     return found
 
 
-@contextmanager
-def _recorder(bus: ToolBus, options: dict[str, Any]) -> Iterator[Recorder | None]:
+@asynccontextmanager
+async def _recorder(bus: ToolBus, options: dict[str, Any]) -> AsyncIterator[Recorder | None]:
     """Return what records calls into the file of --record, if any."""
     from toolbus.results import ConfigurationError
 

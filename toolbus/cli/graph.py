@@ -46,16 +46,17 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
     """
     from toolbus.toolkit import load_preset, toolkit_of
     from toolbus.toolkit.publishing import publish
-    from toolbus.toolkit.scoring import with_scores
+    from toolbus.toolkit.scoring import graph_of, scores_of, with_scores
     from toolbus.toolkit.shipped import find_preset
 
     preset = load_preset(find_preset(file))
     if revisions is not None:
-        from toolbus.toolkit.learning.revisions import Revisions
+        from toolbus.toolkit.learning.revisions import Revisions, check_graph
 
         current = Revisions(revisions).current()
         if current is None:
             fail(f"{revisions} has no revision yet; `toolbus learning run` makes one")
+        check_graph(current, scores_of(graph_of(preset)).scores, preset.name)
         preset = with_scores(preset, current.edges, current.id)
     graph = toolkit_of(preset, functions=check)
     counts = f"{len(preset.actions):,} actions, {len(preset.tools):,} tools, {len(preset.groups):,} groups, {len(graph.edges()):,} edges"

@@ -58,7 +58,7 @@ def learn_command(
     static = file.scores
     learned = learn(static, logged, parameters)
     revisions = Revisions(folder)
-    current = revisions.current()
+    current = revisions.of(static)
     changes = changed(static if current is None else current.scores, static, learned)
     made = None if dry_run else revisions.add(static, learned, digest(logged), parameters)
     if output == "json":

@@ -50,6 +50,9 @@ def run_command(ctx: click.Context, /, every: float | None, **options: Any) -> N
       toolbus learning run support.yaml --log executions.jsonl --dry-run
       toolbus learning run support.yaml --log executions.jsonl --report report.md --every 3600
     """
+    report = options["report"]
+    if report is not None and (report.suffix != ".md" or not report.parent.is_dir()):
+        raise click.UsageError(f"--report takes the name of a file that ends in .md, in a folder that is there; this is {str(report)!r}")
     if every is None:
         _round(ctx, **options)
         return
@@ -187,6 +190,7 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
             all_names(preset, names),
             [stack.enter_context(open_store(log, must_exist=True)) for log in options["logs"]],
             revisions,
+            graph=preset.name,
             parameters=parameters_of(given),
             options=Options(held_out=options["held_out"], threshold=options["threshold"]),
             on_bad=problems.callback,

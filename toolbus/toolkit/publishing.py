@@ -11,13 +11,13 @@ from toolbus.broker.protocols import ServiceRecord
 from toolbus.results import ToolkitError
 from toolbus.toolkit.entries import Preset
 from toolbus.toolkit.items import ToolGroup
+from toolbus.toolkit.learning.revisions import Revisions, check_graph
 from toolbus.toolkit.live import MAX_PUBLISHED
 from toolbus.toolkit.presets import read_preset
-from toolbus.toolkit.scoring import graph_of, names_of, with_scores
+from toolbus.toolkit.scoring import graph_of, names_of, scores_of, with_scores
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
-    from toolbus.toolkit.learning.revisions import Revisions
 
 
 async def publish(admin: Admin, preset: Preset, owner: str) -> None:
@@ -42,6 +42,7 @@ async def publish_current(admin: Admin, revisions: Revisions, owner: str) -> lis
     """Publish the current revision in the place of other revisions of the same folder; return the names of the presets.
 
     Raises:
+        ConfigurationError: the current revision is of another graph.
         ToolbusError: a preset is another owner's, or the server can't be reached.
     """
     current, known = revisions.current(), set(revisions.ids())
@@ -52,6 +53,7 @@ async def publish_current(admin: Admin, revisions: Revisions, owner: str) -> lis
         except ToolkitError:
             continue  # the commands that list presets tell why
         if current is not None and preset.revision in known:
+            check_graph(current, scores_of(graph_of(preset)).scores, preset.name)
             await publish(admin, with_scores(preset, current.edges, current.id), owner)
             changed.append(preset.name)
     return sorted(changed)

@@ -55,6 +55,7 @@ def run(
     *,
     parameters: Parameters | None = None,
     options: Options | None = None,
+    graph: str = "",
     on_bad: OnBad | None = None,
     dry: bool = False,
     resume: bool = False,
@@ -65,26 +66,28 @@ def run(
         static: the scores that people gave, and the texts of the vertices.
         names: other names of the graph's vertices, see ``matched``.
         stores: the logs; a record in several counts once.
+        graph: name of the graph's preset, so that the folder of another one is refused.
         on_bad: called with each record that can't be read, which is left out.
         dry: add no revision.
         resume: add a revision also after a rollback.
 
     Raises:
         RecordError: a record can't be read and there is no ``on_bad``.
-        ConfigurationError: no record is of an edge of the graph, or the folder or a log can't be read or written.
+        ConfigurationError: no record is of an edge of the graph, the folder is another graph's, or the folder or a log can't be
+            read or written.
     """
     parameters, scores = (parameters or Parameters()).checked(), static.scores
+    current = revisions.of(scores, graph)
     notes: list[str] = []
     found = matched(_present(_read(stores, on_bad), notes), scores, names)
     notes += [note for note in (found.told(),) if note]
     logged = episodes(found.executions)
     learned = learn(scores, logged, parameters)
-    current = revisions.current()
     before = scores if current is None else current.scores
     changes = changed(before, scores, learned)
     evaluation = _evaluated(static, scores, logged, parameters, options or Options())
     decision, take = _decided(learned, before, evaluation, held=revisions.held and not resume)
-    made = revisions.add(scores, learned, digest(logged), parameters) if take and not dry else None
+    made = revisions.add(scores, learned, digest(logged), parameters, graph=graph) if take and not dry else None
     if take and dry:
         decision = f"{decision}; nothing is written, since this is a dry run"
     return Outcome(

@@ -46,6 +46,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
         parameters, log, verdicts: parameters and log of the learning, and its verdicts; None and empty for static scores.
         changes: every score that differs from the parent's, with the reason.
         edges: every score.
+        graph: name of the preset that the scores are for; empty when it is not known.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     log: LogDigest | None = None
     verdicts: list[Verdict] = []
     changes: list[Change] = []
+    graph: str = ""
 
     @property
     def scores(self) -> Scores:
@@ -146,23 +148,36 @@ class Revisions:
             raise ConfigurationError(f"{self.folder / 'current'} can't be read: {error}") from None
         return self.get(named)
 
-    def add(self, static: Scores, learned: Learned, log: LogDigest, parameters: Parameters) -> Revision | None:
+    def of(self, static: Scores, graph: str = "") -> Revision | None:
+        """Return the current revision after checking that it is of this graph; ``graph`` is the name of its preset.
+
+        Raises:
+            ConfigurationError: it is of another graph, or the folder's files can't be read.
+        """
+        current = self.current()
+        if current is not None:
+            check_graph(current, static, graph)
+        return current
+
+    def add(self, static: Scores, learned: Learned, log: LogDigest, parameters: Parameters, *, graph: str = "") -> Revision | None:
         """Make the learned scores the current revision and return it; return None when they change no score.
 
         In an empty folder the static scores become the first revision, so that they can be restored.
 
         Raises:
-            ConfigurationError: the folder can't be written.
+            ConfigurationError: the folder has the scores of another graph, or can't be written.
         """
         self._make()
         with locked(self.folder):
+            parent = self.of(static, graph) or self._add("", static, graph, note="the static scores")
             self._release()
-            parent = self.current() or self._add("", static, note="the static scores")
             changes = changed(parent.scores, static, learned)
             if not changes and not difference(parent.scores, learned.scores):
                 return None
             note = f"learned from {log.executions} executions of {log.episodes} episodes"
-            return self._add(parent.id, learned.scores, note, parameters=parameters, log=log, verdicts=learned.verdicts, changes=changes)
+            name = graph or parent.graph
+            verdicts = learned.verdicts
+            return self._add(parent.id, learned.scores, name, note, parameters=parameters, log=log, verdicts=verdicts, changes=changes)
 
     def roll_back(self, id: str = "") -> tuple[Revision | None, Revision]:
         """Make an earlier revision current again, by default the parent of the current one; return the one left and the new one.
@@ -226,6 +241,7 @@ class Revisions:
         self,
         parent: str,
         scores: Scores,
+        graph: str,
         note: str,
         *,
         parameters: Parameters | None = None,
@@ -241,6 +257,7 @@ class Revisions:
             created_at=0.0,
             note=note,
             edges=[*scores],
+            graph=graph,
             parameters=parameters,
             log=log,
             verdicts=[*verdicts],
@@ -253,6 +270,19 @@ class Revisions:
         for old in known[: max(0, len(known) + 1 - self._keep)]:
             (self.folder / f"{old}.json").unlink(missing_ok=True)
         return made
+
+
+def check_graph(revision: Revision, static: Scores, graph: str = "") -> None:
+    """Check that a revision is of a graph: by the names of the presets where both are known, and by the edges.
+
+    Raises:
+        ConfigurationError: it is of another graph.
+    """
+    advice = "give each graph a folder of its own (--revisions)"
+    if graph and revision.graph and graph != revision.graph:
+        raise ConfigurationError(f"revision {revision.id} has scores of the preset {revision.graph!r}, not of {graph!r}: {advice}")
+    if revision.edges and len(static) and all(static.score(each.kind, each.source, each.target) is None for each in revision.edges):
+        raise ConfigurationError(f"revision {revision.id} has scores of another graph, since none of its edges is in this one: {advice}")
 
 
 def changed(parent: Scores, static: Scores, learned: Learned) -> list[Change]:
