@@ -1,4 +1,4 @@
-"""Where the parts of a picture are: arrows run behind no box, names fit theirs, and a long chain is broken into rows."""
+"""The parts of a picture: arrows run behind no box, names fit theirs, and a long chain is broken into rows."""
 
 from __future__ import annotations
 
