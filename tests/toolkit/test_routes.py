@@ -102,7 +102,7 @@ NAMES = [
 
 
 def test_names_fit_their_boxes_and_are_drawn_without_warnings() -> None:
-    """Whatever a name is, its text is within its box; no font lacks a character, and no control character is drawn."""
+    """The text of any name is within its box; no font lacks a character, and no control character is drawn."""
     toolkit = Toolkit()
     for number, name in enumerate(NAMES):
         toolkit.add_vertex(f"a{number}", data=Action(f"a{number}", name))
