@@ -148,7 +148,7 @@ def test_objects_that_differ_are_not_one_tool(module: Any) -> None:
 def test_a_module_with_only_classes_that_need_arguments_says_so(module: Any) -> None:
     """The error of a worker with nothing to serve names the class and what to do."""
     text = TOOLKIT.partition("class Base")[0] + "class Lost(Tool):\n    def __init__(self, place):\n        pass\n"
-    with pytest.raises(ConfigurationError, match=r"no Tool object; Lost can't be made .* make an object of it in the module"):
+    with pytest.raises(ConfigurationError, match=r"has no Tool object; Lost can't be made .* make an object of it in the module"):
         defined_in(module("lost_toolkit", text))
 
 
