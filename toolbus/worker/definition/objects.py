@@ -113,4 +113,4 @@ def _function_and_data(function: Callable[..., Any]) -> tuple[object, ...]:
 
 
 def _names(cls: type[Any]) -> set[str]:
-    return {name for each in type.__getattribute__(cls, "__mro__") for name in vars(each) if name == METHOD}
+    return {name for each in type.__getattribute__(cls, "__mro__") for name in type.__getattribute__(each, "__dict__") if name == METHOD}
