@@ -66,6 +66,8 @@ async def test_a_module_of_tool_classes_is_served(place: Place, caplog: pytest.L
 
 
 TOOLKIT = """
+import threading
+
 from toolbus.compat.chat2graph.core.sdk.wrapper.toolkit_wrapper import ToolkitWrapper
 from toolbus.compat.chat2graph.core.toolkit.action import Action
 from toolbus.compat.chat2graph.core.toolkit.tool import Tool
@@ -86,6 +88,13 @@ class Alone(Base):
         super().__init__("alone")
 
 
+class Locked(Base):
+    def __init__(self, place: str) -> None:
+        self.lock = threading.Lock()
+        self.place = place
+        super().__init__("locked")
+
+
 class Lost(Tool):
     def __init__(self, place: str) -> None:
         super().__init__(name="lost", description="", function=print)
@@ -97,7 +106,8 @@ def shout(text: str) -> str:
 
 
 loud = Tool("shout", "", shout)
-wrapper = ToolkitWrapper(Toolkit()).chain(Action("plan", "plan", ""), (Base("first"), Base("first"), Base("second"), loud))
+several = (Base("first"), Base("first"), Base("second"), loud, Locked("a"), Locked("a"))
+wrapper = ToolkitWrapper(Toolkit()).chain(Action("plan", "plan", ""), several)
 """
 
 
@@ -107,9 +117,15 @@ async def test_objects_and_graphs_of_a_file_are_served(place: Place, module: Any
         loaded = module("served_toolkit", TOOLKIT)
         async with place.serving(loaded) as bus:
             assert {name: tool.service for name, tool in bus.tools.items()} == dict.fromkeys(
-                ["alone", "first", "second", "shout"], "served_toolkit"
+                ["alone", "first", "locked", "second", "shout"], "served_toolkit"
             )
-            assert [(await bus.call(name, {"text": "a"})).output for name in sorted(bus.tools)] == ["alone a", "first a", "second a", "A"]
+            assert [(await bus.call(name, {"text": "a"})).output for name in sorted(bus.tools)] == [
+                "alone a",
+                "first a",
+                "locked a",
+                "second a",
+                "A",
+            ]
     assert "Lost can't be made without arguments" in caplog.text
 
 
@@ -120,13 +136,19 @@ def test_a_module_is_collected_again(module: Any) -> None:
     from toolbus.worker.serving.collect import collect
 
     names = [sorted(name for each in collect(loaded, Settings()) for name in each.tools) for _ in range(2)]
-    assert names == [["alone", "first", "second", "shout"]] * 2
+    assert names == [["alone", "first", "locked", "second", "shout"]] * 2
+
+
+def test_objects_that_differ_are_not_one_tool(module: Any) -> None:
+    """Two objects of one class and name with other data are refused: one would answer for the other."""
+    with pytest.raises(ConfigurationError, match="two different tools are named 'locked'"):
+        defined_in(module("differing_toolkit", TOOLKIT.replace('Locked("a"))', 'Locked("b"))')))
 
 
 def test_a_module_with_only_classes_that_need_arguments_says_so(module: Any) -> None:
     """The error of a worker with nothing to serve names the class and what to do."""
     text = TOOLKIT.partition("class Base")[0] + "class Lost(Tool):\n    def __init__(self, place):\n        pass\n"
-    with pytest.raises(ConfigurationError, match=r"no Tool object; Lost can't be made .* make an object of it in the module"):
+    with pytest.raises(ConfigurationError, match=r"has no Tool object; Lost can't be made .* make an object of it in the module"):
         defined_in(module("lost_toolkit", text))
 
 

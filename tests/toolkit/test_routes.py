@@ -1,4 +1,4 @@
-"""Where the parts of a picture are: arrows run behind no box, names fit theirs, and a long chain is broken into rows."""
+"""The parts of a picture: arrows run behind no box, names fit theirs, and a long chain is broken into rows."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ NAMES = [
 
 
 def test_names_fit_their_boxes_and_are_drawn_without_warnings() -> None:
-    """Whatever a name is, its text is within its box; no font lacks a character, and no control character is drawn."""
+    """The text of any name is within its box; no font lacks a character, and no control character is drawn."""
     toolkit = Toolkit()
     for number, name in enumerate(NAMES):
         toolkit.add_vertex(f"a{number}", data=Action(f"a{number}", name))

@@ -24,7 +24,7 @@ _FURTHER = (
 )  # fmt: skip
 
 MISSING = "□"
-"""What stands for a character that no installed font has."""
+"""The character that stands for one that no installed font has."""
 
 SIZE = 8.0
 _SMALLEST = 6.5

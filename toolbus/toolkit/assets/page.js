@@ -18,6 +18,14 @@
     return line.length <= NAME_LENGTH ? line.join("") : line.slice(0, NAME_LENGTH - 1).join("") + "…";
   };
 
+  // A name of wide letters is squeezed into its box.
+  const squeeze = (text) => {
+    const most = WIDTH * 0.92;
+    if (!text.getComputedTextLength || text.getComputedTextLength() <= most) return;
+    text.setAttribute("textLength", most);
+    text.setAttribute("lengthAdjust", "spacingAndGlyphs");
+  };
+
   // -- arrows ---------------------------------------------------------------------------------
   const COLOURS = { next: "#1d4ed8", call: "#15803d", holds: "#b45309" };
   const definitions = svg.appendChild(element("defs"));
@@ -90,7 +98,7 @@
   for (const vertex of vertices.values()) {
     vertex.node = vertexLayer.appendChild(element("g", { class: "vertex " + vertex.kind, tabindex: 0 }));
     vertex.node.appendChild((SHAPES[vertex.kind] || SHAPES.tool)());
-    vertex.node.appendChild(element("text", {}, short(vertex.name)));
+    squeeze(vertex.node.appendChild(element("text", {}, short(vertex.name))));
     vertex.node.addEventListener("pointerenter", (event) => show(vertex, event));
     vertex.node.addEventListener("pointermove", follow);
     vertex.node.addEventListener("pointerleave", () => hide(vertex));

@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 import msgspec
 
 from toolbus.results import ConfigurationError
-from toolbus.safe_text import reason_of
+from toolbus.safe_text import is_a, reason_of
 from toolbus.worker.definition.function import tool
+
+# Clients, locks and the like do not tell two tools apart.
+_DATA = (str, int, float, bytes, type(None), list, tuple, dict, set, frozenset, Path, Enum)
 
 METHOD = "__toolbus_tools__"
 """The name of the method by which an object names the tools that it stands for."""
@@ -33,13 +38,13 @@ class ToolObject(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
     owner: object
 
-    @property
-    def state(self) -> tuple[object, ...]:
-        """What the function works with: objects of one class with equal values are one tool."""
-        function = getattr(self.function, "__func__", self.function)
-        held = getattr(self.function, "__self__", None)
-        own = {key: value for key, value in getattr(held, "__dict__", {}).items() if not _is_identity(key, value)}
-        return (function, type(held), own)
+    def is_like(self, other: ToolObject) -> bool:
+        """Return whether both run the same: one function, or a method of objects of one class that hold equal data."""
+        mine, others = _function_and_data(self.function), _function_and_data(other.function)
+        try:
+            return bool(mine == others)
+        except Exception:  # noqa: BLE001 - comparing runs code of the user's values
+            return False
 
 
 class Holder(Protocol):
@@ -56,7 +61,7 @@ def holds_tools(value: object) -> TypeGuard[Holder]:
 
 def is_tool_class(value: object) -> TypeGuard[type[Any]]:
     """Return whether the objects of a class stand for tools."""
-    return isinstance(value, type) and METHOD in _names(value)
+    return is_a(value, type) and METHOD in _names(value)
 
 
 def made(cls: type[Any]) -> Iterable[ToolObject]:
@@ -81,7 +86,7 @@ def functions_of(found: Iterable[ToolObject]) -> list[Callable[..., Any]]:
     by_name: dict[str, ToolObject] = {}
     for each in found:
         known = by_name.setdefault(each.name, each)
-        if known.state != each.state:
+        if known is not each and not known.is_like(each):
             raise ConfigurationError(f"two different tools are named {each.name!r}, and names on a bus are unique: rename one of them")
     return [_registered(each) for each in by_name.values()]
 
@@ -97,9 +102,15 @@ def _registered(found: ToolObject) -> Callable[..., Any]:
     return held
 
 
-def _is_identity(key: str, value: object) -> bool:
-    return key == "_id" or inspect.ismethod(value) or key == "_derived"
+def _function_and_data(function: Callable[..., Any]) -> tuple[object, ...]:
+    held = getattr(function, "__self__", None)
+    kept = getattr(held, "__dict__", {}).items()
+    return (
+        getattr(function, "__func__", function),
+        type(held),
+        {key: value for key, value in kept if key != "_id" and isinstance(value, _DATA)},
+    )
 
 
 def _names(cls: type[Any]) -> set[str]:
-    return {name for each in type.__getattribute__(cls, "__mro__") for name in vars(each) if name == METHOD}
+    return {name for each in type.__getattribute__(cls, "__mro__") for name in type.__getattribute__(each, "__dict__") if name == METHOD}

@@ -91,7 +91,9 @@ def defined_in(module: ModuleType) -> list[object]:
     found += {id(each): each for each in (*(made.function for made in tools_of_module(module.__name__)), *objects)}.values()
     if not found:
         reasons = "".join(f"; {each}" for each in refused)
-        raise ConfigurationError(f"{module.__name__} defines no ToolService, no function decorated with @tool and no Tool object{reasons}")
+        raise ConfigurationError(
+            f"{module.__name__} defines no ToolService and no function decorated with @tool, and has no Tool object{reasons}"
+        )
     for each in refused:
         telemetry.log.warning("tool.class_left_out", module=module.__name__, error=each)
     return found

@@ -56,7 +56,7 @@ class McpConnection(ToolConnection):
 
     @property
     def transport_config(self) -> McpTransportConfig:
-        """How the server is reached."""
+        """The way to the server."""
         return self._mcp_config.transport_config
 
     async def connect(self) -> None:
