@@ -30,8 +30,7 @@ pytestmark = pytest.mark.anyio
 
 RECORDS = (
     b'1 {"type": "reply", "message": {}, "calls": []}',
-    b'1 {"type": "reply", "message": {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": 5}}]},'
-    b' "calls": [{"id": "a", "name": "n"}]}',
+    b'1 {"type": "reply", "message": {"role": "assistant", "tool_calls":[{"id":"a","function":{}}]}, "calls": [{"id": "a", "name": ""}]}',
     b'1 {"type": "reply", "message": {"role": "assistant", "tool_calls": 5}, "calls": []}',
     b'1 {"type": "results", "messages": [], "results": {"a": {"success": true}}}',
     b'1 {"type": "result", "id": "a", "result": {}}',
