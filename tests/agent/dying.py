@@ -72,7 +72,7 @@ def watch(steps: Steps) -> None:
         steps.take("model answered")
         return reply
 
-    Link.run = counted  # type: ignore[method-assign]
+    Link.run = counted  # type: ignore[method-assign,assignment]
     ChatEndpoint.complete = asked  # type: ignore[method-assign]
 
 
@@ -90,4 +90,4 @@ if __name__ == "__main__":
     conversations._LONGEST_LEASE = LEASE
     taken = Steps(Path(sys.argv[5]), sys.argv[6])
     watch(taken)
-    asyncio.run(main(*sys.argv[1:5], taken))
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], taken))

@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import redis
 
 from tests.agent.endpoint import Canned, Endpoint, Script, calls, endpoint, says
 from tests.contract import Place
+from tests.faults import hostile
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
 from toolbus.agent import Agent, ChatEndpoint, EndpointError, ModelText
 from toolbus.agent import records as of_records
+from toolbus.broker.embedded import EmbeddedServer
+from toolbus.broker.keys import Keys
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Text
 from toolbus.results import ConfigurationError, ConversationBusy, ConversationError
 
 pytestmark = pytest.mark.anyio
+
+
+RECORDS = (
+    b'1 {"type": "reply", "message": {}, "calls": []}',
+    b'1 {"type": "reply", "message": {"role": "assistant", "tool_calls":[{"id":"a","function":{}}]}, "calls": [{"id": "a", "name": ""}]}',
+    b'1 {"type": "reply", "message": {"role": "assistant", "tool_calls": 5}, "calls": []}',
+    b'1 {"type": "results", "messages": [], "results": {"a": {"success": true}}}',
+    b'1 {"type": "result", "id": "a", "result": {}}',
+    b'1 {"type": "end", "reason": "other", "turns": 1}',
+    b'1 {"type": "question", "text": "\xff"}',
+    b"x {}",
+    b"1 {}",
+    b"1",
+)
+"""Records that nothing of toolbus writes."""
 
 
 class Tools:
@@ -141,6 +160,7 @@ async def test_resume_returns_what_is_left_or_the_latest_answer(place: Place) ->
     async with setting(place, [broken, says("done")]) as given:
         async with given.agent() as agent:
             assert await agent.resume() is None
+            assert await agent._executor.conversations.newest(10) == []
             with pytest.raises(EndpointError):
                 await agent.ask("go")
         async with given.agent() as agent:
@@ -353,3 +373,66 @@ def vanish(agent: Agent) -> None:
     broker = agent._executor._state.dispatcher.opened().broker
     broker._steps.links.writing.run = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
     broker._steps.links.writing.send = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
+
+
+class Damage:
+    """A conversation of one question, whose key can be overwritten."""
+
+    def __init__(self, place: Place) -> None:
+        self.redis = redis.Redis.from_url(place.settings.url)
+        self._keys = Keys(place.settings.namespace)
+
+    def key(self) -> str:
+        """The one conversation's key."""
+        (member,) = self.redis.zrange(self._keys.conversations, 0, -1)
+        return self._keys.conversation(member.decode())
+
+
+async def test_damaged_conversations_end_in_one_error(redis_place: Place) -> None:
+    """Every hostile value in every field is passed over or one error that says what to do, and the conversation can be deleted."""
+    async with setting(redis_place, lambda body: says("yes")) as given, given.agent() as agent:
+        await agent.ask("first")
+        kept, damage = agent._executor.conversations, Damage(redis_place)
+        key = damage.key()
+        good = damage.redis.hgetall(key)
+        said: set[str] = set()
+        errors: set[str] = set()
+        for field in (*good, b"other", b"m:2"):
+            for value in (*hostile.BYTES, *RECORDS):
+                damage.redis.delete(key)
+                damage.redis.hset(key, mapping={**good, field: value})
+                # Another client sets no TTL.
+                damage.redis.expire(key, 60)
+                try:
+                    said.add((await agent.ask("second")).text)
+                except ConversationError as error:
+                    errors.add(str(error))
+                await kept.newest(10)
+        assert said == {"yes"}
+        assert len(errors) > 10
+        assert [error for error in errors if "`toolbus conversations rm`" not in error or "\n" in error] == []
+        damage.redis.delete(key)
+        damage.redis.rpush(key, "other")
+        damage.redis.expire(key, 60)
+        with pytest.raises(ConversationError, match="toolbus conversations rm"):
+            await agent.ask("third")
+        assert await kept.remove("", "c")
+        damage.redis.set(Keys(redis_place.settings.namespace).conversations, "other", ex=60)
+        assert (await agent.ask("fourth")).text == "yes"
+        assert [each.id for each in await kept.newest(10)] == ["c"]
+        damage.redis.close()
+
+
+async def test_a_server_that_restarts_in_the_middle_of_a_turn(fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """With its data still there, the question goes on by itself, and its call runs once."""
+    server = fresh_server(config={"appendonly": "yes", "appendfsync": "always"})
+    place = Place(server.url, "restarted")
+    async with setting(place, [calls(("story", {"name": "s"})), says("done")]) as given, given.agent() as agent:
+        asking = asyncio.ensure_future(agent.ask("tell"))
+        await given.tools.running.wait()
+        server.kill()
+        given.tools.gate.set()
+        server.start()
+        answer = await asking
+        assert (answer.text, answer.calls, answer.failed, given.tools.ran) == ("done", 1, 0, ["s"])
+        assert await agent.resume() == answer

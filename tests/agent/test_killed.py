@@ -17,6 +17,7 @@ import pytest
 from tests.agent.dying import LEASE
 from tests.agent.endpoint import Canned, Endpoint, calls, endpoint, says
 from tests.forking import ForkServer
+from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.agent import Agent, Answer, ChatEndpoint
 from toolbus.broker.conversations import conversations
@@ -189,3 +190,38 @@ async def test_killed_at_each_step(
         found = await asyncio.gather(*(task.check(bus, chat, number, step, expected) for number, step in tried))
         wrong = [line for each in found for line in each]
         assert not wrong, "\n".join(wrong)
+
+
+async def test_a_process_that_was_paused_writes_nothing(
+    valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped while another one finished its question ends with an error, and what was kept stays as it is."""
+    monkeypatch.setattr(conversations, "_LONGEST_LEASE", LEASE)
+    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    tools = Tools()
+    gate = tools.shut["c/1"] = asyncio.Event()
+    async with (
+        endpoint(script) as model,
+        Worker(tools.all(), settings=settings),
+        ToolBus(settings=settings) as bus,
+        ChatEndpoint(model.url, "k") as chat,
+    ):
+        await bus.wait_for_tool("note", timeout=60.0)
+        task = Task(settings, model, tools, forks, tmp_path)
+        words = ("-m", "tests.agent.dying", valkey_server, namespace, model.url, "c", str(tmp_path / "trace"), "")
+        paused = forks.start(*words, environment={**os.environ, "NO_PROXY": "127.0.0.1"}, stderr=subprocess.PIPE)
+        try:
+            await eventually(lambda: tools.ran["c/1.2 story"], timeout=60.0)
+            paused.send_signal(signal.SIGSTOP)
+            finishing = asyncio.ensure_future(task.finish(bus, chat, "c"))
+            await asyncio.sleep(0)
+            gate.set()
+            assert (await finishing).text == "all done"
+            before = await bus.executor(model="m").conversations.read("", "c")
+            paused.send_signal(signal.SIGCONT)
+            _, errors = await asyncio.to_thread(paused.communicate, 60)
+        finally:
+            paused.kill()
+        assert (paused.returncode, "ConversationError: the conversation 'c' is not this process's any more" in errors) == (1, True), errors
+        assert await bus.executor(model="m").conversations.read("", "c") == before
+        assert set(tools.ran.values()) == {1}

@@ -171,7 +171,13 @@ class Scene:
                 ("me", 1000, 60_000, "cd", 2, 1, 100, "{}"),
                 (("HSET", keys.conversation("cd"), "holder", "me"),),
             ),
-            Run(scripts.RENEW_HOLD, conversation[:1], ("me", 1000, 60_000), (("HSET", keys.conversation("cd"), "holder", "me"),)),
+            Run(scripts.RENEW_HOLD, conversation, ("me", 1000, 60_000, "cd"), (("HSET", keys.conversation("cd"), "holder", "me"),)),
+            Run(
+                scripts.RENEW_HOLD,
+                conversation,
+                ("me", 0, 60_000, "cd"),
+                (("HSET", keys.conversation("cd"), "holder", "me", "next", 0),),
+            ),
             Run(scripts.REMOVE, conversation, ("cd", 1)),
             Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
         ]

@@ -1,3 +1,4 @@
+-- include conversations/_list
 -- Append records to a conversation that this process holds, and drop its oldest ones. Running it again changes nothing.
 -- KEYS: 1 the conversation, 2 the conversations of the namespace
 -- ARGV: 1 token, 2 lease (ms), 3 TTL (ms), 4 digest of its name, 5 number of the first of these records, 6 number of the first record that
@@ -20,6 +21,5 @@ for number = first, kept - 1 do redis.call('HDEL', KEYS[1], 'm:' .. string.forma
 redis.call('HSET', KEYS[1], 'first', string.format('%.0f', math.max(first, kept)), 'used', stamp,
   'next', string.format('%.0f', math.max(following, at + #ARGV - 7)), 'until', string.format('%.0f', now + ARGV[2]), 'lease', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], math.max(tonumber(ARGV[3]), 2 * ARGV[2]))
-redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[4])
-if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[2], ARGV[3]) end
+list_conversation(KEYS[2], ARGV[4], now, ARGV[3])
 return {'kept'}

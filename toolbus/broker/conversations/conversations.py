@@ -82,7 +82,7 @@ class RedisConversations:
         if word == b"held":
             return Elsewhere(text(rest[0]), integer(rest[1]) / 1000)
         if word == b"damaged":
-            raise damaged(name, "nothing of toolbus writes its numbers")
+            raise damaged(name, "nothing of toolbus writes what stands there")
         try:
             return Begun(identifier(rest[0]), integer(rest[1]), integer(rest[2]), integer(rest[3]) / 1000)
         except EnvelopeError as error:
@@ -114,12 +114,13 @@ class RedisConversations:
 
     async def renew(self, name: Name, token: str) -> bool:
         """Extend the lease; False when the token does not hold it."""
-        args = (token, *self._times())
-        return bool(await self._link.execute_script(scripts.RENEW_HOLD, (self._key(name),), args, repeatable=True))
+        args = (token, *self._times(), _digest(name))
+        return bool(await self._link.execute_script(scripts.RENEW_HOLD, (self._key(name), self._keys.conversations), args, repeatable=True))
 
     def release(self, name: Name, token: str) -> None:
         """End the lease; if that fails, it ends by itself."""
-        self._link.run(scripts.RENEW_HOLD, (self._key(name),), (token, 0, self._ttl), repeatable=True)
+        args = (token, 0, self._ttl, _digest(name))
+        self._link.run(scripts.RENEW_HOLD, (self._key(name), self._keys.conversations), args, repeatable=True)
 
     # -- inside -----------------------------------------------------------------------------------
 

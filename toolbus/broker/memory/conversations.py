@@ -105,10 +105,13 @@ class MemoryConversations:
         return True
 
     def release(self, name: Name, token: str) -> None:
-        """End the lease."""
+        """End the lease; a conversation that nothing was written to goes."""
         kept = self._kept.get(name)
-        if kept is not None and kept.holder == token:
-            kept.until = 0.0
+        if kept is None or kept.holder != token:
+            return
+        kept.until = 0.0
+        if not kept.next:
+            del self._kept[name]
 
     def _forget_old(self) -> None:
         limit = time.time() - self._ttl
