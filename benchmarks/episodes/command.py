@@ -36,7 +36,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     order.add_argument("--default", dest="orders", action="store_const", const=(False,), help="only without a declaration")
     parser.set_defaults(orders=(False, True))
     parser.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="end a worker every so many seconds")
-    parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL", help="how it is ended (%(default)s)")
+    parser.add_argument("--signal", choices=("KILL", "TERM", "STOP"), default="KILL", help="how it is ended (%(default)s)")
     parser.add_argument("--lost", choices=("error", "restart", "restore"), default="", help="the services' session_lost (error)")
     parser.add_argument("--concurrency", type=int, default=100, metavar="N", help="calls at once in each worker (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="worker processes (%(default)s)")

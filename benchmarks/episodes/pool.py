@@ -64,6 +64,18 @@ class Pool:
             self._children[index] = self._start()
             self._ended.append(victim)
 
+    async def stop_every(self, seconds: float, silent: float, chance: random.Random) -> None:
+        """Stop a worker every so many seconds and let it go on after ``silent`` seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            victim = chance.choice(self._children)
+            self.kills += 1
+            os.killpg(victim.pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(silent)
+            finally:
+                os.killpg(victim.pid, signal.SIGCONT)
+
     def _complete(self, workers: dict[str, int]) -> bool:
         return all(workers.get(name, 0) >= self._workers for name in WORLDS)
 
