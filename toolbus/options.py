@@ -163,7 +163,7 @@ def _initial(value: Any, name: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise ConfigurationError(f"{name} must be a JSON object: {error}") from None
     if size > _MOST_INITIAL:
-        raise ConfigurationError(f"{name} has {size:,} bytes as JSON, more than {_MOST_INITIAL:,}; pass what it can be found by")
+        raise ConfigurationError(f"{name} must be a JSON object of at most {_MOST_INITIAL:,} bytes, not {size:,}; pass a reference to it")
     return mapping(value, name)
 
 

@@ -160,6 +160,10 @@ class FakeSessions:
         """Take note."""
         self.said.append(("moved", service, user, session))
 
+    def inherited(self, service: str, user: str, session: str, upto: tuple[int, ...]) -> None:
+        """Take note."""
+        self.said.append(("inherited", service, user, session, upto))
+
     def agents(self) -> set[str]:
         """Return the callers that the test names."""
         return self.callers

@@ -202,13 +202,30 @@ async def test_owners_are_renewed_before_their_keys_end(owning: Owning) -> None:
 async def test_sessions_that_end_are_given_up_together(owning: Owning) -> None:
     """Sessions that end in one tick are given up in one script, only by their owner; a session that is not here is left alone."""
     await owning.settle(owning.take("one"), owning.take("two"))
-    owning.ownership.release("pool", ("u", "one"))
-    owning.ownership.release("pool", ("u", "two"))
-    owning.ownership.release("pool", ("u", "two"))
-    owning.ownership.release("other", ("u", "one"))
+    owning.ownership.release("pool", ("u", "one"), lost=False)
+    owning.ownership.release("pool", ("u", "two"), lost=False)
+    owning.ownership.release("pool", ("u", "two"), lost=False)
+    owning.ownership.release("other", ("u", "one"), lost=False)
     await asyncio.sleep(0)
-    assert [len(keys) for keys in owning.bench.link.keys("disown")] == [2]
-    assert owning.bench.link.args("disown") == [("mine",)]
+    assert [len(keys) for keys in owning.bench.link.keys("disown")] == [4]
+    assert owning.bench.link.args("disown") == [("mine", 0, 0)]
+
+
+async def test_a_session_that_nobody_ended_is_given_up_as_lost(owning: Owning) -> None:
+    """Its next owner is told, so that no call runs silently on a new state."""
+    await owning.settle(owning.take("one"), owning.take("two"))
+    owning.ownership.release("pool", ("u", "one"), lost=True)
+    owning.ownership.release("pool", ("u", "two"), lost=False)
+    await asyncio.sleep(0)
+    assert owning.bench.link.args("disown") == [("mine", 1, 0)]
+
+
+async def test_an_inherited_session_is_told_with_the_time_of_the_answer(owning: Owning) -> None:
+    """Calls that were published until then can't know of the state that begins here."""
+    owning.verdicts = [b"heir 1790000000000"]
+    call = owning.take()
+    assert await owning.settle(call) == [call]
+    assert owning.sessions.said == [("inherited", "pool", "u", "s", (1790000000000, 2**63))]
 
 
 async def test_a_leaving_worker_lets_others_take_what_waits_for_it(owning: Owning) -> None:
@@ -266,10 +283,10 @@ async def test_the_key_of_an_owner_is_the_same_for_every_worker(owning: Owning) 
     stream = owning.bench.stream
     key = KEYS.session("pool", digest)
     assert owning.bench.link.keys("own") == [(stream.key, stream.fence, KEYS.live, KEYS.pulse, KEYS.instances("pool"), key)]
-    owning.ownership.release("pool", ("u", "one"))
+    owning.ownership.release("pool", ("u", "one"), lost=False)
     await asyncio.sleep(0)
-    assert owning.bench.link.keys("disown") == [(key,)]
-    owning.ownership.release("pool", ("u", "one"))
+    assert owning.bench.link.keys("disown") == [(key, KEYS.snapshot("pool", digest))]
+    owning.ownership.release("pool", ("u", "one"), lost=False)
     await asyncio.sleep(0)
     assert len(owning.bench.link.keys("disown")) == 1
 
@@ -278,9 +295,9 @@ async def test_many_sessions_that_end_are_given_up_in_parts(owning: Owning) -> N
     """No script names more keys than it can bear."""
     await owning.settle(*(owning.take(str(number)) for number in range(300)))
     for number in range(300):
-        owning.ownership.release("pool", ("u", str(number)))
+        owning.ownership.release("pool", ("u", str(number)), lost=False)
     await asyncio.sleep(0)
-    assert [len(keys) for keys in owning.bench.link.keys("disown")] == [256, 44]
+    assert [len(keys) for keys in owning.bench.link.keys("disown")] == [512, 88]
 
 
 async def test_owners_of_every_service_are_renewed(owning: Owning) -> None:

@@ -25,6 +25,7 @@ OPTIONS: dict[str, tuple[Any, str, list[Any]]] = {
     "wait": (0.01, "wait must be a finite number of seconds above 0", ["5", -1, NAN, INFINITE, "True", []]),
     "idempotency_key": ("k", "idempotency_key must be a text", [5, b"k", 1.5]),
     "resume_from": (0, "resume_from must be a number of characters", ["0", -1, 1.5, True]),
+    "initial": ({"has": [1]}, "initial must be a ", [[1], "x", {"a": object()}, {"a": NAN}, {"a": "x" * 70_000}]),
     "metadata": ({"trace": "1"}, "metadata must be a mapping from texts to texts", [{"x": 1}, {1: "x"}, "x", [("a", "b")], {"x": None}]),
 }
 WRONG = [(name, value) for name, (_, _, values) in OPTIONS.items() for value in values]

@@ -71,7 +71,7 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     monkeypatch.setattr(connection, "agent_broker", lambda _: broker)
     bus = Dispatcher(Settings.load({}))
     await bus.open()
-    found = SimpleNamespace(service="s", queue="q", queue_limit=0, config={}, effect="once", digest="", usual=0.0)
+    found = SimpleNamespace(service="s", queue="q", queue_limit=0, config={}, effect="once", digest="", usual=0.0, sticky=False)
     monkeypatch.setattr(bus, "_resolve", lambda *_: found)
     call = bus.make_call(CallTarget("t"), {}, {}, streaming=False)
     assert bus.launch(call) is None

@@ -306,6 +306,13 @@ def test_a_call_is_handed_to_the_sessions_owner_alone(pool: Pool) -> None:
     assert pool.own("bob", entry) == ["lost"], "nor does it steal what its owner has taken"
 
 
+def inherited(verdicts: list[str]) -> bool:
+    """Return whether the session's state was lost with its owner, as of now."""
+    (verdict,) = verdicts
+    word, _, milliseconds = verdict.partition(" ")
+    return word == "heir" and abs(int(milliseconds) / 1000 - time.time()) < 3600
+
+
 def test_a_session_of_a_dead_worker_is_free(pool: Pool) -> None:
     """Its lease is over, or it is not registered; but after a silence of the server nobody's lease counts as over."""
     pool.own("ann", pool.take("ann"))
@@ -314,11 +321,11 @@ def test_a_session_of_a_dead_worker_is_free(pool: Pool) -> None:
     assert pool.own("bob", pool.take("bob")) == ["moved"]
     now = int(time.time() * 1000)
     pool.client.set(pool.keys.pulse, f"{now} {now - 1}", px=60_000)
-    assert pool.own("bob", pool.take("bob")) == ["new"]
+    assert inherited(pool.own("bob", pool.take("bob")))
     pool.client.zrem(pool.keys.live, "pool/bob")
     pool.client.delete(pool.keys.pulse)
     pool.live(ann=60)
-    assert pool.own("ann", pool.take("ann")) == ["new"]
+    assert inherited(pool.own("ann", pool.take("ann")))
 
 
 def test_what_waits_for_a_dead_worker_is_taken_over_uncounted(pool: Pool) -> None:
@@ -373,7 +380,7 @@ def test_a_worker_that_drains_has_no_sessions(pool: Pool) -> None:
     """It has left the registry and keeps a lease for what it still runs; its sessions begin anew elsewhere."""
     assert pool.own("ann", pool.take("ann")) == ["new"]
     pool.client.hdel(pool.keys.instances("pool"), "i:ann")
-    assert pool.own("bob", pool.take("bob")) == ["new"]
+    assert inherited(pool.own("bob", pool.take("bob")))
 
 
 def test_a_worker_that_leaves_passes_on_what_waits_for_it(pool: Pool) -> None:

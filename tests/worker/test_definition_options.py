@@ -32,6 +32,7 @@ TOOL: dict[str, list[Any]] = {
     "tenants": [3, [1], None],
     "retry": [3, True, {"attempts": 2}],
     "cache": ["no", 1],
+    "sequential": ["no", 1],
     "isolation": [True, ["process"], "thread", None],
     "memory_limit": ["5", -1, 1.5, None],
     "replace": ["no", None],
@@ -47,7 +48,9 @@ SERVICE: dict[str, list[Any]] = {
     "scale_to_zero": ["no", 1],
     "queue_limit": ["5", -1, 1.5],
     "retry": [3, True],
+    "sequential": ["no", 1],
     "sticky_sessions": ["no"],
+    "session_lost": ["forget", 3, None],
     "session_idle": ["5", 0, math.nan, math.inf, None],
     "max_sessions": ["5", 0, 1.5, None],
 }

@@ -25,7 +25,6 @@ _EACH = frozenset(
         "call.abandoned", "call.alone", "call.crashed", "call.failed", "call.finished", "cancel.done", "confirmation.asked",
         "confirmation.settled", "execution.crashed", "execution.failed", "execution.finished", "execution.started", "request.buried",
         "session.ended", "session.handed_over", "session.lost", "session.restored", "session.unopened", "session.unrestored",
-        "session.unsaved",
         # A line for each step in the life of a process, and for each part of its own program.
         "nanoclaw.left_out", "project.unreadable", "service.registered", "supervisor.killing", "supervisor.reloading",
         "supervisor.restarting", "task.given_up", "tool.left_out", "tool.return_ignored", "tool.unresolved_annotation", "tools.refused",

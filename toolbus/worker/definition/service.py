@@ -71,7 +71,7 @@ class ToolService:
     async def startup(self) -> None:
         """Prepare what all calls share; runs once, before the service takes requests."""
 
-    async def open_session(self, session: Session, initial: dict[str, Any]) -> Any:
+    def open_session(self, session: Session, initial: dict[str, Any]) -> Any:
         """Return the state of a session; handlers find it in ``invocation().state``.
 
         It runs before the first call of the session at this worker, and again where the state was lost. It may be a plain function,
@@ -83,14 +83,14 @@ class ToolService:
             initial: what the caller said, ``bus.session(…, initial=…)``; empty when it said nothing.
         """
 
-    async def save_session(self, session: Session, state: Any) -> Any:
+    def save_session(self, session: Session, state: Any) -> Any:
         """Return a snapshot of a state after a call: JSON of at most 256 KiB; for ``session_lost = "restore"``.
 
         It may take 10 seconds. When it raises, there is no snapshot until the next call.
         """
         raise NotImplementedError
 
-    async def load_session(self, session: Session, saved: Any) -> Any:
+    def load_session(self, session: Session, saved: Any) -> Any:
         """Return the state of which ``save_session`` returned a snapshot; for ``session_lost = "restore"``."""
         raise NotImplementedError
 
