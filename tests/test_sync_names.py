@@ -29,7 +29,19 @@ _OF_CALLS = {
     "settle", "slot", "span", "streaming", "target", "waited", "waited_in_all", "withdrawn",
 }
 # fmt: on
-_OF_EXECUTORS = {"is_sequential", "loop", "most_arguments", "patience", "place", "places", "reserve", "stream", "turn", "until_callable"}
+_OF_EXECUTORS = {
+    "is_ordered",
+    "is_sequential",
+    "loop",
+    "most_arguments",
+    "patience",
+    "place",
+    "places",
+    "reserve",
+    "stream",
+    "turn",
+    "until_callable",
+}
 _OF_VIEWS = {"by_wire_name", "catalogue", "former", "subscribe", "within"}
 
 # Each asynchronous class, the synchronous one, and the names that it does not have, each with the one that it has instead.

@@ -239,8 +239,12 @@ WAYS: dict[str, Way] = {
 }
 
 
-def graph(model: Model, executor: Any) -> Any:
-    """Return a LangGraph program that calls the model and its tools until the model is done."""
+def graph(model: Model, executor: Any, **options: Any) -> Any:
+    """Return a LangGraph program that calls the model and its tools until the model is done.
+
+    Args:
+        options: of its ToolNode.
+    """
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
     from langchain_core.outputs import ChatGeneration, ChatResult
@@ -290,5 +294,5 @@ def graph(model: Model, executor: Any) -> Any:
 
     from langchain_core.runnables import RunnableLambda
 
-    made: Any = StateGraph(MessagesState).add_node("model", RunnableLambda(call, acall)).add_node("tools", ToolNode(tools))
+    made: Any = StateGraph(MessagesState).add_node("model", RunnableLambda(call, acall)).add_node("tools", ToolNode(tools, **options))
     return made.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model").compile()

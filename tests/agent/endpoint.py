@@ -71,13 +71,14 @@ class Endpoint:
             body = json.loads(await reader.readexactly(int(headers["content-length"])))
             self.bodies.append(body)
             self.headers.append(headers)
-            await self._answer(self._script(body), writer)
+            await self.answer(self._script(body), writer)
         except ConnectionError:
             pass
         finally:
             writer.close()
 
-    async def _answer(self, answer: Canned, writer: asyncio.StreamWriter) -> None:
+    async def answer(self, answer: Canned, writer: asyncio.StreamWriter) -> None:
+        """Send an answer."""
         lines = [f"HTTP/1.1 {answer.status} X", "transfer-encoding: chunked", "connection: close"]
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
         writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")

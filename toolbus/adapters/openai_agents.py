@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +12,7 @@ try:
     from agents import FunctionTool, RunConfig, RunContextWrapper
     from agents.run_config import ToolErrorFormatterArgs
     from agents.tool_context import ToolContext
+    from agents.tool_guardrails import ToolGuardrailFunctionOutput, ToolInputGuardrail, ToolInputGuardrailData
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"the adapter needs OpenAI's Agents SDK: pip install 'toolbus[openai-agents]' ({error})", name=error.name
@@ -18,6 +21,7 @@ except ModuleNotFoundError as error:
 from toolbus.adapters.home import AnyExecutor, executor_of, read_at_home, run_at_home
 from toolbus.adapters.outcomes import outcome
 from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.executor.order import Place
 from toolbus.client.executor.parts import parts_of
 
 
@@ -35,8 +39,8 @@ def function_tools(executor: AnyExecutor, *, strict: bool = False) -> list[Funct
         ConfigurationError: the bus is not open.
     """
     own = executor_of(executor)
-    definitions = read_at_home(own, lambda: own.tools.definitions("openai", strict=strict))
-    return [_function_tool(own, definition["function"]) for definition in definitions]
+    functions = read_at_home(own, lambda: _functions(own, strict))
+    return [_function_tool(own, function, ordered) for function, ordered in functions]
 
 
 def run_config(executor: AnyExecutor, **settings: Any) -> RunConfig:
@@ -58,11 +62,20 @@ def run_config(executor: AnyExecutor, **settings: Any) -> RunConfig:
     return RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=told, **settings)
 
 
-def _function_tool(executor: ToolExecutor, function: dict[str, Any]) -> FunctionTool:
+def _functions(executor: ToolExecutor, strict: bool) -> list[tuple[dict[str, Any], bool]]:
+    """Return each definition, and whether the tool's calls have an order."""
+    found = [definition["function"] for definition in executor.tools.definitions("openai", strict=strict)]
+    tools = [executor.find(function["name"]) for function in found]
+    return [(each, tool is not None and executor.is_ordered(tool)) for each, tool in zip(found, tools, strict=True)]
+
+
+def _function_tool(executor: ToolExecutor, function: dict[str, Any], ordered: bool) -> FunctionTool:
     name: str = function["name"]
 
+    early = _EarlyPlaces(executor, name)
+
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
-        observation, _ = await outcome(executor, name, arguments, context.tool_call_id)
+        observation, _ = await outcome(executor, name, arguments, context.tool_call_id, place=early.claim(context))
         return parts_of(observation, "openai_agents") if observation.shown else observation.text
 
     made = FunctionTool(
@@ -72,10 +85,41 @@ def _function_tool(executor: ToolExecutor, function: dict[str, Any]) -> Function
         on_invoke_tool=invoke,
         strict_json_schema=False,
         is_enabled=_Offer(executor, name),
+        tool_input_guardrails=[ToolInputGuardrail(early.take, "toolbus_order")] if ordered else None,
     )
     # Set afterwards, because the constructor would convert a schema that is already strict once more.
     made.strict_json_schema = bool(function.get("strict"))
     return made
+
+
+class _EarlyPlaces:
+    """Takes the places of a tool's calls when the SDK starts them, in the model's order: hooks, which wait as they like, run after that."""
+
+    def __init__(self, executor: ToolExecutor, name: str) -> None:
+        self._executor = executor
+        self._name = name
+        self._places: WeakKeyDictionary[ToolContext[Any], Place] = WeakKeyDictionary()
+
+    async def take(self, data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
+        """Take the place of a call; as a guardrail, which the SDK runs first."""
+        place = self._places[data.context] = await run_at_home(self._executor, lambda _: self._taken())
+        home, task = self._executor.loop, asyncio.current_task()
+
+        def ended(_: object) -> None:
+            # A call that a hook has ended never claims its place.
+            with suppress(RuntimeError):
+                home.call_soon_threadsafe(place.leave)
+
+        if task is not None:
+            task.add_done_callback(ended)
+        return ToolGuardrailFunctionOutput.allow()
+
+    def claim(self, context: ToolContext[Any]) -> Place | None:
+        """Return the place of a call, if it has one."""
+        return self._places.pop(context, None)
+
+    async def _taken(self) -> Place:
+        return self._executor.place(self._name)
 
 
 class _Offer:

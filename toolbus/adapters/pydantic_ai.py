@@ -71,7 +71,7 @@ class BusToolset(AbstractToolset[Any]):
         """Run a call."""
         changed = not isinstance(tool_args, _Said) or tool_args != tool_args.read
         arguments: object = dict(tool_args) if changed else tool_args.text  # type: ignore[attr-defined]
-        observation, result = await outcome(self._executor, name, arguments, ctx.tool_call_id or "", asked=_asked(ctx))
+        observation, result = await outcome(self._executor, name, arguments, ctx.tool_call_id or "", place=_asked(ctx))
         files = [BinaryContent(blob.data, media_type=blob.media_type) for blob in observation.shown]
         return ToolReturn([observation.text, *files] if files else observation.text, metadata=result)
 

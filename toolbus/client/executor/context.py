@@ -129,6 +129,10 @@ class ExecutorContext:
         """Return whether a tool's calls wait for the calls before them, and are waited for by those after them."""
         return tool is not None and (tool.name in self._sequential or tool.descriptor.sequential is True)
 
+    def is_ordered(self, tool: Tool) -> bool:
+        """Return whether it matters which of a tool's calls comes first."""
+        return self._manner(tool) != "beside"
+
     def places(self, calls: Sequence[TurnCall]) -> list[Place]:
         """Take the places of a turn's calls, in their order."""
         return [self._place(each.tool) for each in calls]

@@ -1,0 +1,170 @@
+"""The order of sequential calls, where a framework's own hooks let them overtake each other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.adapters.scripted import Turn, by_openai_agents, by_pydantic_ai, graph, playing
+from tests.adapters.test_scripted import Desk, Sums, serving
+from tests.servers import eventually
+
+pytestmark = pytest.mark.anyio
+
+NAMES = [f"f{number}" for number in range(6)]
+CALLS: Turn = [call for name in NAMES for call in (("mkdir", {"name": name}), ("cd", {"name": name}))]
+LOG = [f"{what} {name}" for name in NAMES for what in ("mkdir", "cd")]
+TURNS: list[Turn] = [CALLS, CALLS, "done"]
+
+
+class Hooks:
+    """Hooks that let the later calls of a turn overtake the earlier ones."""
+
+    def __init__(self) -> None:
+        self._turns = itertools.cycle(reversed(range(len(CALLS))))
+
+    async def wait(self) -> None:
+        """Wait, each call less than the one before it."""
+        await asyncio.sleep(0.02 * next(self._turns))
+
+
+async def test_hooks_of_the_agents_sdk_change_no_order(namespace: str) -> None:
+    """Calls keep the model's order though hooks of earlier ones take longer."""
+    pytest.importorskip("agents")
+    from agents import RunHooks
+
+    hooks, desk = Hooks(), Desk()
+
+    class Waiting(RunHooks[Any]):
+        async def on_tool_start(self, *_: Any) -> None:
+            await hooks.wait()
+
+    async with serving(desk, namespace=namespace) as executor, playing(lambda _, turn: TURNS[turn]) as model:
+        assert await by_openai_agents(model, executor, "one", hooks=Waiting()) == "done"
+    assert desk.log == LOG * 2
+
+
+async def test_a_hook_that_fails_holds_up_nothing(namespace: str) -> None:
+    """A call that a hook of the Agents SDK has ended leaves its place, and the next agent is served."""
+    pytest.importorskip("agents")
+    from agents import RunHooks
+
+    desk = Desk()
+
+    class Failing(RunHooks[Any]):
+        async def on_tool_start(self, *_: Any) -> None:
+            raise RuntimeError("the hook is broken")
+
+    async with serving(desk, namespace=namespace) as executor, playing(lambda _, turn: TURNS[turn]) as model:
+        with pytest.raises(Exception, match="the hook is broken"):
+            await by_openai_agents(model, executor, "one", hooks=Failing())
+        async with asyncio.timeout(30):
+            assert await by_openai_agents(model, executor, "other") == "done"
+    assert desk.log == LOG * 2
+
+
+async def test_wrapped_toolsets_of_pydantic_ai_change_no_order(namespace: str) -> None:
+    """Calls keep the model's order though what is wrapped around the toolset takes longer for earlier ones."""
+    pytest.importorskip("pydantic_ai")
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+    from pydantic_ai.toolsets import WrapperToolset
+
+    from toolbus.adapters.pydantic_ai import BusToolset
+
+    hooks, desk = Hooks(), Desk()
+
+    class Waiting(WrapperToolset[Any]):
+        async def call_tool(self, *given: Any) -> Any:
+            await hooks.wait()
+            return await super().call_tool(*given)
+
+    async with serving(desk, namespace=namespace) as executor, playing(lambda _, turn: TURNS[turn]) as model:
+        played = OpenAIChatModel("m", provider=OpenAIProvider(openai_client=model.openai))
+        agent: Any = Agent(played, toolsets=[Waiting(BusToolset(executor))])
+        assert (await agent.run("agent one")).output == "done"
+    assert desk.log == LOG * 2
+
+
+async def test_wrapped_calls_of_langgraph_change_no_order(namespace: str) -> None:
+    """Calls keep the model's order though what is wrapped around a ToolNode's calls takes longer for earlier ones."""
+    pytest.importorskip("langgraph")
+    hooks, desk = Hooks(), Desk()
+
+    async def waiting(request: Any, execute: Any) -> Any:
+        await hooks.wait()
+        return await execute(request)
+
+    async with serving(desk, namespace=namespace) as executor, playing(lambda _, turn: TURNS[turn]) as model:
+        program = graph(model, executor, awrap_tool_call=waiting)
+        state = await program.ainvoke({"messages": [("user", "agent one")]})
+    assert state["messages"][-1].content == "done"
+    assert desk.log == LOG * 2
+
+
+async def test_a_call_that_langgraph_answers_itself_holds_up_nothing(namespace: str) -> None:
+    """A wrapper that answers a call instead of running it delays those after it for a moment only."""
+    pytest.importorskip("langgraph")
+    from langchain_core.messages import ToolMessage
+
+    desk = Desk()
+
+    async def answering(request: Any, execute: Any) -> Any:
+        if request.tool_call["name"] == "mkdir":
+            return ToolMessage("not allowed", tool_call_id=request.tool_call["id"], name="mkdir")
+        return await execute(request)
+
+    turns: list[Turn] = [[("mkdir", {"name": "a"}), ("cd", {"name": "a"})], "done"]
+    async with serving(desk, namespace=namespace) as executor, playing(lambda _, turn: turns[turn]) as model:
+        async with asyncio.timeout(30):
+            state = await graph(model, executor, awrap_tool_call=answering).ainvoke({"messages": [("user", "agent one")]})
+    assert "there is no a" in state["messages"][-2].content
+    assert desk.log == ["cd a"]
+
+
+async def test_a_graph_that_runs_its_calls_again_is_served(namespace: str) -> None:
+    """A ToolNode that gets the same message once more, as after an interrupt, runs its calls in order again."""
+    pytest.importorskip("langgraph")
+    from langchain_core.messages import AIMessage
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode
+
+    from toolbus.adapters.langchain import structured_tools
+
+    desk = Desk()
+    calls = [{"type": "tool_call", "id": f"c{n}", "name": name, "args": given} for n, (name, given) in enumerate(CALLS)]
+    message = AIMessage("", tool_calls=calls)
+    async with serving(desk, namespace=namespace) as executor:
+        node = ToolNode(structured_tools(executor))
+        program: Any = StateGraph(MessagesState).add_node("tools", node).add_edge(START, "tools").compile()
+        for _ in range(3):
+            await asyncio.to_thread(program.invoke, {"messages": [message]})
+    assert desk.log == LOG * 3
+
+
+async def test_a_run_cancelled_in_the_middle_of_a_sequential_turn_frees_it(namespace: str) -> None:
+    """Calls that waited for their turn when their agent was cancelled never run, and the next agent does not wait for them."""
+    pytest.importorskip("agents")
+    sums, desk = Sums(), Desk()
+
+    def script(agent: str, turn: int) -> Turn:
+        if turn:
+            return "done"
+        return [("hang", {}), ("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})] if agent == "one" else [("add", {"a": 5, "b": 6})]
+
+    names = ["hang", "add"]
+    async with serving(sums, desk, namespace=namespace, sequential=names) as executor, playing(script) as model:
+        for way in (by_openai_agents, by_pydantic_ai):
+            running = asyncio.create_task(way(model, executor, "one"))
+            await eventually(lambda: sums.hanging > sums.ended)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            async with asyncio.timeout(30):
+                assert await way(model, executor, "other") == "done"
+            assert model.told("other")["t0c0"] == "11 for nobody"
+    assert model.told("one") == {}
