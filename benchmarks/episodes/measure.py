@@ -20,7 +20,7 @@ from benchmarks.episodes.worlds.every import WORLDS
 from toolbus import Settings, ToolBus
 from toolbus.options import CallOptions
 
-_EPISODE_SECONDS = 60.0
+_EPISODE_SECONDS = 120.0
 _CALL_SECONDS = 20.0
 _MOST_DETAILS = 10
 _PROGRESS_SECONDS = 1.0
