@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import hashlib
 import inspect
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 
-import msgspec
 import pytest
 import redis
 
@@ -18,7 +16,7 @@ from tests.faults import hostile
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolService, Worker, tool
 from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
+from toolbus.broker.keys import Keys, session_digest
 from toolbus.envelope import Request, new_id, share_digest
 from toolbus.results import BrokerError
 from toolbus.telemetry.output import FIELDS
@@ -71,10 +69,10 @@ class Canary:
     def place(self, name: str) -> hostile.Place:
         """Return the place of a key of ``Keys``."""
         found = hostile.places(self.keys, self.names)[name]
-        if name == "session":
-            digest = hashlib.blake2b(msgspec.json.encode(("ann", "s1")), digest_size=16).hexdigest()
-            return found._replace(key=self.keys.session(SERVICE, digest))
-        return found
+        digest = session_digest("ann", "s1")
+        if name in {"session", "snapshot"}:
+            return found._replace(key=getattr(self.keys, name)(SERVICE, digest))
+        return found._replace(fields=(digest,)) if name == "order" else found
 
     def cut(self) -> None:
         """Cut every connection of this namespace's processes, so that everything is read anew."""

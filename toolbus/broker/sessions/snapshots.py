@@ -7,7 +7,7 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.protocols import Snapshot
 from toolbus.broker.reading import skip, text
-from toolbus.broker.transport.command import Reply
+from toolbus.broker.transport.command import Reply, ReplyError
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, EnvelopeError
 
@@ -44,7 +44,11 @@ class Snapshots:
             BrokerError: the server can't be asked.
         """
         key = self._keys.snapshot(queue, session_digest(user, session))
-        state, call, document = await self._link.execute("HMGET", key, "t", "c", "d", repeatable=True)
+        try:
+            state, call, document = await self._link.execute("HMGET", key, "t", "c", "d", repeatable=True)
+        except ReplyError as error:
+            skip(key, str(error))
+            return None
         if state is None or document is None:
             return None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from toolbus.results import EnvelopeError
 from toolbus.settings import Settings
 
 GROUP = "g"
+
+_is_id = re.compile(rb"\d{1,20}-\d{1,20}").fullmatch
 
 
 class Fence(NamedTuple):
@@ -244,7 +247,7 @@ class RequestStream:
                 self,
                 fence,
                 server,
-                after=after,
+                after=after if _is_id(after) else b"",
             )
             made.append(delivery)
         return made

@@ -11,7 +11,7 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, Snapshot, WorkerBroker
 from toolbus.encoding import encode_data
 from toolbus.envelope import SESSION_LOST, new_run
-from toolbus.results import ErrorInfo
+from toolbus.results import BrokerError, ErrorInfo
 from toolbus.safe_text import reason_of
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.session import Session
@@ -74,7 +74,11 @@ class SessionState:
         return bool(self.inherited) and position_of(delivery.entry) <= self.inherited
 
     async def _begin(self, delivery: Delivery, broker: WorkerBroker) -> ErrorInfo | None:
-        if self._served.restores_sessions and (snapshot := await self._snapshot(delivery, broker)) is not None:
+        try:
+            snapshot = await self._snapshot(delivery, broker) if self._served.restores_sessions else None
+        except BrokerError as error:
+            return ErrorInfo("unavailable", "state_unread", f"the state of the session could not be read: {error}", retryable=True)
+        if snapshot is not None:
             self.token, self.inherited, self._begun = snapshot.state, (), True
             telemetry.log.info("session.restored", service=self._served.id, user=self._session.user, session=self._session.id)
             return _REPEATED if snapshot.call == delivery.request.id else None
