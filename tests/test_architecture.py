@@ -34,6 +34,7 @@ LOWEST = (
     "encoding",
     "safe_text",
     "media",
+    "scientific",
     "naming",
     "rules",
     "results",

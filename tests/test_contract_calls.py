@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -74,15 +75,15 @@ async def too_late():
     [
         ("coroutine", {"text": "hällo"}, "hällo", None),
         ("stream", {"n": 3}, "0 1 2 ", None),
-        ("plain", {"left": 2}, None, {"sum": 3}),
+        ("plain", {"left": 2}, '{"sum":3}', {"sum": 3}),
         ("plain_stream", {"n": 3}, "0 1 2 ", None),
         ("nothing", {}, "", None),
         ("bulky", {"text": 300_000}, "é" * 300_000, None),
-        ("bulky", {"data": 100_000}, None, list(range(100_000))),
+        ("bulky", {"data": 100_000}, json.dumps([*range(100_000)], separators=(",", ":")), list(range(100_000))),
     ],
 )
 async def test_every_kind_of_handler_answers(place: Place, name: str, arguments: dict[str, Any], output: Any, data: Any) -> None:
-    """Coroutines, generators and plain functions answer with text or data, however long."""
+    """Coroutines, generators and plain functions answer with text, or with data and its JSON text, however long."""
     async with place.serving(coroutine) as bus:
         result = await bus.call(name, arguments)
     assert (result.success, result.output, result.data, result.error) == (True, output, data, None)

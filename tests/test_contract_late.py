@@ -9,7 +9,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
-from toolbus.client.executor.observations import next_step, observe
+from toolbus.client.executor.observations import observe
+from toolbus.client.executor.steps import next_step
 from toolbus.results import ErrorInfo
 
 pytestmark = pytest.mark.anyio

@@ -240,7 +240,7 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
     worker = subprocess.Popen([*base, "worker", "jokes.py", "service.py"], cwd=tmp_path)
     try:
         told = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-        assert told.stdout == "Here is one about cats: …\nHere is one about dogs: … 1\n", told.stderr
+        assert told.stdout == 'Here is one about cats: …\n3 {"stars":3,"words":6}\nHere is one about dogs: … 1\n', told.stderr
         words = ("call", "tell-limerick", "topic=tea", "--user", "al", "--wait", "10")
         poem = forks.run(*base[1:], *words, folder=tmp_path, environment=os.environ)
         assert poem.stdout == "Hey al! Here is a limerick about tea: …\n", poem.stderr

@@ -97,14 +97,14 @@ def test_a_turn_is_read_as_it_runs(bus: ToolBus) -> None:
 
 
 def test_leaving_a_turn_ends_its_calls(bus: ToolBus) -> None:
-    """What still runs when a turn is left is cancelled."""
+    """Calls that still run when a turn is left are cancelled."""
     with bus.stream_tool_calls([{"id": "1", "name": "hang"}]):
         assert running.wait(20)
     assert ended.wait(20)
 
 
 def test_an_exception_within_a_turn_leaves_it(bus: ToolBus) -> None:
-    """What the reader raises ends the turn and is raised."""
+    """An exception of the reader ends the turn and is raised."""
     turn = bus.stream_tool_calls([{"id": "1", "name": "hang"}])
 
     def read() -> None:
@@ -209,7 +209,7 @@ def test_an_observer_that_uses_the_bus_is_told_so(bus: ToolBus, caplog: pytest.L
 
 
 def test_closing_ends_watches_and_turns(bus: ToolBus) -> None:
-    """What would wait as long as the bus is open ends with it: watches, changes, and turns that other threads hold."""
+    """Watches, changes, and turns that other threads hold end with the bus, though nothing else ends them."""
     held = threading.Event()
     closed = threading.Event()
 

@@ -7,19 +7,23 @@ import datetime
 import math
 import os
 import re
-import sys
 from collections import UserString, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
 from toolbus.safe_text import is_a, reason_of, type_name
+from toolbus.scientific import is_scientific, plain_of
 
 MOST_LEVELS = 200
 """Most objects and lists within each other in a value; a reader's stack must hold them beside whatever calls it."""
+
+NO_NUMBERS = (b"null", b"NaN", b'Infinity"')
+"""What may stand for NaN or infinity in an encoded value: of a float, and of a Decimal."""
 
 # Characters of a key that an error names.
 _MOST_KEY = 40
@@ -45,13 +49,15 @@ def simpler(value: Any) -> Any:
         return _KEYS[value]
     kind = type(value)
     if hasattr(kind, "__pydantic_serializer__"):
-        return value.model_dump(mode="json")
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
-        return _of_numpy(value)
+        return _of_model(value)
+    if is_scientific(value):
+        plain = plain_of(value)
+        return _finite(plain) if isinstance(plain, float) else plain
     for known, convert in _CONVERSIONS:
         if isinstance(value, known):
             return convert(value)
+    if kind.__module__ in _TEXTUAL:
+        return str(value)
     for unfinished, advice in _UNFINISHED:
         if isinstance(value, unfinished):
             raise TypeError(f"a value of the type {kind.__module__}.{kind.__qualname__} can't be sent; {advice}")
@@ -74,10 +80,10 @@ def encode_data(value: Any) -> bytes:
         _skim(document)
         if len(document) > _MOST_SMALL:
             _check_depth(document)
-            suspect = _has_null(document) is not None
+            suspect = _names_no_number(document) is not None
         else:
             # Counting is the quickest way to find a text in a short one.
-            suspect = document.count(b"null") > 0
+            suspect = any(map(document.count, NO_NUMBERS))
         if not suspect or is_finite(value):
             return document
         problem = _INFINITE
@@ -117,25 +123,30 @@ def _finite(number: float) -> float:
     return plain
 
 
-def _of_numpy(value: Any) -> Any:
-    if value.ndim:
-        return value.tolist()
-    if value.dtype.kind in "mM":
-        text = str(value)
-        if text == "NaT":
-            raise ValueError("NaT is not a time")
-        return text
-    plain = value.item()
-    if type(plain) is type(value):
-        # Python has no type for it, such as a longdouble.
-        plain = float(value)
-    return _finite(plain) if isinstance(plain, float) else plain
+def _of_model(model: Any) -> Any:
+    """Return a Pydantic model as its own serialisation makes it, with those bytes as they are that it takes for text and are none."""
+    try:
+        return model.model_dump(mode="json")
+    except ValueError:
+        places = {name: place for place, name in enumerate(type(model).model_fields)}
+        held = [name for name in places if isinstance(getattr(model, name), bytes)]
+        if not held:
+            raise
+    plain = model.model_dump(mode="json", exclude=set(held))
+    for name in held:
+        try:
+            plain |= model.model_dump(mode="json", include={name})
+        except ValueError:
+            plain[name] = getattr(model, name)
+    return dict(sorted(plain.items(), key=lambda field: places.get(field[0], len(places))))
 
 
 def _of_key(key: Any) -> Any:
     raise TypeError(f"a key is a text or a number, not a {type_name(key)}")
 
 
+# Modules whose values are told as text; they need not be imported for that.
+_TEXTUAL = frozenset({"fractions", "ipaddress", "zoneinfo"})
 _KEYS = {None: "null", True: "true", False: "false"}
 _CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (str, exact_text),
@@ -147,6 +158,7 @@ _CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (datetime.date, lambda day: datetime.date(day.year, day.month, day.day)),
     (datetime.timedelta, lambda span: datetime.timedelta(span.days, span.seconds, span.microseconds)),
     (Decimal, Decimal),
+    (SimpleNamespace, vars),
     (os.PathLike, lambda path: os.fsdecode(os.fspath(path))),
     # These are known as values, so here they are keys.
     ((tuple, list, dict, set, frozenset), _of_key),
@@ -158,7 +170,7 @@ _CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 # -- what no decoder could read -------------------------------------------------------------------
 
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
-_has_null = re.compile(b"null").search
+_names_no_number = re.compile(b"|".join(NO_NUMBERS)).search
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
@@ -212,6 +224,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _is_finite(value: Any) -> bool:
+    if isinstance(value, Decimal):
+        return Decimal.is_finite(value)
     return type(value) is not float or math.isfinite(value)
 
 
@@ -269,7 +283,7 @@ def _problem(value: Any) -> str | None:
         return _reason(error)
     if is_finite(value):
         return None
-    return f"{value} is {_INFINITE}" if isinstance(value, float) else _INFINITE
+    return f"{value} is {_INFINITE}" if isinstance(value, (float, Decimal)) else _INFINITE
 
 
 def _reason(error: Exception) -> str:

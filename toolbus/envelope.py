@@ -16,7 +16,7 @@ import msgspec
 
 from toolbus import encoding
 from toolbus.encoding import encode_json, simpler, whole_text
-from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress
+from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ResultMeta, ToolResult
 from toolbus.safe_text import reason_of
 
 VERSION = 1
@@ -238,8 +238,7 @@ def encode_request(request: Request, *, limit: int) -> bytes:
     document = encode(request)
     if len(document) > limit:
         raise EnvelopeError(f"request of {len(document)} bytes is over the limit of {limit}")
-    if document.count(b"null"):
-        # It may stand for NaN or infinity.
+    if any(map(document.count, encoding.NO_NUMBERS)):
         for part in (request.arguments, request.config):
             if not encoding.is_finite(part):
                 encode_data(part)
@@ -291,6 +290,25 @@ def address(payload: bytes) -> tuple[str, str] | None:
     if b"id" in found and b"agent" in found:
         return found[b"id"], found[b"agent"]
     return None
+
+
+def text_of(data: Any) -> str:
+    """Return the text of a result that has none of its own: its data as JSON, for whoever asks for text."""
+    return "" if data is None else encode_json(data).decode()
+
+
+def result_of_frame(frame: Frame, call: str, ms: float) -> ToolResult:
+    """Return the result of a call whose first frame is its last: the same as is assembled of that frame.
+
+    Args:
+        frame: the only frame.
+        call: the call's id, for the result's ``meta``.
+        ms: milliseconds since the call began, for the result's ``meta``.
+    """
+    output, error = frame.response, frame.error
+    if not output:
+        output = text_of(frame.data) if error is None else None
+    return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms, (), frame.restarted))
 
 
 def join_frames(frames: Sequence[bytes]) -> bytes:

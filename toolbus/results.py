@@ -149,7 +149,8 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         success: False when ``error`` is set.
-        output: text for people and models. As a handler's last item, None means that the yielded text is the output.
+        output: text for people and models; what a caller gets of a value is its JSON. As a handler's last item, None means that
+            the yielded text is the output.
         data: a JSON-encodable value for programs.
         error: the reason for a failure. A failed call keeps its partial ``output``.
         content: blobs, in the order they were yielded.
@@ -177,9 +178,7 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False):
     @property
     def observation(self) -> str:
         """The text for the model: the output, or the data as JSON, or the failure after any partial text."""
-        text = self.output
-        if text is None:
-            text = "" if self.data is None else encode_json(self.data).decode()
+        text = self.output or ("" if self.data is None else encode_json(self.data).decode())
         if self.error is None:
             return text
         failure = f"Error ({self.error.type}): {self.error.message or self.error.code or 'the tool failed'}"

@@ -91,7 +91,7 @@ def leaves_before_the_answer(model: Model, leaving: Worker, executor: ToolExecut
                 await leave()
             await answer(*given)
 
-        endpoint.answer = answering  # type: ignore[method-assign]
+        endpoint.answer = answering  # type: ignore[method-assign,assignment]
 
 
 async def test_a_tool_that_leaves_while_the_model_answers_ends_no_run(way: str, namespace: str) -> None:

@@ -31,6 +31,9 @@ def half(of: float) -> float:
 '''
 
 
+ADVICE = "--save DIR writes them to files, --output json shows them in base64"
+
+
 @pytest.fixture
 def drawn(shell: Shell) -> Shell:
     """Return a shell beside a worker."""
@@ -45,8 +48,33 @@ def test_blobs_are_told_beside_the_text(drawn: Shell) -> None:
     for words in ((), ("--stream",)):
         done = drawn.run("call", "draw", *words)
         assert done.stdout == "here it is\n"
-        assert done.stderr == "[image/png, 3 bytes], [text/\\u001b[2Jx, 2,000 bytes]; --output json shows them in base64\n"
+        assert done.stderr == f"[image/png, 3 bytes], [text/\\u001b[2Jx, 2,000 bytes]; {ADVICE}\n"
     assert drawn.run("call", "draw", "--output", "json").stderr == ""
+
+
+def test_blobs_are_saved(drawn: Shell) -> None:
+    """Each goes into a new file of the folder, which is made; what the worker says of it leads nowhere else, and is told."""
+    for number in (1, 2):
+        done = drawn.run("call", "draw", "--save", "new/pictures")
+        assert (done.returncode, done.stdout) == (0, "here it is\n")
+        assert done.stderr.splitlines() == [
+            f"new/pictures/draw-{number}.png (image/png, 3 bytes)",
+            f"new/pictures/draw-{number}.bin (text/\\u001b[2Jx, 2,000 bytes)",
+        ]
+    saved = sorted((drawn.folder / "new" / "pictures").iterdir())
+    assert len(saved) == 4
+    assert {path.suffix for path in saved} == {".png", ".bin"}
+    assert sorted(len(path.read_bytes()) for path in saved) == [3, 3, 2000, 2000]
+
+
+def test_a_folder_that_can_not_be_written_is_named(drawn: Shell) -> None:
+    """The command fails in one line, after the output; a result without blobs saves none and says so."""
+    (drawn.folder / "taken").write_text("")
+    done = drawn.run("call", "draw", "--save", "taken/pictures")
+    assert (done.returncode, done.stdout) == (1, "here it is\n")
+    assert done.stderr.startswith("toolbus: can't save to taken/pictures: ")
+    assert drawn.run("call", "half", "of=3", "--save", "none").stderr == "the result has no images or files to save\n"
+    assert not (drawn.folder / "none").exists()
 
 
 def test_a_failed_call_says_all_that_is_known(drawn: Shell) -> None:

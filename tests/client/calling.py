@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from toolbus.client.calls.call import Call, CallTarget
+from toolbus.client.calls.refusals import unfinished
 from toolbus.envelope import Confirm, Frame, Request
 from toolbus.events import Event
 from toolbus.results import ErrorInfo
@@ -22,11 +23,13 @@ class Host:
         inquired: calls that may have begun, and the error with which they end if they did not.
         rearmed: calls whose timers were to be moved, and when.
         gaps: calls that miss a frame, and which.
+        available: whether workers of the calls' service live.
     """
 
     most_waiting = 100.0
 
     def __init__(self) -> None:
+        self.available = True
         self.problems: list[Exception] = []
         self.trouble: Coroutine[Any, Any, None] | None = None
         self.launched: list[Call] = []
@@ -50,6 +53,10 @@ class Host:
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """Record that a call is to end when it is known whether it began."""
         self.inquired.append((call, error))
+
+    def unfinished(self, call: Call, error: ErrorInfo) -> ErrorInfo:
+        """Tell of a service whose workers live as ``available`` says."""
+        return unfinished(error, "s", available=self.available)
 
     def forget(self, call: Call) -> None:
         """Record that a call has ended."""

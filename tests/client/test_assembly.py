@@ -25,10 +25,16 @@ def test_one_run_is_told_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("ending", "output", "data"),
-    [({"response": "x"}, "x", None), ({"response": ""}, "", None), ({"data": {"a": 1}}, None, {"a": 1}), ({}, "", None)],
+    [
+        ({"response": "x"}, "x", None),
+        ({"response": ""}, "", None),
+        ({"data": {"a": 1}}, '{"a":1}', {"a": 1}),
+        ({"response": "", "data": [1]}, "[1]", [1]),
+        ({}, "", None),
+    ],
 )
 def test_a_plain_value_is_its_only_piece(ending: dict[str, Any], output: str | None, data: Any) -> None:
-    """An end frame alone is a whole answer: its text is delivered once, its data is the result's."""
+    """An end frame alone is a whole answer: its text is delivered once, or its data as JSON when there is no text."""
     events = fed(*run(1, **ending))
     assert seen(events)[0] == (output or "")
     assert (result(events).output, result(events).data) == (output, data)

@@ -13,8 +13,7 @@ from tests.client.frames import ONE, TWO, fed, kinds, result, run, seen
 from toolbus import Blob, ErrorInfo, Progress
 from toolbus.client.calls import assembly
 from toolbus.client.calls.assembly import Assembly
-from toolbus.client.calls.call import result_of_frame
-from toolbus.envelope import Frame
+from toolbus.envelope import Frame, result_of_frame
 from toolbus.events import Finished, Reset
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "ab", "ba", "é"]), max_size=6)

@@ -117,6 +117,19 @@ async def test_what_became_of_an_expired_call_is_asked_or_known() -> None:
     assert len(host.inquired) == 1
 
 
+async def test_a_call_whose_worker_is_gone_did_not_run_too_long() -> None:
+    """When its time is up and no worker of its service lives, that is the reason that the caller is told."""
+    host = Host()
+    host.available = False
+    begun = made(host, streaming=True, request=request(timeout=2.5), entry="2-0")
+    begun.feed(run(1, "a", end=False)[0], 1.0)
+    begun.expire()
+    error = (await begun.result()).error
+    assert error is not None
+    assert (error.type, error.code) == ("deadline_exceeded", "worker_lost")
+    assert error.message.endswith("the worker that took it has stopped, and no live worker serves 's' now")
+
+
 async def test_a_call_expires() -> None:
     """Past its deadline a call ends with an error that names its timeout and may be tried again."""
     call = made(Host(), request=request(timeout=2.5))

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.anyio
 WRONG: dict[str, list[Any]] = {
     "tools": [["add"], "add", 3],
     "output_limit": ["5", 0, 1.5, True, None],
+    "attachment_limit": ["5", -1, 1.5, True, None],
     "confirmer": [3, "yes"],
     "confirm_timeout": ["5", 0, math.nan, math.inf, None],
     "confirm_anywhere": ["no", 1],

@@ -88,7 +88,7 @@ def test_the_fate_of_a_hidden_name_is_not_told() -> None:
         catalogue.on_service(service, ServiceRecord(Publication(ServiceDescriptor(service), tools), live=True))
     assert catalogue.refused() == [RefusedTool("audit", "b", "the service 'a' has a tool of this name; give one of them another")]
     error = unknown_tool("audit", catalogue, "bob")
-    assert (error.type, error.code, error.message) == ("not_found", "", "there is no tool 'audit'")
+    assert (error.type, error.code, error.message) == ("not_found", "unknown_tool", "there is no tool 'audit'")
 
 
 def test_a_worker_lists_the_callers_own_tools() -> None:

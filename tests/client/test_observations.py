@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus import Blob, ErrorInfo, ToolResult
-from toolbus.client.executor.observations import cut, next_step, observe
+from toolbus.client.calls.refusals import unavailable
+from toolbus.client.executor.observations import cut, observe
+from toolbus.client.executor.steps import next_step
 from toolbus.client.tools.tool import Tool
 from toolbus.descriptors import ToolDescriptor
 from toolbus.results import ErrorType, ResultMeta
@@ -59,7 +61,7 @@ def test_every_failure_ends_with_the_next_step(kind: ErrorType) -> None:
 
 def test_waiting_is_said_in_seconds() -> None:
     """A known delay is told, and a failure that may pass is told apart from one that will not."""
-    assert "wait 2.5 s" in next_step(ErrorInfo("rate_limited", retry_after=2.5))
+    assert "wait 3 seconds" in next_step(ErrorInfo("rate_limited", retry_after=2.5))
     assert next_step(ErrorInfo("tool_error", retryable=True)) != next_step(ErrorInfo("tool_error"))
 
 
@@ -83,3 +85,33 @@ def test_data_and_attachments_are_told() -> None:
     assert observe(ToolResult(output="see", content=(Blob("image/png", b"123"),))) == "see\n[attached: image/png, 3 bytes]"
     assert observe(ToolResult(output="", content=(Blob("image/png", b"123"),))) == "[attached: image/png, 3 bytes]"
     assert observe(ToolResult(data=[1], content=(Blob("image/png", b"123"),))) == "[1]\n[attached: image/png, 3 bytes]"
+
+
+@pytest.mark.parametrize("result", [ToolResult(output=""), ToolResult(), ToolResult(output=" \n"), ToolResult.ok(None)])
+def test_nothing_is_a_word(result: ToolResult) -> None:
+    """A success without any text is told as such, since providers refuse empty messages."""
+    assert observe(result) == "[The tool succeeded and returned nothing.]"
+    assert observe(result, a_tool(external=True)).endswith("\n[The tool succeeded and returned nothing.]")
+
+
+def test_empty_data_is_told() -> None:
+    """Empty lists, false and zero are answers, and data is told where the output is empty."""
+    assert [observe(ToolResult(data=data)) for data in ([], {}, False, 0, "")] == ["[]", "{}", "false", "0", '""']
+    assert observe(ToolResult(output="", data=[1])) == "[1]"
+
+
+def test_a_failure_without_output_has_no_empty_line() -> None:
+    """The failure is all that there is when the output before it is blank."""
+    assert observe(ToolResult.fail("no", output=" \n")).startswith("Error (tool_error): no\n")
+
+
+def test_half_a_character_is_replaced() -> None:
+    """An observation can be encoded, whatever a result holds that no server has carried."""
+    assert observe(ToolResult(output="a\ud800")) == "a\ufffd"
+
+
+def test_options_of_programs_are_not_told_to_models() -> None:
+    """Options that a program can set against a missing worker stay in the error, and out of the observation."""
+    error = unavailable("tool 'add'", "calc")
+    assert "wait=" in error.message
+    assert observe(ToolResult.fail(error)).startswith("Error (unavailable): tool 'add' is known, but no live worker serves 'calc'\n")

@@ -55,7 +55,7 @@ def test_similar_names_are_suggested() -> None:
     """The names of similar tools are in the message, for a model, and in the details, for a program."""
     near = {("ader", ""): ["adder", "reader"]}
     error = unknown_tool("ader", SimpleNamespace(refused=list, near=lambda *asked: near[asked], tools={}, former={}))
-    assert (error.type, error.code, error.details) == ("not_found", "", {"near": ["adder", "reader"]})
+    assert (error.type, error.code, error.details) == ("not_found", "unknown_tool", {"near": ["adder", "reader"]})
     assert "'adder', 'reader'" in error.message
 
 

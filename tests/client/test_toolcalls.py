@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus import ConfigurationError
+from toolbus.client.executor.parts import Observation
 from toolbus.client.executor.toolcalls import ModelCall, answers, tool_calls
 
 CHAT = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -94,7 +95,7 @@ def test_no_message_raises_anything_else(message: Any) -> None:
         calls = tool_calls(message)
     except ConfigurationError:
         return
-    answers(calls, [("", True)] * len(calls))
+    answers(calls, [Observation("")] * len(calls))
 
 
 def test_answers_have_the_shape_of_their_calls() -> None:
@@ -106,7 +107,7 @@ def test_answers_have_the_shape_of_their_calls() -> None:
             ModelCall("3", "h", None, "anthropic"),
             ModelCall("4", "i", None, "anthropic"),
         ],
-        [("é", True), ("b", False), ("c", True), ("d", False)],
+        [Observation("é"), Observation("b", success=False), Observation("c"), Observation("d", success=False)],
     )
     assert made == [
         {"role": "tool", "tool_call_id": "1", "name": "f", "content": "é"},

@@ -9,6 +9,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import ipaddress
 import pathlib
 import types
 import uuid
@@ -17,10 +18,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy
+import pandas
 import pydantic
 
+from tests.pictures import png
 from toolbus import Blob, ErrorInfo, ToolError, ToolResult, invocation, tool
 from toolbus.encoding import MOST_LEVELS
+from toolbus.media import UNKNOWN
 
 
 class Text(str):
@@ -142,6 +146,8 @@ TOO_DEEP = Refused(f"more than {MOST_LEVELS} levels")
 OPAQUE = Refused("kinds.Opaque can't be sent; use texts, numbers, lists, objects, dataclasses - at `$['a b'][0]`")
 HALF = Refused("surrogate pair")
 
+MIDNIGHT = "T00:00:00.000000000"
+
 # What is returned, and what the caller's `data` is.
 KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
     "true": (lambda: True, True),
@@ -159,9 +165,6 @@ KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
     "text enum": (lambda: [Word.YES], ["yes"]),
     "number enum": (lambda: Level.HIGH, 3),
     "enum": (lambda: Colour.RED, "red"),
-    "bytes": (lambda: b"ab", "YWI="),
-    "bytes of its own": (lambda: Bytes(b"ab"), "YWI="),
-    "bytearray": (lambda: bytearray(b"ab"), "YWI="),
     "texts": (lambda: [Text("x"), Lying("y")], ["x", "y"]),
     "tuple": (lambda: (1, "a"), [1, "a"]),
     "named tuple": (lambda: Pair(1, 2), [1, 2]),
@@ -199,7 +202,43 @@ KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
     "numpy array of nan": (lambda: numpy.array([1.0, float("nan")]), Refused("at `$[1]`")),
     "numpy complex": (lambda: numpy.complex128(1j), Refused("complex")),
     "complex": (lambda: 1j, Refused("complex")),
-    "fraction": (lambda: fractions.Fraction(1, 2), Refused("Fraction")),
+    "decimal nan": (lambda: {"a": [decimal.Decimal("NaN")]}, Refused("NaN is not a finite number - at `$.a[0]`")),
+    "decimal infinity": (lambda: decimal.Decimal("-Infinity"), NOT_FINITE),
+    "texts of no numbers": (lambda: ["NaN", "Infinity", "null"], ["NaN", "Infinity", "null"]),
+    "fraction": (lambda: fractions.Fraction(1, 2), "1/2"),
+    "address": (lambda: ipaddress.ip_address("10.0.0.1"), "10.0.0.1"),
+    "namespace": (lambda: types.SimpleNamespace(a=[1]), {"a": [1]}),
+    "numpy times": (
+        lambda: numpy.array(["2020-01-02", "2020-01-03"], dtype="datetime64[ns]"),
+        [f"2020-01-0{day}{MIDNIGHT}" for day in "23"],
+    ),
+    "numpy span": (lambda: numpy.timedelta64(90, "s"), "PT90S"),
+    "numpy long span": (lambda: numpy.timedelta64(2, "Y"), "2 years"),
+    "numpy short span": (lambda: numpy.timedelta64(2, "ns"), "2 nanoseconds"),
+    "numpy masked": (lambda: {"a": numpy.ma.masked}, {"a": None}),
+    "numpy masked array": (lambda: numpy.ma.array([1, 2], mask=[0, 1]), [1, None]),
+    "numpy records": (lambda: numpy.array([(1, "a")], dtype=[("n", int), ("t", "U1")]), [{"n": 1, "t": "a"}]),
+    "numpy record": (lambda: numpy.array([(1, 2.5)], dtype=[("n", int), ("x", float)])[0], {"n": 1, "x": 2.5}),
+    "numpy array of no dimensions": (lambda: numpy.array(5), 5),
+    "numpy objects": (lambda: numpy.array([Data(1)], dtype=object), [{"a": 1}]),
+    "pandas time": (lambda: pandas.Timestamp("2020-01-02", tz="UTC"), "2020-01-02T00:00:00+00:00"),
+    "pandas exact time": (lambda: pandas.Timestamp("2020-01-02 00:00:00.123456789"), "2020-01-02T00:00:00.123456789"),
+    "pandas span": (lambda: pandas.Timedelta("90s"), "PT90S"),
+    "pandas exact span": (lambda: pandas.Timedelta(2, "ns"), "P0DT0H0M0.000000002S"),
+    "pandas missing": (lambda: {"a": pandas.NA}, {"a": None}),
+    "pandas no time": (lambda: pandas.NaT, Refused("NaT is not a time")),
+    "pandas series": (lambda: pandas.Series([1, 2]), [1, 2]),
+    "pandas labelled series": (lambda: pandas.Series([1, 2], index=["a", "b"]), {"a": 1, "b": 2}),
+    "pandas ambiguous series": (lambda: pandas.Series([1, 2], index=["a", "a"]), Refused("the same label")),
+    "pandas frame": (lambda: pandas.DataFrame({"a": [1, 2], "b": ["x", None]}), [{"a": 1, "b": "x"}, {"a": 2, "b": None}]),
+    "pandas labelled frame": (lambda: pandas.DataFrame({"n": [1]}, index=pandas.Index(["a"], name="k")), [{"k": "a", "n": 1}]),
+    "pandas ambiguous frame": (lambda: pandas.DataFrame([[1, 2]], columns=["a", "a"]), Refused("same name")),
+    "pandas frame of nan": (lambda: pandas.DataFrame({"a": [1.5, float("nan")]}), Refused("at `$[1].a`")),
+    "pandas period": (lambda: pandas.Period("2020-01"), "2020-01"),
+    "pandas interval": (lambda: pandas.Interval(0, 1), "(0, 1]"),
+    "pandas category": (lambda: pandas.Categorical(["a"]), ["a"]),
+    "pandas index": (lambda: pandas.Index([1, 2]), [1, 2]),
+    "pandas groups": (lambda: pandas.DataFrame({"a": [1]}).groupby("a"), Refused("return a list or a dictionary")),
     "exception": (lambda: ValueError("x"), Refused("ValueError")),
     "function": (lambda: len, Refused("builtin_function")),
     "class": (lambda: int, Refused("type")),
@@ -265,6 +304,38 @@ TEXTS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+class Secret(pydantic.BaseModel):
+    """A model with bytes, of which some are text, and a secret."""
+
+    picture: bytes = b"\xff"
+    note: bytes = b"text"
+    password: pydantic.SecretStr = pydantic.SecretStr("hush")
+
+
+def attached(place: int, data: bytes, media_type: str = UNKNOWN) -> dict[str, Any]:
+    """Return what stands in data for bytes."""
+    return {"attachment": place, "media_type": media_type, "bytes": len(data)}
+
+
+AB, PICTURE = Blob(UNKNOWN, b"ab"), Blob("image/png", png())
+AB_DATA = attached(0, b"ab")
+# What is returned, the caller's `data`, and its `content`; bytes alone are no data.
+BYTES: dict[str, tuple[Callable[[], Any], Any, tuple[Blob, ...]]] = {
+    "bytes": (lambda: b"ab", None, (AB,)),
+    "bytes of its own": (lambda: Bytes(b"ab"), None, (AB,)),
+    "bytearray": (lambda: bytearray(b"ab"), None, (AB,)),
+    "view": (lambda: memoryview(b"ab"), None, (AB,)),
+    "numpy bytes": (lambda: numpy.bytes_(b"ab"), None, (AB,)),
+    "picture": (png, None, (PICTURE,)),
+    "blob": (lambda: PICTURE, None, (PICTURE,)),
+    "in an object": (lambda: {"a": b"ab", "n": 1}, {"a": AB_DATA, "n": 1}, (AB,)),
+    "in a dataclass": (lambda: [Data(bytearray(b"ab"))], [{"a": AB_DATA}], (AB,)),
+    "in a model": (Secret, {"picture": attached(0, b"x"), "note": "text", "password": "*" * 10}, (Blob(UNKNOWN, b"\xff"),)),
+    "several": (lambda: (b"ab", {"b": PICTURE}), [AB_DATA, {"b": attached(1, png(), "image/png")}], (AB, PICTURE)),
+    "deep": (lambda: {"a": [[{"b": [1, b"ab"]}]]}, {"a": [[{"b": [1, AB_DATA]}]]}, (AB,)),
+}
+
+
 def fails(**fields: Any) -> Any:
     """Raise a ToolError."""
     raise ToolError(**{"message": "no", **fields})
@@ -325,7 +396,7 @@ def raises(text: str) -> Any:
 
 def made(table: str, kind: str) -> Any:
     """Make a value of a table."""
-    return {"kinds": KINDS, "texts": TEXTS, "fields": FIELDS}[table][kind][0]()
+    return {"kinds": KINDS, "texts": TEXTS, "bytes": BYTES, "fields": FIELDS}[table][kind][0]()
 
 
 @tool(effect="read")

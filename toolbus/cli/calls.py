@@ -12,6 +12,7 @@ import click
 from toolbus.cli.common import Seconds, fail, namespace_of, output_option, with_bus
 from toolbus.cli.given import read_json, read_text
 from toolbus.cli.output import print_json, say, say_content
+from toolbus.cli.saving import save_blobs
 from toolbus.display import visible
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from toolbus.client.calls.call import Call
     from toolbus.client.tools.tool import Tool
 
+# Codes that say no more than the message, which names the tool or service.
+_PLAIN = ("unknown_tool", "unknown_service", "no_worker")
 _NUMBER = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)", re.ASCII)
 
 
@@ -34,6 +37,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)", re.ASCII)
 @click.option("--wait", type=Seconds(), help="Seconds to wait for a worker to appear.")
 @click.option("--yes", is_flag=True, help="Confirm a call that needs confirmation; otherwise you and others are asked.")
 @click.option("--confirm-timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds to wait for the confirmation.")
+@click.option("--save", type=click.Path(file_okay=False), help="Write the images and files of the result into this folder.")
 @output_option
 @click.pass_context
 def call_command(
@@ -48,6 +52,7 @@ def call_command(
     wait: float | None,
     yes: bool,
     confirm_timeout: float,
+    save: str | None,
     output: str,
 ) -> None:
     """Call a tool. The exit code is 0 when it succeeded and 1 when it failed.
@@ -62,6 +67,7 @@ def call_command(
       toolbus call calculator expression='2**64'
       toolbus call text_stats text=@README.md --output json
       toolbus call tell-pun topic=cats --user alice
+      toolbus call draw_chart --json - --save charts < chart.json
     """
     from toolbus import ToolError, ToolResult
     from toolbus.cli.questions import HandlerQuestions
@@ -101,14 +107,17 @@ def call_command(
         say_content(result.observation)
     elif not streaming and result.output:
         say_content(result.output)
-    if output == "text" and result.content:
+    if save is not None:
+        save_blobs(result.content, tool, save)
+    elif output == "text" and result.content:
         # Bytes are no text for a terminal; what is said here must not be taken for output.
         blobs = ", ".join(f"[{visible(blob.media_type)}, {len(blob.data):,} bytes]" for blob in result.content)
-        say(f"{blobs}; --output json shows {'it' if len(result.content) == 1 else 'them'} in base64", err=True)
+        them = "it" if len(result.content) == 1 else "them"
+        say(f"{blobs}; --save DIR writes {them} to files, --output json shows {them} in base64", err=True)
     if result.error is not None:
         error = result.error
         where = namespace_of(ctx) if error.type == "not_found" else ""
-        code = f" ({visible(error.code)})" if error.code and error.message else ""
+        code = f" ({visible(error.code)})" if error.code and error.message and error.code not in _PLAIN else ""
         later = f"; try again after {error.retry_after:g} s" if error.retry_after else ""
         fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.envelope import Frame
+from toolbus.envelope import Frame, text_of
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.results import Blob, ErrorInfo, ResultMeta, ToolResult
 
@@ -245,6 +245,14 @@ class Assembly:
 
     def _end(self, frame: Frame, events: list[Event]) -> None:
         output = "".join(self._output) if self._output else frame.response
+        error, data = frame.error, frame.data
+        if self._data:
+            try:
+                data = msgspec.json.decode("".join(self._data))
+            except (msgspec.DecodeError, RecursionError) as problem:
+                error = error or ErrorInfo("tool_error", "bad_data", f"the result's data can't be read: {problem}")
+        if not output and not self._run_text and data is not None and error is None:
+            output = "".join(self._data) or text_of(data)
         if output is not None and not self._run_text:
             # A plain value is its own only piece of text.
             self._take_text(output, events)
@@ -252,14 +260,8 @@ class Assembly:
         short = (self._held is not None and self._length) or self._blobs_seen < len(self._blobs)
         if short and frame.error is None:
             self._diverge(self._own_text(), events)
-        error, data = frame.error, frame.data
-        if self._data:
-            try:
-                data = msgspec.json.decode("".join(self._data))
-            except (msgspec.DecodeError, RecursionError) as problem:
-                error = error or ErrorInfo("tool_error", "bad_data", f"the result's data can't be read: {problem}")
         self.finished = True
-        if output is None and (self.text or data is None):
+        if output is None:
             output = "".join(self.text)
         result = ToolResult(
             success=error is None,

@@ -14,9 +14,9 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
 from toolbus.client.calls.assembly import Assembly
 from toolbus.client.calls.buffer import EventBuffer
-from toolbus.client.calls.refusals import refusal_of, unfinished
+from toolbus.client.calls.refusals import refusal_of
 from toolbus.client.confirmations.grant import Grant
-from toolbus.envelope import Frame, Request
+from toolbus.envelope import Frame, Request, result_of_frame
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
 from toolbus.options import characters
 from toolbus.results import ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
@@ -53,6 +53,9 @@ class CallHost(Protocol):
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """End a call with ``error`` and what became of it; a ``once`` call that may have begun as ``outcome_unknown``."""
+
+    def unfinished(self, call: Call, error: ErrorInfo) -> ErrorInfo:
+        """Return the error of a call whose time was up while a worker had it."""
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
@@ -300,7 +303,7 @@ class Call(msgspec.Struct, eq=False):
         timeout = self.options.get("timeout") or (self.request.timeout if self.request is not None else 0)
         error = ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True)
         if self._result is None and self._assembly is not None:
-            self.give_up(unfinished(error))
+            self.give_up(self._host.unfinished(self, error))
         elif self._result is None and self.entry:
             self._host.inquire(self, error)
         else:
@@ -384,17 +387,3 @@ class Call(msgspec.Struct, eq=False):
         trouble = self._host.launch(self)
         self._launched = True
         return trouble
-
-
-def result_of_frame(frame: Frame, call: str, ms: float) -> ToolResult:
-    """Return the result of a call whose first frame is its last: the same as an ``Assembly`` makes of that frame.
-
-    Args:
-        frame: the only frame.
-        call: the call's id, for the result's ``meta``.
-        ms: milliseconds since the call began, for the result's ``meta``.
-    """
-    output, error = frame.response, frame.error
-    if not output:
-        output = "" if error is None and frame.data is None else None
-    return ToolResult(error is None, output, frame.data, error, (), ResultMeta(call, frame.attempt, frame.worker, ms, (), frame.restarted))

@@ -208,7 +208,7 @@ class Dispatcher:
                 call.complete_with(self._untaken(call, error, connection) if expired else error)
             elif fate != "gone" or not connection.is_open:
                 # When it is gone it was answered, and the answer may be on its way.
-                end(unfinished(error) if expired and fate == "signalled" else error)
+                end(self.unfinished(call, error) if expired and fate == "signalled" else error)
 
         def end(error: ErrorInfo) -> None:
             unknown = ErrorInfo("outcome_unknown", error.type, f"{error.message}; it may or may not have taken effect")
@@ -221,6 +221,11 @@ class Dispatcher:
     def _untaken(self, call: Call, error: ErrorInfo, connection: BusConnection) -> ErrorInfo:
         service = call.target.service if call.request is None else call.request.service
         return untaken(error, service, available=connection.catalogue.service(service)[1])
+
+    def unfinished(self, call: Call, error: ErrorInfo) -> ErrorInfo:
+        """Return the error of a call whose time was up while a worker had it."""
+        service, connection = call.target.service if call.request is None else call.request.service, self._connection
+        return unfinished(error, service, available=connection is None or connection.catalogue.service(service)[1])
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""

@@ -26,6 +26,10 @@ NOT_TAKEN = "not_taken"
 """The code of a call whose time was up before a worker took it."""
 NOT_FINISHED = "not_finished"
 """The code of a call whose time was up while a worker had it."""
+FOR_PROGRAMS = "; pass wait=… to wait for one"
+"""The end of a message that is of no use to a model."""
+WORKER_LOST = "worker_lost"
+"""The code of a call whose time was up after its worker had stopped."""
 
 
 def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
@@ -47,25 +51,27 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
             return withdrawn(former, catalogue)
     near = catalogue.near(name, user)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-    return ErrorInfo("not_found", message=f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
+    return ErrorInfo("not_found", "unknown_tool", f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
 
 
 def withdrawn(tool: Tool, catalogue: Catalogue) -> ErrorInfo:
     """Return ``unavailable`` for a tool that this bus has known and nobody offers now."""
     ago = catalogue.former.seconds(tool.name)
-    message = f"the tool {tool.name!r} was there until {ago:.0f} s ago; its service {tool.service!r} has stopped, or offers it no more"
+    message = (
+        f"the tool {tool.name!r} was there until {max(1.0, ago):.0f} s ago; its service {tool.service!r} has stopped, or offers it no more"
+    )
     return ErrorInfo("unavailable", "withdrawn", message, retryable=True)
 
 
 def unknown_service(service: str) -> ErrorInfo:
     """Return ``not_found`` for a service."""
-    return ErrorInfo("not_found", message=f"there is no service {service!r}")
+    return ErrorInfo("not_found", "unknown_service", f"there is no service {service!r}")
 
 
 def unavailable(what: str, service: str) -> ErrorInfo:
     """Return ``unavailable`` for a tool or service that no live worker serves."""
-    message = f"{what} is known, but no live worker serves {service!r}; pass wait=… to wait for one"
-    return ErrorInfo("unavailable", message=message, retryable=True)
+    message = f"{what} is known, but no live worker serves {service!r}{FOR_PROGRAMS}"
+    return ErrorInfo("unavailable", "no_worker", message, retryable=True)
 
 
 def untaken(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
@@ -74,9 +80,12 @@ def untaken(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
     return msgspec.structs.replace(error, code=NOT_TAKEN, message=f"{error.message}: no worker took the call, so it did not run; {why}")
 
 
-def unfinished(error: ErrorInfo) -> ErrorInfo:
-    """Return the error of a call whose time was up while a worker had it."""
-    return msgspec.structs.replace(error, code=NOT_FINISHED, message=f"{error.message}: a worker took it and did not finish it in time")
+def unfinished(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
+    """Return the error of a call whose time was up while a worker had it; ``available`` when workers of its service live."""
+    if available:
+        return msgspec.structs.replace(error, code=NOT_FINISHED, message=f"{error.message}: a worker took it and did not finish it in time")
+    why = f"the worker that took it has stopped, and no live worker serves {service!r} now"
+    return msgspec.structs.replace(error, code=WORKER_LOST, message=f"{error.message}: {why}")
 
 
 def wrong_arguments(arguments: object) -> ErrorInfo:

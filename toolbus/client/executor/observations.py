@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from toolbus.client.calls.refusals import NOT_FINISHED, NOT_TAKEN
+from toolbus.client.calls.refusals import FOR_PROGRAMS
+from toolbus.client.executor.steps import next_step
 from toolbus.client.tools.tool import Tool
-from toolbus.envelope import SESSION_LOST
-from toolbus.results import Blob, ErrorInfo, ErrorType, ToolResult
+from toolbus.encoding import whole_text
+from toolbus.results import Blob, ErrorInfo, ToolResult
 
 LIMIT = 24_000
 """Most characters of an observation, unless the tool says otherwise."""
@@ -19,25 +20,7 @@ _HEAD = 0.7
 _MOST_MESSAGE = 2000
 _RESTARTED = "[What was done in this session before is lost. This call ran in a new one.]\n"
 
-NEXT: Mapping[ErrorType, str] = {
-    "not_found": "use a tool that you were given, by its exact name",
-    "invalid_arguments": "fix the arguments and call the tool again",
-    "unavailable": "try again later, or use another tool",
-    "overloaded": "wait{wait} and try again, or use another tool",
-    "deadline_exceeded": "it may be busy or have stopped, or the task too large: ask for less, try again later, or use another tool",
-    "cancelled": "do not repeat the call unless you are asked to",
-    "rate_limited": "wait{wait} before you try again, or use another tool",
-    "forbidden": "do not try again; go on without it, or ask the user",
-    "outcome_unknown": "it may have taken effect: find out before you repeat it",
-    "slow_consumer": "try again",
-    "tool_error": "change the arguments or use another tool; the same call is likely to fail again",
-}
-
-_NEXT_AFTER: Mapping[str, str] = {
-    NOT_TAKEN: "its workers are busy or have stopped: try again later, or use another tool; asking for less does not help",
-    NOT_FINISHED: "it runs too long: ask for less, or use another tool",
-}
-"""After a time that was up, when it is known what happened."""
+_NOTHING = "[The tool succeeded and returned nothing.]"
 
 
 def observe(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT, shown: Collection[Blob] = ()) -> str:
@@ -53,12 +36,14 @@ def observe(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT,
     text = result.observation if result.error is None else result.output or ""
     for blob in result.content:
         text += f"{chr(10) if text else ''}{_attached(blob, shown)}"
+    if not text.strip():
+        # Providers refuse an empty message, and a model takes it for a lost one.
+        text = "" if after else _NOTHING
     if text and after:
         after = f"\n{after}"
     room = most - len(before) - len(after)
-    if room >= 0:
-        return f"{before}{cut(text, room)}{after}"
-    return cut(f"{before}{after.lstrip()}", most)
+    said = f"{before}{cut(text, room)}{after}" if room >= 0 else cut(f"{before}{after.lstrip()}", most)
+    return whole_text(said)
 
 
 def cut(text: str, limit: int) -> str:
@@ -75,20 +60,8 @@ def cut(text: str, limit: int) -> str:
     return f"{text[:head]}{marker}{text[-tail:]}" if tail else f"{text[:head]}{marker}"
 
 
-def next_step(error: ErrorInfo) -> str:
-    """Return the next step that the model can take after this failure."""
-    if error.code == SESSION_LOST:
-        return "nothing of what was done in this session before is there any more: begin again, or find out what is there"
-    if error.type == "tool_error" and error.retryable:
-        return "try again, or use another tool"
-    if error.type == "deadline_exceeded" and error.code in _NEXT_AFTER:
-        return _NEXT_AFTER[error.code]
-    wait = f" {error.retry_after:g} s" if error.retry_after else ""
-    return NEXT[error.type].replace("{wait}", wait)
-
-
 def _failure(error: ErrorInfo) -> str:
-    message = cut(error.message or error.code or "the tool failed", _MOST_MESSAGE)
+    message = cut(error.message.removesuffix(FOR_PROGRAMS) or error.code or "the tool failed", _MOST_MESSAGE)
     return f"Error ({error.type}): {message}\nNext: {next_step(error)}."
 
 

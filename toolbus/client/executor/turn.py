@@ -195,7 +195,7 @@ class Turn:
             result = ToolResult.fail(ErrorInfo("unavailable", "not_open", str(error)))
         except Exception as error:  # noqa: BLE001 - a bug of ours: the siblings go on, and the model is told
             telemetry.log.exception("execution.bug", tool=running.name, id=running.call.id)
-            result = ToolResult.fail(ErrorInfo("tool_error", type_name(error), "the call could not be made"))
+            result = ToolResult.fail(ErrorInfo("tool_error", "not_called", f"the call could not be made ({type_name(error)})"))
         finally:
             self._finish(running, result)
 
@@ -256,7 +256,7 @@ class Turn:
             former = executor.tools.former(name)
             if former is not None:
                 raise ToolError(withdrawn(former, executor.tools.catalogue))
-            raise ToolError(_unknown(name, executor), type="not_found")
+            raise ToolError(_unknown(name, executor), type="not_found", code="unknown_tool")
         return tool, patience
 
     async def _attempt(

@@ -22,6 +22,7 @@ from toolbus.safe_text import traceback_of
 from toolbus.worker.isolation.limits import address_space, adopt_orphans, die_with_parent, leave_signals_to_worker
 from toolbus.worker.isolation.messages import JOB_HEADER, Job, Message, decode_job, framed_message
 from toolbus.worker.isolation.targets import ChildTool
+from toolbus.worker.run.attachments import pieces_of
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.outcome import checked, encodable, error_of, result_of
 
@@ -59,11 +60,15 @@ class Answer:
     """The messages of one call, each with the call's token and its number; several threads may send.
 
     What comes after the end, of a thread that the call left behind, is dropped: the channel is another call's by then.
+
+    Attributes:
+        blobs: how many blobs were sent.
     """
 
     def __init__(self, channel: Channel, token: bytes) -> None:
         self._channel = channel
         self._token = token
+        self.blobs = 0
         self._said = 0
         self._ended = False
         self._lock = threading.Lock()
@@ -75,6 +80,7 @@ class Answer:
                 self._ended = said.kind == "end"
                 self._channel.write(framed_message(said, self._token, self._said))
                 self._said += 1
+                self.blobs += len(said.blobs)
 
 
 class _ChildInvocation(Invocation):
@@ -248,7 +254,7 @@ def _consume(function: Callable[..., Any], arguments: dict[str, Any], answer: An
         runner.run(_consume_async(value, answer), context=contextvars.copy_context())
     elif isinstance(value, Iterator):
         for item in value:
-            answer.say(_said(item))
+            _say_item(item, answer)
     else:
         answer.say(_result(result_of(value)))
 
@@ -258,24 +264,24 @@ async def _consume_async(value: Any, answer: Answer) -> None:
         value = await value
     if hasattr(value, "__aiter__"):
         async for item in value:
-            answer.say(_said(item))
+            _say_item(item, answer)
     elif isinstance(value, Iterator):
         for item in value:
-            answer.say(_said(item))
+            _say_item(item, answer)
     else:
         answer.say(_result(result_of(value)))
 
 
-def _said(item: object) -> Message:
-    if isinstance(item, str):
-        return Message("text", text=whole_text(item))
-    if isinstance(item, Progress):
-        return Message("progress", progress=item)
-    if isinstance(item, Blob):
-        return Message("blob", blobs=(item,))
-    if isinstance(item, ToolResult):
-        return _result(checked(item))
-    return Message("text", text=encode_data(item).decode())
+def _say_item(item: object, answer: Answer) -> None:
+    for piece in pieces_of(item, answer.blobs):
+        if isinstance(piece, str):
+            answer.say(Message("text", text=whole_text(piece)))
+        elif isinstance(piece, Progress):
+            answer.say(Message("progress", progress=piece))
+        elif isinstance(piece, Blob):
+            answer.say(Message("blob", blobs=(piece,)))
+        elif isinstance(piece, ToolResult):
+            answer.say(_result(checked(piece, answer.blobs)))
 
 
 def _result(result: ToolResult) -> Message:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.broker.protocols import Delivery, Tallies
-from toolbus.envelope import Request, encode_data
+from toolbus.envelope import Request
 from toolbus.middleware.chain import Middleware, ToolCall, chained
-from toolbus.results import Blob, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.results import Blob, ErrorInfo, ToolError, ToolResult
+from toolbus.worker.run.attachments import pieces_of
 from toolbus.worker.run.outcome import result_of
 
 if TYPE_CHECKING:
@@ -105,13 +106,12 @@ class MiddlewareCall:
         iterator: AsyncIterator[Any] = aiter(items)
         try:
             async for item in iterator:
-                if isinstance(item, Blob):
-                    self._blobs.append(item)
-                elif isinstance(item, str):
-                    self._texts.append(item)
-                elif not isinstance(item, (Progress, ToolResult)):
-                    self._texts.append(encode_data(item).decode())
-                yield item
+                for piece in pieces_of(item, len(self._blobs)):
+                    if isinstance(piece, Blob):
+                        self._blobs.append(piece)
+                    elif isinstance(piece, str):
+                        self._texts.append(piece)
+                    yield piece
         finally:
             close: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
             if close is not None:

@@ -16,6 +16,7 @@ from toolbus.encoding import exact_text, whole_text
 from toolbus.envelope import Frame, Request, encode, encode_data
 from toolbus.results import ERROR_TYPES, Blob, CallCancelled, EnvelopeError, ErrorInfo, ToolError, ToolResult
 from toolbus.safe_text import is_a, reason_of, type_name
+from toolbus.worker.run.attachments import blob_of, detached
 
 T = TypeVar("T")
 
@@ -82,11 +83,18 @@ def result_of(value: object) -> ToolResult:
         return ToolResult(output=exact_text(value))
     if isinstance(value, Blob):
         return ToolResult(output="", content=(value,))
-    return ToolResult(data=value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return ToolResult(output="", content=(blob_of(value),))
+    data, blobs = detached(value)
+    return ToolResult(data=data, content=blobs)
 
 
-def checked(result: ToolResult) -> ToolResult:
+def checked(result: ToolResult, sent: int = 0) -> ToolResult:
     """Return a handler's own result, with fields that every caller can read.
+
+    Args:
+        result: the handler's.
+        sent: how many blobs the caller was sent before.
 
     Raises:
         ToolError: one has another type than it must have.
@@ -107,9 +115,11 @@ def checked(result: ToolResult) -> ToolResult:
             if not isinstance(blob, Blob):
                 raise _bad_result(_CONTENT, blob)
         content = tuple(content)
+    data, blobs = (None, ()) if result.data is None else detached(result.data, sent + len(content))
+    content += blobs
     if output is result.output and error is result.error and content is result.content:
         return result
-    return ToolResult(result.success, output, result.data, error, content)
+    return ToolResult(result.success, output, data, error, content)
 
 
 def _bad_result(rule: str, value: object) -> ToolError:

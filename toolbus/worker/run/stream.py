@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from toolbus.broker.protocols import WorkerBroker
-from toolbus.encoding import exact_text
-from toolbus.envelope import Frame, encode_data, pieces
+from toolbus.envelope import Frame, pieces
 from toolbus.results import Blob, Progress, ToolError, ToolResult
 from toolbus.settings import Settings
+from toolbus.worker.run.attachments import pieces_of
 from toolbus.worker.run.outcome import checked
 from toolbus.worker.run.states import RunState
 
@@ -44,9 +44,10 @@ class Stream:
     Attributes:
         gathered: texts that were not sent yet.
         has_text: whether the caller was sent any text, or is about to be.
+        blobs: how many blobs the caller was sent.
     """
 
-    __slots__ = ("_broker", "_most_gathered", "_run", "_sent", "_settings", "_size", "gathered", "has_text")
+    __slots__ = ("_broker", "_most_gathered", "_run", "_sent", "_settings", "_size", "blobs", "gathered", "has_text")
 
     def __init__(self, run: StreamingRun, broker: WorkerBroker, settings: Settings, most_gathered: int) -> None:
         self._run = run
@@ -55,6 +56,7 @@ class Stream:
         self._most_gathered = most_gathered
         self._sent = 0
         self._size = 0
+        self.blobs = 0
         self.gathered: list[str] = []
         self.has_text = False
 
@@ -78,7 +80,7 @@ class Stream:
                 if type(item) is str:
                     self.send_text(item)
                 elif isinstance(item, ToolResult):
-                    result = checked(item)
+                    result = checked(item, self.blobs)
                 else:
                     self._send_item(item)
                 # What gathers is bounded, so only what left can have filled the way to the server.
@@ -149,6 +151,7 @@ class Stream:
         """
         if len(blob.media_type) > _MOST_MEDIA_TYPE:
             raise ToolError(f"a blob's media type has at most {_MOST_MEDIA_TYPE} characters", code="bad_result")
+        self.blobs += 1
         # Base64 makes four bytes of three.
         step = self._settings.max_frame * 3 // 4
         for start in range(0, max(1, len(blob.data)), step):
@@ -159,14 +162,13 @@ class Stream:
             self._run.send(frame)
 
     def _send_item(self, item: object) -> None:
-        if isinstance(item, Progress):
-            self._run.emit(item)
-        elif isinstance(item, Blob):
-            self.send_blob(item)
-        elif isinstance(item, str):
-            self.send_text(exact_text(item))
-        else:
-            self.send_text(encode_data(item).decode())
+        for piece in pieces_of(item, self.blobs):
+            if isinstance(piece, str):
+                self.send_text(piece)
+            elif isinstance(piece, Blob):
+                self.send_blob(piece)
+            elif isinstance(piece, Progress):
+                self._run.emit(piece)
 
     def _count(self, size: int) -> None:
         self._sent += size

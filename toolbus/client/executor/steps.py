@@ -1,0 +1,91 @@
+"""The next step that a model can take after a failure, for every type of error and every code of toolbus's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from toolbus.results import ErrorInfo, ErrorType
+
+# Units of waits in seconds, each for waits up to so many.
+_UNITS = ((1, "second", 180), (60, "minute", 10_800), (3600, "hour", 259_200), (86_400, "day", math.inf))
+
+NEXT: Mapping[ErrorType, str] = {
+    "not_found": "check the name or id that you asked for, or find out first what there is",
+    "invalid_arguments": "fix the arguments and call the tool again",
+    "unavailable": "try again{later}, or use another tool",
+    "overloaded": "wait{wait} and try again, or use another tool",
+    "deadline_exceeded": "it may be busy or have stopped, or the task too large: ask for less, try again later, or use another tool",
+    "cancelled": "do not repeat the call unless you are asked to",
+    "rate_limited": "wait{wait} before you try again, or use another tool",
+    "forbidden": "do not try again; go on without it, or ask the user",
+    "outcome_unknown": "it may have taken effect: find out before you repeat it",
+    "slow_consumer": "ask for less at once, and try again",
+    "tool_error": "change the arguments or use another tool; the same call is likely to fail again",
+}
+"""By type, for errors without a code and codes of tools' own."""
+
+_GIVEN = "use a tool that you were given, by its exact name"
+_LESS = "ask for less at once, or use another tool"
+_FAULT = "the fault is in the tool, not in your arguments: use another tool, and tell the user"
+_NOBODY = "nobody allowed it: ask the user, or go on without it"
+_AGAIN = "call the tool again"
+_TOO_LONG = "it runs too long: ask for less, or use another tool"
+
+AFTER: Mapping[tuple[ErrorType, str], str] = {
+    ("not_found", "unknown_tool"): _GIVEN,
+    ("not_found", "unknown_service"): _GIVEN,
+    ("not_found", "refused"): "use another tool; this one can't be used until its author has mended it",
+    ("invalid_arguments", "bad_call"): "call a tool by its name, with an object of arguments",
+    ("invalid_arguments", "idempotency_conflict"): "call the tool again, as a new call",
+    ("invalid_arguments", "unreadable"): "call the tool with fewer or shorter arguments, which a person can read",
+    ("unavailable", "revised"): "read the tool's definition again, and call it as it is now",
+    ("unavailable", "other_revision"): _AGAIN,
+    ("unavailable", "unconfirmed"): "nobody could be asked for permission: ask the user, or go on without it",
+    ("unavailable", "worker_stopped"): _AGAIN,
+    ("unavailable", "not_open"): "tell the user that the tools can't be used now",
+    ("unavailable", "bus_failed"): "tell the user that the tools can't be used now",
+    ("deadline_exceeded", "not_taken"): (
+        "its workers are busy or have stopped: try again later, or use another tool; asking for less does not help"
+    ),
+    ("deadline_exceeded", "not_finished"): _TOO_LONG,
+    ("deadline_exceeded", "timeout"): _TOO_LONG,
+    ("deadline_exceeded", "worker_lost"): "its worker has stopped: try again later, or use another tool; asking for less does not help",
+    ("deadline_exceeded", "unconfirmed"): _NOBODY,
+    ("forbidden", "unconfirmed"): _NOBODY,
+    ("cancelled", "session_closed"): "go on without the call; the session that it belongs to is closed",
+    ("cancelled", "purged"): "the call did not run: repeat it only if it is still needed",
+    ("tool_error", "session_lost"): "what the session held is gone: repeat the earlier steps that this call builds on, then call it again",
+    ("tool_error", "output_limit"): _LESS,
+    ("tool_error", "memory_limit"): _LESS,
+    **{
+        ("tool_error", code): _FAULT
+        for code in (
+            "bad_data", "bad_middleware", "bad_result", "bad_schema", "bad_stream", "no_nested_calls", "no_questions",
+            "not_called", "unencodable_error", "unencodable_result",
+        )
+    },
+}  # fmt: skip
+"""By type and code, where the type alone would say what is not true, or too little."""
+
+
+def next_step(error: ErrorInfo) -> str:
+    """Return the next step that the model can take after this failure, without a full stop."""
+    found = AFTER.get((error.type, error.code))
+    if found is not None:
+        return found
+    wait = error.retry_after
+    if error.type == "tool_error" and error.retryable:
+        return f"wait {waiting(wait)} and try again, or use another tool" if wait else "try again, or use another tool"
+    said = NEXT[error.type]
+    return said.replace("{wait}", f" {waiting(wait)}" if wait else "").replace("{later}", f" in {waiting(wait)}" if wait else " later")
+
+
+def waiting(seconds: float) -> str:
+    """Return a time to wait in whole seconds, minutes, hours or days, rounded up."""
+    if not seconds < math.inf:
+        return "a long time"
+    seconds = round(seconds, 3)
+    size, unit = next((size, unit) for size, unit, most in _UNITS if seconds <= most)
+    whole = max(1, math.ceil(seconds / size))
+    return f"{whole} {unit}{'' if whole == 1 else 's'}"
