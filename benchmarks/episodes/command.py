@@ -22,6 +22,8 @@ same classes in one process. An episode is identical, told (the first other answ
 """
 
 _PAUSE_WITH_KILLS = 1.0
+_LEASE_WITH_KILLS = 2.0
+_LEASE = 30.0
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,13 +38,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     order.add_argument("--default", dest="orders", action="store_const", const=(False,), help="only without a declaration")
     parser.set_defaults(orders=(False, True))
     parser.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="end a worker every so many seconds")
-    parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL", help="how it is ended (%(default)s)")
+    parser.add_argument("--signal", choices=("KILL", "TERM", "STOP"), default="KILL", help="how it is ended (%(default)s)")
     parser.add_argument("--lost", choices=("error", "restart", "restore"), default="", help="the services' session_lost (error)")
     parser.add_argument("--concurrency", type=int, default=100, metavar="N", help="calls at once in each worker (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="worker processes (%(default)s)")
     parser.add_argument("--together", type=int, default=32, metavar="N", help="episodes at once (%(default)s)")
     parser.add_argument("--pause", type=float, metavar="S", help="most seconds that a model thinks; by default 0, or 1 with kills")
-    parser.add_argument("--lease", type=float, default=2.0, metavar="S", help="lease of the workers (%(default)s s)")
+    parser.add_argument("--lease", type=float, metavar="S", help="lease of the workers in seconds; by default 30, or 2 with kills")
     parser.add_argument("--seed", type=int, default=1, help="seed of the episodes, pauses and kills (%(default)s)")
     parser.add_argument("--verbose", action="store_true", help="show why episodes were not identical")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
@@ -55,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     for name in absent:
         print(f"leaving out {name}: its package {PACKAGES[name]} is not installed", flush=True)
     pause = options.pause if options.pause is not None else (_PAUSE_WITH_KILLS if options.kill_every else 0.0)
+    lease = options.lease or (_LEASE_WITH_KILLS if options.kill_every else _LEASE)
     plans = [
         Plan(
             name,
@@ -66,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
             options.workers,
             options.together,
             pause,
-            options.lease,
+            lease,
             options.seed,
         )
         for declared in options.orders

@@ -20,10 +20,11 @@ from benchmarks.episodes.worlds.every import WORLDS
 from toolbus import Settings, ToolBus
 from toolbus.options import CallOptions
 
-_EPISODE_SECONDS = 60.0
+_EPISODE_SECONDS = 120.0
 _CALL_SECONDS = 20.0
 _MOST_DETAILS = 10
 _PROGRESS_SECONDS = 1.0
+_SILENT_LEASES = 1.5
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Plan:
         declared: the services declare that their calls run one after another.
         kill_every: seconds after which a worker is ended and another one started; 0 ends none.
         lost: the services' ``session_lost``; empty for the default.
-        signal: ``KILL``, or ``TERM``, after which a worker finishes what it runs.
+        signal: ``KILL``; ``TERM``, after which a worker finishes what it runs; or ``STOP``, after which it goes on when its lease is over.
         concurrency: calls that run at once in each worker.
         pause: most seconds that the model thinks before each turn.
         lease: seconds of the workers' lease.
@@ -96,14 +97,12 @@ async def measure(plan: Plan, scripts: Sequence[Episode], url: str, progress: Ca
         for name in {name for script in scripts for name in script.services}:
             await bus.wait_for_tool(WORLDS[name].audit_tool(), timeout=_CALL_SECONDS)
         began = time.monotonic()
-        number = signal.Signals[f"SIG{plan.signal}"]
-        killer = asyncio.create_task(pool.end_every(plan.kill_every, number, chance)) if plan.kill_every else None
+        killer = asyncio.create_task(_harm(plan, pool, chance))
         try:
             await play_all(plan, players, bus, progress)
         finally:
-            if killer is not None:
-                killer.cancel()
-                await asyncio.gather(killer, return_exceptions=True)
+            killer.cancel()
+            await asyncio.gather(killer, return_exceptions=True)
         seconds = time.monotonic() - began
     return judged(plan, players, seconds=seconds, kills=pool.kills)
 
@@ -117,6 +116,13 @@ async def play_all(plan: Plan, players: Sequence[Player], bus: ToolBus, progress
         await asyncio.gather(*(_episode(play, player, bus, plan, places) for player in players))
         teller.cancel()
     progress(_state(players))
+
+
+async def _harm(plan: Plan, pool: Pool, chance: random.Random) -> None:
+    if plan.kill_every and plan.signal == "STOP":
+        await pool.stop_every(plan.kill_every, _SILENT_LEASES * plan.lease, chance)
+    elif plan.kill_every:
+        await pool.end_every(plan.kill_every, signal.Signals[f"SIG{plan.signal}"], chance)
 
 
 def judged(plan: Plan, players: Sequence[Player], *, seconds: float, kills: int) -> Outcome:

@@ -18,6 +18,9 @@ _FAILURE = re.compile(r"\AError \((\w+)\): (.*)")
 _REFUSED = "refused: "
 """The worlds' own refusals begin with it; all other failures are told by toolbus."""
 
+_RESTARTED = "[What was done in this session before is lost."
+"""An answer that begins with it came from a new state, and says so."""
+
 _OF_THE_SESSION = re.compile(r"\bsession\b", re.IGNORECASE)
 
 
@@ -75,6 +78,9 @@ class Player:
             text = said.get(call.id)
             if text is not None and expected(call, text):
                 continue
+            if text is not None and text.startswith(_RESTARTED):
+                self.verdict, self.error = "told", text.partition("\n")[0]
+                return
             failure = None if text is None else _FAILURE.match(text)
             self.detail = f"{call.id} {call.tool}({json.dumps(call.arguments)}) answered {text!r}, not {call.refusal or call.value!r}"
             if failure is None or failure[2].startswith(_REFUSED):

@@ -7,15 +7,14 @@ import os
 import random
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.episodes.worlds.every import WORLDS
 from benchmarks.peers import environment
 from benchmarks.processes import Child
 from toolbus import Settings
-from toolbus.broker.admin import Admin
 
 _COMMAND = str(Path(sys.executable).with_name("toolbus"))
 _START_SECONDS = 60.0
@@ -31,20 +30,19 @@ class Pool:
 
     def __init__(self, settings: Settings, workers: int, options: tuple[str, ...], variables: dict[str, str]) -> None:
         self.kills = 0
-        self._settings = settings
         self._workers = workers
         self._options = options
         self._env = environment("quiet", settings.url) | {"TOOLBUS_NAMESPACE": settings.namespace} | variables
+        self._folder = tempfile.TemporaryDirectory(prefix="toolbus-episodes-")
+        self._ready: dict[int, Path] = {}
         self._children: list[Child] = []
         self._ended: list[Child] = []
 
     async def __aenter__(self) -> Self:
         self._children = [self._start() for _ in range(self._workers)]
         try:
-            async with asyncio.timeout(_START_SECONDS), Admin(self._settings) as admin:
-                while not self._complete({each.publication.service.id: each.workers for each in await admin.services()}):
-                    self._check()
-                    await asyncio.sleep(_LOOK_SECONDS)
+            async with asyncio.timeout(_START_SECONDS):
+                await self._whole()
         except BaseException:
             self._stop()
             raise
@@ -54,9 +52,12 @@ class Pool:
         self._stop()
 
     async def end_every(self, seconds: float, number: signal.Signals, chance: random.Random) -> None:
-        """Send a worker a signal that ends it every so many seconds, and start another one, until cancelled."""
+        """Send a worker a signal that ends it, and start another one, until cancelled.
+
+        So many seconds lie between two signals, and more where a worker takes longer to start.
+        """
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.gather(asyncio.sleep(seconds), self._whole())
             index = chance.randrange(len(self._children))
             victim = self._children[index]
             os.killpg(victim.pid, number)
@@ -64,19 +65,40 @@ class Pool:
             self._children[index] = self._start()
             self._ended.append(victim)
 
-    def _complete(self, workers: dict[str, int]) -> bool:
-        return all(workers.get(name, 0) >= self._workers for name in WORLDS)
+    async def stop_every(self, seconds: float, silent: float, chance: random.Random) -> None:
+        """Stop a worker every so many seconds and let it go on after ``silent`` seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            victim = chance.choice(self._children)
+            self.kills += 1
+            os.killpg(victim.pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(silent)
+            finally:
+                os.killpg(victim.pid, signal.SIGCONT)
+
+    async def _whole(self) -> None:
+        """Wait until every worker serves.
+
+        Raises:
+            ChildError: one ended by itself.
+        """
+        while not all(self._ready[child.pid].exists() for child in self._children):
+            for child in self._children:
+                if child.process.poll() is not None:
+                    child.wait(1)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _start(self) -> Child:
-        return Child("a worker", [_COMMAND, "worker", "benchmarks.episodes.services:SERVICES", *self._options], self._env)
-
-    def _check(self) -> None:
-        for child in self._children:
-            if child.process.poll() is not None:
-                child.wait(1)
+        file = Path(self._folder.name, str(len(self._ready)))
+        words = ["worker", "benchmarks.episodes.services:SERVICES", "--health-file", str(file), *self._options]
+        child = Child("a worker", [_COMMAND, *words], self._env)
+        self._ready[child.pid] = file
+        return child
 
     def _stop(self) -> None:
         for child in self._children:
             child.process.terminate()
         for child in (*self._children, *self._ended):
             child.stop()
+        self._folder.cleanup()

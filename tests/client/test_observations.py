@@ -14,7 +14,7 @@ from toolbus.client.executor.observations import cut, observe
 from toolbus.client.executor.steps import next_step
 from toolbus.client.tools.tool import Tool
 from toolbus.descriptors import ToolDescriptor
-from toolbus.results import ErrorType
+from toolbus.results import ErrorType, ResultMeta
 
 
 def a_tool(**more: object) -> Tool:
@@ -63,6 +63,13 @@ def test_waiting_is_said_in_seconds() -> None:
     """A known delay is told, and a failure that may pass is told apart from one that will not."""
     assert "wait 3 seconds" in next_step(ErrorInfo("rate_limited", retry_after=2.5))
     assert next_step(ErrorInfo("tool_error", retryable=True)) != next_step(ErrorInfo("tool_error"))
+
+
+def test_a_result_of_a_session_that_began_anew_says_so() -> None:
+    """A model reads that a call ran on a new state, before the result and within the limit."""
+    said = observe(ToolResult(output="9" * 500, meta=ResultMeta(restarted=True)), limit=100)
+    assert said.startswith("[What was done in this session before is lost.")
+    assert len(said) == 100
 
 
 def test_external_output_is_introduced_as_untrusted() -> None:

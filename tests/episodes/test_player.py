@@ -42,6 +42,7 @@ async def verdict(change: str | None, served: int = 1_000) -> str:
     [
         (None, 0, "identical"),
         (LOST, 0, "told"),
+        ("[What was done in this session before is lost. This call ran in a new one.]\n4", 0, "told"),
         (UNKNOWN, 1_000, "told"),
         (UNKNOWN, 0, "wrong"),
         (REFUSED, 1_000, "wrong"),

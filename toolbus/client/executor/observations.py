@@ -18,6 +18,7 @@ ATTACHMENTS = 15_000_000
 
 _HEAD = 0.7
 _MOST_MESSAGE = 2000
+_RESTARTED = "[What was done in this session before is lost. This call ran in a new one.]\n"
 
 _NOTHING = "[The tool succeeded and returned nothing.]"
 
@@ -30,7 +31,7 @@ def observe(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT,
     which says so for those that the model is ``shown`` beside the text.
     """
     most = limit if tool is None or not tool.descriptor.output_limit else tool.descriptor.output_limit
-    before = _warning(tool) if tool is not None and tool.descriptor.external else ""
+    before = _introduced(result, tool)
     after = "" if result.error is None else _failure(result.error)
     text = result.observation if result.error is None else result.output or ""
     for blob in result.content:
@@ -66,6 +67,11 @@ def _failure(error: ErrorInfo) -> str:
 
 def _marker(count: int) -> str:
     return f"\n[… {count} characters left out …]\n"
+
+
+def _introduced(result: ToolResult, tool: Tool | None) -> str:
+    warning = _warning(tool) if tool is not None and tool.descriptor.external else ""
+    return f"{_RESTARTED}{warning}" if result.meta.restarted else warning
 
 
 def _warning(tool: Tool) -> str:
