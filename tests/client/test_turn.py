@@ -95,6 +95,17 @@ async def test_a_turn_streams_what_happens(place: Place) -> None:
         assert [each["content"] for each in made][::2] == ["0 1 2 ", "a"]
 
 
+async def test_observers_are_told_what_was_repaired(place: Place) -> None:
+    """The changes to a model's text come before those that its schema asked for, for observers as in the result."""
+    async with place.serving(repeat) as bus:
+        told: list[Requested] = []
+        bus.events.subscribe(lambda each: told.append(each.event) if isinstance(each.event, Requested) else None)
+        result = await bus.executor().execute("pieces", '```json\n{"count": "2",}\n```')
+        changes = ("a code fence was taken off", "commas before closing brackets were taken out", "string → integer - at `$.count`")
+        assert [(event.arguments, event.changes) for event in told] == [({"count": 2}, changes)]
+        assert result.meta.changes == changes
+
+
 async def test_leaving_a_turn_early_cancels_its_calls(place: Place) -> None:
     """A turn that is left early, or whose task is cancelled, does not wait for its calls, and none stays in flight."""
     async with place.serving(repeat) as bus:

@@ -25,7 +25,7 @@ EACH = pytest.mark.parametrize("published", PUBLISHED, ids=[each.name for each i
 
 @EACH
 def test_right_arguments_are_accepted(published: Published) -> None:
-    """What the tool takes reaches it, whole numbers for floats and texts of numbers included, and fits the schema."""
+    """Right arguments reach the tool, whole numbers for floats and texts of numbers included, and fits the schema."""
     schema, _ = mended(published.schema)
     prepare = preparer(schema).prepare
     for arguments in published.right:
@@ -35,7 +35,7 @@ def test_right_arguments_are_accepted(published: Published) -> None:
 
 @EACH
 def test_wrong_arguments_are_refused(published: Published) -> None:
-    """What the tool does not take is refused before it is published."""
+    """Wrong arguments are refused before the call is published."""
     prepare = preparer(mended(published.schema)[0]).prepare
     for arguments in published.wrong:
         with pytest.raises(ToolError) as refused:

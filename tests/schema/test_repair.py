@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import sys
@@ -299,6 +300,66 @@ def test_numbers_are_those_of_a_strict_parser(action: str, number: str, slip: st
     words = {"True": True, "None": None}
     meant = words[number] if number in words else json.loads(number, parse_constant=pytest.fail)
     assert (type(found), repr(found)) == (type(meant), repr(meant))
+
+
+def strictly(text: str) -> Any:
+    """Return what a strict reader of JSON, or of Python's literals, makes of a text; None when neither reads an object."""
+    try:
+        value = json.loads(text, parse_constant=pytest.fail)
+    except (ValueError, pytest.fail.Exception):
+        try:
+            with warnings_as("error"):
+                value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
+
+
+MEANINGFUL = [
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "'",
+    ",",
+    ":",
+    "\\",
+    " ",
+    "\n",
+    "0",
+    "1",
+    ".",
+    "e",
+    "-",
+    "n",
+    "u",
+    "\\u00e9",
+    "True",
+    "null",
+    "NaN",
+    "é",
+    "#",
+]
+
+
+@pytest.mark.parametrize("action", ["error", "ignore"])
+@settings(max_examples=examples(300), deadline=None)
+@given(value=DELICATE_OBJECTS, damage=st.sampled_from(sorted(DAMAGES)), data=st.data())
+def test_what_a_strict_parser_reads_is_what_is_returned(action: str, value: dict[str, Any], damage: str, data: st.DataObject) -> None:
+    """A text with random changes is refused, or read as strict JSON or a strict Python literal where it is one."""
+    text = DAMAGES[damage](value)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.sampled_from(["", *MEANINGFUL])) + text[at + data.draw(st.integers(0, 1)) :]
+    with warnings_as(action):
+        try:
+            found, _ = parse(text)
+        except ToolError:
+            return
+    meant = strictly(text)
+    # JSON joins two escapes that stand for one character, and Python does not.
+    assert meant is None or repr(found) == repr(meant) or "\\ud8" in text
 
 
 def steps(text: str) -> int:
