@@ -95,8 +95,9 @@ async def test_parallel_calls_run_and_the_model_goes_on() -> None:
             ("call_add_0", "42"),
             ("call_recite_1", "line 0\nline 1\n"),
         ]
-        chunks = [each.event.text for each in given.heard if isinstance(each, ToolEvent) and isinstance(each.event, Text)]
-        assert "".join(chunks) == "line 0\nline 1\n"
+        heard = [(each.id, each.event.text) for each in given.heard if isinstance(each, ToolEvent) and isinstance(each.event, Text)]
+        assert "".join(text for call, text in heard if call == "call_recite_1") == "line 0\nline 1\n"
+        assert [text for call, text in heard if call == "call_add_0"] == ["42"]
 
 
 async def test_a_tool_that_appears_is_offered_in_the_next_turn() -> None:

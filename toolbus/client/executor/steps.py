@@ -45,6 +45,7 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("unavailable", "other_revision"): _AGAIN,
     ("unavailable", "unconfirmed"): "nobody could be asked for permission: ask the user, or go on without it",
     ("unavailable", "worker_stopped"): _AGAIN,
+    ("unavailable", "state_unread"): _AGAIN,
     ("unavailable", "not_open"): "tell the user that the tools can't be used now",
     ("unavailable", "bus_failed"): "tell the user that the tools can't be used now",
     ("deadline_exceeded", "not_taken"): (
