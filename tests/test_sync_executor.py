@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import anyio
@@ -16,6 +16,7 @@ from toolbus import ConfigurationError, Settings, Worker, invocation, tool
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Finished, Text
 from toolbus.sync import Confirmation, ToolBus
+from toolbus.sync.loop import Loop
 
 running = threading.Event()
 ended = threading.Event()
@@ -230,6 +231,24 @@ def test_closing_ends_watches_and_turns(bus: ToolBus) -> None:
         assert turn.result(30) == ["cancelled"]
         for ended in (events, changes, requests):
             assert isinstance(ended.result(30), list)
+
+
+def test_what_begins_while_the_bus_closes_ends_as_well() -> None:
+    """A reader that was between two events asks for the next one after the others have been ended."""
+
+    async def endless() -> AsyncIterator[int]:
+        await asyncio.Event().wait()
+        yield 1
+
+    found: list[list[int]] = []
+    with start_blocking_portal() as portal:
+        loop = Loop(portal)
+        loop.close()
+        reader = threading.Thread(target=lambda: found.append(list(loop.each(endless(), lasting=True))), daemon=True)
+        reader.start()
+        reader.join(20)
+        portal.call(portal.stop, True)
+    assert found == [[]]
 
 
 def test_executors_and_observers_outlive_a_close(settings: Settings) -> None:

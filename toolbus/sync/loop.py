@@ -29,6 +29,7 @@ class Loop:
         self._process = os.getpid()
         # What would wait for as long as the bus is open.
         self._lasting: set[Future[Any]] = set()
+        self._closing = False
         self._lock = threading.Lock()
 
     def check(self) -> None:
@@ -119,8 +120,9 @@ class Loop:
         return leave
 
     def close(self) -> None:
-        """End what would wait for as long as the bus is open."""
+        """End what would wait for as long as the bus is open, also what another thread begins meanwhile."""
         with self._lock:
+            self._closing = True
             lasting = [*self._lasting]
         for future in lasting:
             future.cancel()
@@ -137,7 +139,10 @@ class Loop:
         if lasting:
             with self._lock:
                 self._lasting.add(future)
+                closing = self._closing
             future.add_done_callback(self._ended)
+            if closing:
+                future.cancel()
         return future
 
     def _ended(self, future: Future[Any]) -> None:
