@@ -22,7 +22,9 @@ _user_option = click.option("--user", default="", help="The conversation's user;
 
 @click.group("conversations", no_args_is_help=True)
 def conversations_command() -> None:
-    """Look after the conversations that agents keep, with `toolbus agent --conversation ID` or `Agent(conversation=…)`.
+    """Look after the conversations that agents keep.
+
+    They are those of `toolbus agent --conversation ID` and `Agent(conversation=…)`.
 
     A conversation is a list of records: questions, what the model said, and the results of calls. Each is kept before the next step, so
     that any process can go on after the last one. It goes a week after its last use (TOOLBUS_CONVERSATION_TTL).

@@ -20,8 +20,6 @@ from toolbus.envelope import Frame, decode_frames, entry_limit
 from toolbus.results import BrokerError, BrokerUnavailable, EnvelopeError
 from toolbus.settings import Settings
 
-Trim = tuple[str, str, str, bytes]
-
 _READ_COUNT = 512
 _AFTER_ERROR = 0.2
 _AFTER_LOSS = 0.05
@@ -70,7 +68,8 @@ class ReplyReader:
         self._follower = follower
         self._log = keys.log.encode()
         self._position = _FROM_START
-        self._trim: Trim | None = None
+        # Up to where entries have been read that are still there.
+        self._read_until: bytes | None = None
         # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
         self._entry_limit = entry_limit(settings.max_frame)
         # Workers stop the calls of an agent that does not renew its stream for this long, and look three times a lease: it is over after
@@ -100,11 +99,11 @@ class ReplyReader:
         shared = self._shared.positions()
         streams = (replies, self._log, *(stream for stream, _ in shared))
         positions = (self._position, self._follower.position, *(position for _, position in shared))
-        if self._trim is not None:
+        if self._read_until is not None:
             # What has been read goes in the write of the next read. At another server the same position would be another entry's.
             if self._blocking.connected:
-                self._blocking.send(self._trim)
-            self._trim = None
+                self._blocking.send(("XTRIM", self.key, "MINID", self._read_until))
+            self._read_until = None
         try:
             reply = await self._blocking.execute("XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000), "STREAMS", *streams, *positions)
         except BrokerUnavailable:
@@ -151,7 +150,7 @@ class ReplyReader:
         elif found == _OTHER:
             skip(self.key, "it ends before the entry that was read last; it is read from its start", field=self._position)
         if found:
-            self._position, self._trim = _FROM_START, None
+            self._position, self._read_until = _FROM_START, None
         return bool(found)
 
     def listened(self, reply: Reply) -> None:
@@ -188,7 +187,7 @@ class ReplyReader:
     async def _resynchronise(self) -> None:
         """Read the replies from their start and load a fresh snapshot, after a reconnect or a gap."""
         self.resync = False
-        self._position, self._trim = _FROM_START, None
+        self._position, self._read_until = _FROM_START, None
         try:
             if await self.listen():
                 self._listener.on_replies_lost()
@@ -208,12 +207,12 @@ class ReplyReader:
         milliseconds, _, sequence = self._position.partition(b"-")
         if uses_up(self._position):
             return False
-        self._trim = ("XTRIM", self.key, "MINID", b"%b-%d" % (milliseconds, int(sequence) + 1))
+        self._read_until = b"%b-%d" % (milliseconds, int(sequence) + 1)
         return True
 
     async def _make_anew(self) -> None:
         skip(self.key, "the id of an entry leaves no room for others; the stream is made anew", field=self._position)
-        self._position, self._trim = _FROM_START, None
+        self._position, self._read_until = _FROM_START, None
         # In one write: workers that find no stream take the agent for dead.
         await asyncio.gather(self._link.execute("DEL", self.key, repeatable=True), self.listen())
         self._listener.on_replies_lost()
