@@ -125,7 +125,7 @@ async def test_each_agent_is_told_once_that_a_state_was_lost(place: Place) -> No
             assert said == ["session_lost", "z b", "z b b"]
             message = (await other.executor(session="s").process_tool_calls([chat("c", "put", {"what": "c"})]))[0]["content"]
             assert "'s' was lost" in message
-            assert "begin again" in message
+            assert "repeat the earlier steps" in message
             assert told(await other.call("put", {"what": "c"}, session="s")) == "z b b c"
             assert told(await bus.call("put", {"what": "d"}, session="new")) == "d"
     assert second.opened == [(Session("", "s"), {"has": ["z"]}), (Session("", "new"), {})]

@@ -30,14 +30,17 @@ _OF_CALLS = {
 }
 # fmt: on
 _OF_EXECUTORS = {
+    "conversations",
     "is_ordered",
     "is_sequential",
+    "keyed",
     "loop",
     "most_arguments",
     "patience",
     "place",
     "places",
     "reserve",
+    "retention",
     "stream",
     "turn",
     "until_callable",

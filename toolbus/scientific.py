@@ -7,6 +7,8 @@ import math
 import sys
 from typing import Any
 
+from toolbus.safe_text import type_name
+
 _MICROSECONDS = "timedelta64[us]"
 
 
@@ -69,7 +71,7 @@ def _times(value: Any) -> Any:
 
 
 def _of_pandas(value: Any) -> Any:
-    name = type(value).__name__
+    name = type_name(value)
     if name == "NAType":
         return None
     if name == "NaTType":
@@ -108,4 +110,4 @@ def _known(column: Any) -> list[Any]:
 
 def _is_numbered(index: Any) -> bool:
     """Return whether an index says no more than the places in it."""
-    return type(index).__name__ == "RangeIndex" and index.start == 0 and index.step == 1
+    return type_name(index) == "RangeIndex" and index.start == 0 and index.step == 1

@@ -47,8 +47,8 @@ UNSEEN: dict[str, tuple[Any, str]] = {
     "shared": (True, "where the answer goes"),
     "confirmed": ("other", "looked at before anything runs, and seen by no handler"),
 }
-DECIDES = {"effect"}
-"""Whether the call is answered from the cache at all."""
+DECIDES = {"effect", "ordered", "state", "initial"}
+"""Whether the call is answered from the cache at all: one of a session that keeps something in its worker is not."""
 
 
 REQUEST = Request("1", "a", "cached", "rows", "al", "s", effect="read")
@@ -78,7 +78,7 @@ def test_every_field_of_a_request_is_classified() -> None:
 def test_everything_that_an_invocation_tells_is_classified() -> None:
     """Everything that handlers can ask their invocation for comes from fields that count, or differs from call to call by its nature."""
     told = {name for name, value in vars(Invocation).items() if isinstance(value, property)}
-    by_nature = {"id", "session_is_new", "remaining", "cancelled"}
+    by_nature = {"id", "session_is_new", "state", "remaining", "cancelled"}
     assert told == (SEEN.keys() - {"config", "arguments"}) | by_nature
 
 
@@ -126,6 +126,13 @@ async def test_nobody_reads_what_another_session_was_told(place: Place, side: st
     expected = [f"{user}/{session}/{key}" for user in ("al", "bo") for session in ("a", "b") for key in ("", "k")]
     assert told == expected * 2
     assert len(seen) == len(expected)
+
+
+@pytest.mark.parametrize("changed", [{"ordered": True}, {"state": "t"}])
+async def test_what_a_session_keeps_is_asked_each_time(changed: dict[str, Any]) -> None:
+    """The state of a sticky session is in no field, so that no earlier answer is known to be true still."""
+    cache, request = Cache(), msgspec.structs.replace(REQUEST, **changed)
+    assert [await answered(cache, request) for _ in range(2)] == [1, 1]
 
 
 async def test_sessions_share_answers_where_that_is_said(place: Place) -> None:

@@ -94,16 +94,16 @@ async def test_every_shape_of_invoke_answers(place: Place, service: type[Kinds])
     [
         (None, "", None),
         ("", "", None),
-        (0, None, 0),
-        (False, None, False),
-        ([], None, []),
-        ({"a": [1, None]}, None, {"a": [1, None]}),
-        (1.5, None, 1.5),
+        (0, "0", 0),
+        (False, "false", False),
+        ([], "[]", []),
+        ({"a": [1, None]}, '{"a":[1,null]}', {"a": [1, None]}),
+        (1.5, "1.5", 1.5),
         ("é\u2028\x00" * 10, "é\u2028\x00" * 10, None),
     ],
 )
 async def test_values_arrive_as_they_are(place: Place, value: Any, output: Any, data: Any) -> None:
-    """Text is output, everything else that JSON can say is data, and nothing is an empty text."""
+    """Text is output, everything else that JSON can say is data and its text, and nothing is an empty text."""
 
     @tool(service="values", effect="read", replace=True)
     async def give() -> Any:

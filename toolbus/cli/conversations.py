@@ -29,7 +29,7 @@ def conversations_command() -> None:
     A conversation is a list of records: questions, what the model said, and the results of calls. Each is kept before the next step, so
     that any process can go on after the last one. It goes a week after its last use (TOOLBUS_CONVERSATION_TTL).
 
-    \\b
+    \b
     Examples:
       toolbus conversations list
       toolbus conversations show orders --user alice

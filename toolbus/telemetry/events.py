@@ -20,6 +20,8 @@ EVENTS: Mapping[str, str] = {
     "cancel.done": "a call was cancelled; `outcome` says how far it had got",
     "cancel.failed": "a call could not be cancelled",
     "cancelled.unread": "the set of cancelled calls could not be read; it is read again",
+    "conversation.behind": "the server had fewer of a conversation's records than were written; they are written again",
+    "conversation.not_renewed": "the hold of a kept conversation could not be renewed; it is tried again until its lease ends",
     "definition.name_refused": "two tools map to one name for models; the first keeps it, the other is left out of definitions",
     "definition.set_aside": "a format can't express a tool's schema; the tool is left out of that format's definitions",
     "descriptor.mended": "parameters of a service's tools were no JSON Schema or contradicted themselves; `changes` lists the corrections",

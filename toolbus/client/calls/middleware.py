@@ -244,7 +244,8 @@ class MiddlewareRunner:
             idempotency_key=options.get("idempotency_key", ""),
             digest="" if found is None else found.digest,
             effect="" if found is None else found.descriptor.effect,
-            cache=found is not None and found.descriptor.cacheable,
+            # What a session keeps in its worker is in no field of the call.
+            cache=found is not None and found.descriptor.cacheable and not (found.is_sticky and options.get("session")),
             side="call",
             attempt=0,
             tallies=connection.broker.tallies,

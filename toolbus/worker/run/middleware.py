@@ -89,7 +89,8 @@ class MiddlewareCall:
             idempotency_key=request.idempotency_key,
             digest=self._digest,
             effect=self._handler.effect or request.effect,
-            cache=self._handler.cache,
+            # What a session keeps in its worker is in no field of the request.
+            cache=False if request.ordered or request.state else self._handler.cache,
             side="handler",
             attempt=self._attempt,
             tallies=self._tallies,
