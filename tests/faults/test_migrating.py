@@ -79,6 +79,8 @@ class Scene:
             ("ZADD", keys.confirmations, 1, "r1"),
             ("HSET", keys.conversation("cd"), "name", '["u","c"]', "born", "b", "first", 0, "next", 2, "m:0", "1 {}", "m:1", "1 {}"),
             ("ZADD", keys.conversations, now + LATER, "cd"),
+            ("HSET", keys.order("pool"), "one", "1-0 2-0"),
+            ("HSET", keys.snapshot("pool", "one"), "t", "t", "c", "c0", "d", "{}"),
             ("HSET", keys.flushes("a1"), 63, "63 -"),
             ("SET", keys.rate("u"), now),
             ("HSET", keys.quota("u"), "period", 1, "used", 1),
@@ -180,6 +182,9 @@ class Scene:
             ),
             Run(scripts.REMOVE, conversation, ("cd", 1)),
             Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
+            Run(scripts.LINE, (queue, keys.order("pool")), ("one", "6-0", "1-0")),
+            Run(scripts.SAVE, (owners[0], keys.snapshot("pool", "one")), ("mine", "t", "c1", "{}", 60_000)),
+            Run(scripts.SAVE, (owners[0], keys.snapshot("pool", "one")), ("mine", "t", "c1", "", 60_000)),
         ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from toolbus.safe_text import type_name
 from toolbus.schema.casting import fits, value_in
 
 Note = Callable[[str, str], None]
@@ -153,7 +154,7 @@ def _distinct(values: Iterator[Any]) -> Iterator[Any]:
     """Yield each value once; 1, 1.0 and true are three."""
     seen: set[str] = set()
     for value in values:
-        key = f"{type(value).__name__} {value!r}"
+        key = f"{type_name(value)} {value!r}"
         if key not in seen:
             seen.add(key)
             yield value

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeGuard
 import msgspec
 
 from toolbus.results import ConfigurationError
-from toolbus.safe_text import is_a, reason_of
+from toolbus.safe_text import is_a, reason_of, type_name
 from toolbus.worker.definition.function import tool
 
 # Clients, locks and the like do not tell two tools apart.
@@ -94,7 +94,7 @@ def functions_of(found: Iterable[ToolObject]) -> list[Callable[..., Any]]:
 def _registered(found: ToolObject) -> Callable[..., Any]:
     function = found.function
     if not callable(function):
-        raise ConfigurationError(f"the function of the tool {found.name!r} is a {type(function).__name__}, which can't be called")
+        raise ConfigurationError(f"the function of the tool {found.name!r} is a {type_name(function)}, which can't be called")
     # A partial belongs to no class, unlike a method, whose service would be its class.
     held: Callable[..., Any] = functools.partial(function)
     description = inspect.cleandoc(found.description) or None

@@ -10,6 +10,7 @@ from urllib.parse import urljoin
 from toolbus.compat.chat2graph.core.common.type import McpTransportType
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
+from toolbus.safe_text import text_of
 
 
 def _find(*places: str) -> Any:
@@ -75,7 +76,7 @@ class McpConnection(ToolConnection):
             await session.initialize()
         except Exception as error:
             await self._exit_stack.aclose()
-            raise RuntimeError(f"the MCP server {self._mcp_config.name!r} can't be reached: {error}") from error
+            raise RuntimeError(f"the MCP server {self._mcp_config.name!r} can't be reached: {text_of(error)}") from error
         self._session = session
 
     async def call(self, tool_name: str, **kwargs: Any) -> list[Any]:
