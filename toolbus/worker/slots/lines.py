@@ -102,6 +102,12 @@ class Lines:
         self._look_later(delivery)
         return False
 
+    def run_again(self, delivery: Delivery) -> None:
+        """Take note of the next attempt of a call whose turn it is: it may end before it starts, while it waits for a slot."""
+        line = self._lines.get(_name(delivery))
+        if line is not None and line.current == delivery.entry:
+            line.run = delivery.run
+
     def _look_later(self, delivery: Delivery) -> None:
         self._deadlines.add(delivery.deadline, ("line", delivery.run), lambda: self._expire(delivery))
 
