@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from collections import UserString
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,10 @@ from toolbus import ErrorInfo, ToolError, tool
 from toolbus.broker.protocols import Delivery
 
 pytestmark = pytest.mark.anyio
+
+
+class Text(UserString):
+    """A text that can be watched."""
 
 
 def of_session(bench: Bench, name: str, arguments: dict[str, Any] | None = None, **changes: Any) -> Delivery:
@@ -144,3 +151,29 @@ async def test_an_attempt_that_was_lost_does_not_end_the_turn_of_its_next_one(ga
     gate.set()
     await asyncio.sleep(2)
     assert [end.frame.id for end in bench.broker.ends][-2:] == [first.request.id, behind.request.id]
+
+
+@pytest.mark.parametrize("end", [_let_expire, _cancel, _forget_replies, _lose])
+async def test_a_call_that_ended_while_it_waited_for_its_turn_is_let_go_of(
+    end: Callable[[Bench, Delivery], None], gate: asyncio.Event
+) -> None:
+    """Its request is not kept until the calls before it have ended, and those that stay run in their order."""
+    bench = Bench(hold, echo)
+    bench.slots.start(of_session(bench, "hold", deadline=2000.0))
+    await bench.settle()
+    before = of_session(bench, "echo", {"text": "before"}, deadline=2000.0)
+    ended = of_session(bench, "echo", {"text": Text("ended")}, replies="gone")
+    kept = weakref.ref(ended.request.arguments["text"])
+    after = of_session(bench, "echo", {"text": "after"}, deadline=2000.0)
+    for delivery in (before, ended, after):
+        bench.slots.start(delivery)
+    end(bench, ended)
+    if end is _let_expire:
+        await asyncio.sleep(11)
+    del ended, delivery
+    gc.collect()
+    assert kept() is None
+    gate.set()
+    await bench.settle()
+    assert [end.frame.id for end in bench.broker.ends][-2:] == [before.request.id, after.request.id]
+    assert len(bench.slots._lines) == 0
