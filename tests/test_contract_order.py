@@ -63,6 +63,11 @@ class Steps(ToolService):
             raise ToolError("not yet", retryable=True)
         return await self.step(number)
 
+    @tool(effect="idempotent", retry=Retry(attempts=1000, delay=0.1, most=0.2, jitter=0.0))
+    async def broken(self) -> str:
+        """Fail."""
+        raise ToolError("not yet", retryable=True)
+
     @tool(effect="read")
     async def nested(self, number: int) -> str:
         """Take a step by another call of this session."""
@@ -156,6 +161,40 @@ async def test_a_call_that_is_tried_again_keeps_its_place(place: Place) -> None:
         view = bus.bind(session="s")
         await asyncio.gather(view.call("shaky", {"number": 0}), *(view.call("step", {"number": number}) for number in range(1, 6)))
         assert steps_of(book, "s") == list(range(6))
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancel", "close"])
+async def test_a_session_goes_on_after_a_retry_that_ended_while_it_waited_for_a_slot(place: Place, end: str) -> None:
+    """The time of the waiting attempt is up, its caller cancels it or goes away: the calls behind it run."""
+    book: list[tuple[str, int]] = []
+    service = Steps(book)
+    worker = place.worker(service, concurrency=1, max_deliveries=1000)
+    caller = place.bus()
+    async with worker, place.bus() as bus:
+        await caller.open()
+        await bus.wait_for_tool("hold")
+        await caller.wait_for_tool("broken")
+        waiting = worker._opened()._waiting
+        broken = asyncio.create_task(caller.call("broken", session="s", timeout=60))
+        await eventually(lambda: len(waiting) > 0)
+        held = asyncio.create_task(bus.call("hold", session="other", timeout=60))
+        await eventually(lambda: book and waiting.due)
+        behind = asyncio.create_task(bus.call("step", {"number": 0}, session="s", timeout=30))
+        if end == "deadline":
+            waiting.due[0].deadline = 0.0
+        elif end == "cancel":
+            broken.cancel()
+            await eventually(lambda: not waiting.due)
+        else:
+            await caller.aclose()
+            await eventually(lambda: not waiting.due)
+        service.go.set()
+        assert (await held).success
+        assert (await behind).success
+        assert (await bus.call("step", {"number": 1}, session="s", timeout=30)).success
+        assert steps_of(book, "s") == [0, 1]
+        await asyncio.wait([broken])
+        await caller.aclose()
 
 
 async def test_failed_calls_are_not_waited_for(place: Place) -> None:

@@ -37,6 +37,15 @@ class _Line:
         # The first one, when the server said that nothing before it is elsewhere.
         self.checked: bytes = b""
 
+    def forget(self, delivery: Delivery) -> None:
+        """Take a call away from those that wait, if it is one of them: a request can be large, and the wait behind it long."""
+        at = bisect.bisect_left(self.waiting, position_of(delivery.entry), key=lambda each: each[0])
+        while at < len(self.waiting) and self.waiting[at][1].entry == delivery.entry:
+            if self.waiting[at][1] is delivery:
+                del self.waiting[at]
+                return
+            at += 1
+
 
 class Lines:
     """Lets one call of a session run at a time, the one that was published first. Those that wait take no slot.
@@ -102,11 +111,20 @@ class Lines:
         self._look_later(delivery)
         return False
 
-    def _look_later(self, delivery: Delivery) -> None:
-        self._deadlines.add(delivery.deadline, ("line", delivery.run), lambda: self._expire(delivery))
+    def run_again(self, delivery: Delivery) -> None:
+        """Take note of the next attempt of a call whose turn it is: it may end before it starts, while it waits for a slot."""
+        line = self._lines.get(_name(delivery))
+        if line is not None and line.current == delivery.entry:
+            line.run = delivery.run
 
-    def _expire(self, delivery: Delivery) -> None:
-        if delivery.run not in self._waiting.lined:
+    def _look_later(self, delivery: Delivery) -> None:
+        # By its run alone, so that one that has ended is not kept until then.
+        run = delivery.run
+        self._deadlines.add(delivery.deadline, ("line", run), lambda: self._expire(run))
+
+    def _expire(self, run: str) -> None:
+        delivery = self._waiting.lined.get(run)
+        if delivery is None:
             return
         if delivery.deadline > self._clock():
             # It was given more time.
@@ -121,6 +139,7 @@ class Lines:
         line = self._lines.get(name)
         if line is None:
             return
+        line.forget(delivery)
         if line.current == delivery.entry and line.run == delivery.run:
             line.current = b""
         self._advance(name, line)

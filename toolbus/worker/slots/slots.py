@@ -264,6 +264,8 @@ class Slots:
             self.watch_deadlines()
 
     async def _run_again(self, delivery: Delivery) -> None:
+        if delivery.request.ordered:
+            self._lines.run_again(delivery)
         if self._taking.stopped:
             await hand_back(self.broker, [delivery])
             return
