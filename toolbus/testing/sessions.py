@@ -55,10 +55,16 @@ class TriedSessions:
         pair = session_of(request)
         return None if pair is None else self._values.get(Session(*pair))
 
-    async def save(self, delivery: Delivery) -> None:
+    def enter(self, delivery: Delivery) -> None:
+        """Do nothing: no call is run again here."""
+
+    def forget(self, delivery: Delivery) -> None:
+        """Do nothing: no snapshot is kept here."""
+
+    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> None:
         """Let the service write the state down, and read it back."""
         pair = session_of(delivery.request)
-        if pair is not None:
+        if pair is not None and keep:
             session = Session(*pair)
             saved = json.loads(encode_data(await self._served.save_session(session, self._values.get(session))))
             self._values[session] = await self._served.load_session(session, saved)

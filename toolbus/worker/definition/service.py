@@ -86,7 +86,8 @@ class ToolService:
     def save_session(self, session: Session, state: Any) -> Any:
         """Return a snapshot of a state after a call: JSON of at most 256 KiB; for ``session_lost = "restore"``.
 
-        It may take 10 seconds. When it raises, there is no snapshot until the next call.
+        It may take 10 seconds. When it raises, or a call is stopped, there is no snapshot until the next call. Calls of tools with
+        ``sequential=False`` make none.
         """
         raise NotImplementedError
 

@@ -127,6 +127,7 @@ class _Tools:
         if tool.name in self._descriptors:
             raise ConfigurationError(f"service {tool.service!r} defines the tool {tool.name!r} twice")
         self._descriptors[tool.name] = check_types(tool)
+        handler.beside = tool.sequential is False
         self.handlers[tool.name] = handler
 
     def published(self, service: ServiceDescriptor, owner: str) -> Publication:

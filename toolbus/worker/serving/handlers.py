@@ -72,9 +72,10 @@ class Handler:
         tenants: the only users whose calls run; empty for every user's.
         cache: whether an earlier answer may stand for a later one; None when only the caller has the tool's descriptor.
         pace: how long its calls take in a thread.
+        beside: its calls run beside the others of their session, and are taken to change nothing of its state.
     """
 
-    __slots__ = ("cache", "check", "coroutine", "effect", "isolated", "pace", "retry", "start", "tenants", "threaded")
+    __slots__ = ("beside", "cache", "check", "coroutine", "effect", "isolated", "pace", "retry", "start", "tenants", "threaded")
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class Handler:
         self.retry = None if effect == "once" else retry
         self.tenants = frozenset(tenants)
         self.cache = cache
+        self.beside = False
 
 
 class Served:

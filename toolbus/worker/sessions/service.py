@@ -137,11 +137,23 @@ class OpenSessions:
         found = self._of(request)
         return None if found is None else found.state.value
 
-    async def save(self, delivery: Delivery) -> None:
-        """Keep a snapshot of the state of a delivery's session, after its call."""
+    def enter(self, delivery: Delivery) -> None:
+        """Take note that a call's handler may change the state of its session from now on."""
         found = self._of(delivery.request)
         if found is not None:
-            await found.state.save(delivery, self._context.broker)
+            found.state.enter(delivery)
+
+    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> None:
+        """Take note that a call's handler changes the state no more; keep a snapshot, for a call that is ``done`` or is tried again."""
+        found = self._of(delivery.request)
+        if found is not None:
+            await found.state.leave(delivery, self._context.broker, keep=keep, done=done)
+
+    def forget(self, delivery: Delivery) -> None:
+        """Forget the snapshot of a delivery's session, because it is out of date."""
+        found = self._of(delivery.request)
+        if found is not None:
+            found.state.forget(delivery, self._context.broker)
 
     def _of(self, request: Request) -> _Open | None:
         pair = session_of(request)
@@ -256,6 +268,9 @@ class OpenSessions:
             self._context.broker.release_session(self._served.id, *session, lost=reason not in _WANTED)
             return
         runs = sorted(found.waiting, key=lambda run: position_of(run.delivery.entry))
+        if reason in _WANTED and self._served.restores_sessions:
+            # Their session is another one than that which its callers ended.
+            found.state.forget(runs[0].delivery, self._context.broker)
         upto = () if reason in _WANTED else position_of(runs[-1].delivery.entry)
         anew = self._open[session] = self._begin(session, runs[0].delivery.request, upto)
         for run in runs:

@@ -59,5 +59,11 @@ class SessionBook(Protocol):
     def value(self, request: Request) -> Any:
         """Return the state of a running call's session, as its service made it."""
 
-    async def save(self, delivery: Delivery) -> None:
-        """Keep a snapshot of the state of a delivery's session, after its call."""
+    def enter(self, delivery: Delivery) -> None:
+        """Take note that a call's handler may change the state of its session from now on."""
+
+    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> None:
+        """Take note that a call's handler changes the state no more; keep a snapshot, for a call that is ``done`` or is tried again."""
+
+    def forget(self, delivery: Delivery) -> None:
+        """Forget the snapshot of a delivery's session, because it is out of date."""

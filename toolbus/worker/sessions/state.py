@@ -13,6 +13,7 @@ from toolbus.encoding import encode_data
 from toolbus.envelope import SESSION_LOST, new_run
 from toolbus.results import BrokerError, ErrorInfo
 from toolbus.safe_text import reason_of
+from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.session import Session
 
@@ -38,13 +39,16 @@ class SessionState:
         value: what ``open_session`` or ``load_session`` returned.
     """
 
-    __slots__ = ("_begun", "_lock", "_served", "_session", "inherited", "token", "value")
+    __slots__ = ("_begun", "_changing", "_entered", "_lock", "_served", "_session", "inherited", "token", "value")
 
     def __init__(self, served: Served, session: Session, inherited: Position = ()) -> None:
         self._served = served
         self._session = session
         self._lock = asyncio.Lock()
         self._begun = False
+        # Runs whose handlers may be changing the state now, and how many there ever were.
+        self._changing: set[str] = set()
+        self._entered = 0
         self.inherited = inherited
         self.token = new_run()
         self.value: Any = None
@@ -95,31 +99,56 @@ class SessionState:
         if snapshot is None:
             return None
         try:
-            self.value = await self._served.load_session(self._session, msgspec.json.decode(snapshot.document))
+            saved = msgspec.json.decode(snapshot.document)
+            self.value = await without_exits(self._served.load_session(self._session, saved))
         except Exception:  # noqa: BLE001 - the service's own code, or what stands on the server: then the state is lost, which is told
             telemetry.log.exception("session.unrestored", service=self._served.id, user=self._session.user, session=self._session.id)
-            self.inherited = self.inherited or position_of(delivery.entry)
+            self.inherited = max(self.inherited, position_of(delivery.entry))
+            # The loss is told now, so that state must not come back later.
+            self.forget(delivery, broker)
             return None
         return snapshot
 
-    async def save(self, delivery: Delivery, broker: WorkerBroker) -> None:
-        """Keep a snapshot of the state after a call. A failure is logged, and forgets the last one: it would be out of date."""
-        if self._begun:
-            await self._save(delivery, broker, delivery.request.id)
+    def enter(self, delivery: Delivery) -> None:
+        """Take note that a call's handler may change the state from now on."""
+        self._changing.add(delivery.run)
+        self._entered += 1
+
+    async def leave(self, delivery: Delivery, broker: WorkerBroker, *, keep: bool, done: bool) -> None:
+        """Take note that a call's handler changes the state no more.
+
+        Args:
+            delivery: the call's.
+            broker: keeps snapshots.
+            keep: keep a snapshot. A failure is logged, and forgets the last one: it would be out of date.
+            done: the call is over; False if it is tried again.
+        """
+        self._changing.discard(delivery.run)
+        # The half effect of a call that still runs would stand twice once it is run again; the state is kept at its end.
+        if keep and self._begun and (delivery.request.ordered or not self._changing):
+            await self._save(delivery, broker, delivery.request.id if done else "")
+
+    def forget(self, delivery: Delivery, broker: WorkerBroker) -> None:
+        """Forget the last snapshot: it is out of date, so a later loss of the state is told."""
+        broker.save_session(delivery, Snapshot(self.token, "", b""))
 
     async def _save(self, delivery: Delivery, broker: WorkerBroker, call: str) -> None:
         if not self._served.restores_sessions:
             return
         document = b""
+        entered = self._entered
         try:
             async with asyncio.timeout(_SAVED_WITHIN):
-                document = encode_data(await self._served.save_session(self._session, self.value))
+                document = encode_data(await without_exits(self._served.save_session(self._session, self.value)))
             reason = f"{len(document):,} bytes are more than {_MOST_SNAPSHOT:,}" if len(document) > _MOST_SNAPSHOT else ""
         except Exception as error:  # noqa: BLE001 - the service's own code
             reason = reason_of(error)
         if reason:
             telemetry.log.error("session.unsaved", service=self._served.id, user=self._session.user, session=self._session.id, error=reason)
             document = b""
+        elif self._entered != entered and not delivery.request.ordered:
+            # What began meanwhile may be in the snapshot by half.
+            return
         broker.save_session(delivery, Snapshot(self.token, call, document))
 
 
