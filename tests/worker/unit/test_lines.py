@@ -86,7 +86,7 @@ ENDINGS: list[Callable[[Bench, Delivery], None]] = [
 async def test_a_session_goes_on_after_a_retry_that_ended_while_it_waited_for_a_slot(
     end: Callable[[Bench, Delivery], None], gate: asyncio.Event, seen: list[Any]
 ) -> None:
-    """Whatever ended the waiting attempt, the calls behind it run, and nothing is remembered of the line."""
+    """However the waiting attempt ends, the calls behind it run, and nothing is remembered of the line."""
     bench = Bench(flaky, hold, echo, concurrency=1)
     bench.slots.start(of_session(bench, "flaky", replies="gone", deadline=2000.0))
     await bench.settle()
