@@ -24,7 +24,7 @@ MOST_LEVELS = 200
 """Most objects and lists within each other in a value; a reader's stack must hold them beside whatever calls it."""
 
 NO_NUMBERS = (b"null", b"NaN", b'Infinity"')
-"""What may stand for NaN or infinity in an encoded value: of a float, and of a Decimal."""
+"""Bytes that may stand for NaN or infinity in an encoded value: of a float, and of a Decimal."""
 
 # Characters of a key that an error names.
 _MOST_KEY = 40

@@ -27,7 +27,7 @@ _MOST_PROBLEMS = 1_000
 NOT_BEGUN = "not_begun"
 """Error code of a cancellation that came before the handler started, so nothing was done."""
 SESSION_LOST = "session_lost"
-"""Error code of a call that did not run, since the state of its session was lost."""
+"""Error code of a call that was not run, or not run again, since the state of its session was lost."""
 
 _is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 

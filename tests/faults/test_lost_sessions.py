@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 
 from tests.contract import Place
+from tests.faults.programs import LEASE, place_of, programs
 from tests.forking import ForkServer, Program
-from tests.servers import put_down
 from toolbus import ToolBus, ToolResult
 from toolbus.broker.keys import Keys, session_digest
 
 pytestmark = pytest.mark.anyio
 
-LEASE = 1.0
 WORDS = 24
 SESSIONS = 6
 
@@ -26,27 +24,15 @@ SESSIONS = 6
 @pytest.fixture
 def place(valkey_server: str, namespace: str) -> Place:
     """A namespace on Valkey, with the processes' lease."""
-    place = Place(valkey_server, namespace)
-    place.settings = place.with_(lease=LEASE)
-    return place
+    return place_of(valkey_server, namespace)
 
 
 @pytest.fixture
 def spawn(place: Place, forks: ForkServer) -> Iterator[Callable[[str], Program]]:
     """Starts a worker with a policy."""
-    started: list[Program] = []
-
-    def start(policy: str) -> Program:
-        settings = place.settings
-        command = ["-m", "tests.faults.baskets", settings.url, settings.namespace, str(LEASE), policy]
-        started.append(forks.start(*command, stdout=subprocess.PIPE))
-        return started[-1]
-
-    yield start
-    for process in started:
-        put_down(process)
-        if process.stdout is not None:
-            process.stdout.close()
+    settings = place.settings
+    with programs(forks) as start:
+        yield lambda policy: start("tests.faults.baskets", settings.url, settings.namespace, str(LEASE), policy)
 
 
 async def put(bus: ToolBus, session: str, what: str, seconds: float = 0.0) -> ToolResult:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.contract import Place
+from tests.faults.programs import LEASE, place_of, programs
 from tests.forking import ForkServer, Program
-from tests.servers import eventually, put_down
+from tests.servers import eventually
 from toolbus import ToolBus
 
 pytestmark = pytest.mark.anyio
 
-LEASE = 1.0
 CALLS = 40
 SESSIONS = 6
 
@@ -25,27 +24,15 @@ SESSIONS = 6
 @pytest.fixture
 def place(valkey_server: str, namespace: str) -> Place:
     """A namespace on Valkey, with the processes' lease."""
-    place = Place(valkey_server, namespace)
-    place.settings = place.with_(lease=LEASE)
-    return place
+    return place_of(valkey_server, namespace)
 
 
 @pytest.fixture
 def spawn(place: Place, forks: ForkServer, tmp_path: Path) -> Iterator[Callable[[], Program]]:
     """Starts a worker."""
-    started: list[Program] = []
-
-    def start() -> Program:
-        settings = place.settings
-        command = ["-m", "tests.faults.steps", settings.url, settings.namespace, str(LEASE), str(tmp_path / "steps")]
-        started.append(forks.start(*command, stdout=subprocess.PIPE))
-        return started[-1]
-
-    yield start
-    for process in started:
-        put_down(process)
-        if process.stdout is not None:
-            process.stdout.close()
+    settings = place.settings
+    with programs(forks) as start:
+        yield lambda: start("tests.faults.steps", settings.url, settings.namespace, str(LEASE), str(tmp_path / "steps"))
 
 
 def lives(path: Path) -> dict[str, list[tuple[str, int]]]:

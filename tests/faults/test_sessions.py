@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +15,9 @@ import redis
 
 from tests.contract import Place
 from tests.faults.notes import Notes
+from tests.faults.programs import LEASE, place_of, programs
 from tests.forking import ForkServer, Program
-from tests.servers import eventually, put_down
+from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.broker import scripts
 from toolbus.broker.admin import overview_keys
@@ -25,16 +25,13 @@ from toolbus.broker.keys import Keys
 
 pytestmark = pytest.mark.anyio
 
-LEASE = 1.0
 Spawn = Callable[..., Program]
 
 
 @pytest.fixture
 def place(valkey_server: str, namespace: str) -> Place:
     """A namespace on Valkey, with the processes' lease."""
-    place = Place(valkey_server, namespace)
-    place.settings = place.with_(lease=LEASE)
-    return place
+    return place_of(valkey_server, namespace)
 
 
 @pytest.fixture
@@ -46,19 +43,14 @@ def ends(tmp_path: Path) -> Path:
 @pytest.fixture
 def spawn(place: Place, forks: ForkServer, ends: Path) -> Iterator[Spawn]:
     """Starts a worker, or an agent in a session."""
-    started: list[Program] = []
+    settings = place.settings
 
-    def start(role: str = "worker", last: object = ends) -> Program:
-        settings = place.settings
-        command = ["-m", "tests.faults.notes", role, settings.url, settings.namespace, str(LEASE), str(last)]
-        started.append(forks.start(*command, stdout=subprocess.PIPE))
-        return started[-1]
+    with programs(forks) as start:
 
-    yield start
-    for process in started:
-        put_down(process)
-        if process.stdout is not None:
-            process.stdout.close()
+        def spawned(role: str = "worker", last: object = ends) -> Program:
+            return start("tests.faults.notes", role, settings.url, settings.namespace, str(LEASE), str(last))
+
+        yield spawned
 
 
 async def workers_up(bus: ToolBus, count: int) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Literal
 
 Manner = Literal["alone", "in turn", "beside"]
-"""How a call goes with the other calls of its service.
+"""The way in which a call goes with the other calls of its service.
 
 ``alone``: it runs after the calls before it have ended, and before those after it begin.
 ``in turn``: it is published after the calls before it, and may run beside them as far as its caller is concerned.

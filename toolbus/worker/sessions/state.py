@@ -68,7 +68,7 @@ class SessionState:
         if not self.is_lost_for(delivery) or self._served.session_lost == "restart":
             return None
         telemetry.log.warning("session.lost", service=self._served.id, user=self._session.user, session=self._session.id)
-        return lost(self._session)
+        return lost(self._session, again=delivery.attempt > 1)
 
     def is_lost_for(self, delivery: Delivery) -> bool:
         """Return whether a call was meant for a state that was lost: the one that its caller knew, or any before this one."""
@@ -152,10 +152,11 @@ class SessionState:
         broker.save_session(delivery, Snapshot(self.token, call, document))
 
 
-def lost(session: Session) -> ErrorInfo:
-    """Return what a call is told that was meant for a state that is gone."""
+def lost(session: Session, *, again: bool) -> ErrorInfo:
+    """Return what a call is told that was meant for a state that is gone; ``again`` if an earlier attempt may have run on that state."""
     which = f"session {session.id!r}" if session.id else "the session"
-    message = f"the state of {which} was lost (its worker ended, or ended it), so this call did not run; the next one begins anew"
+    ran = "this call was not run again" if again else "this call did not run"
+    message = f"the state of {which} was lost, as its worker or the session in it ended, so {ran}; the next one begins anew"
     return ErrorInfo("tool_error", SESSION_LOST, message)
 
 
