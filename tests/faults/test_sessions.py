@@ -18,10 +18,11 @@ from tests.faults.notes import Notes
 from tests.faults.programs import LEASE, place_of, programs
 from tests.forking import ForkServer, Program
 from tests.servers import eventually
-from toolbus import ToolBus
+from toolbus import ToolBus, ToolResult
 from toolbus.broker import scripts
 from toolbus.broker.admin import overview_keys
 from toolbus.broker.keys import Keys
+from toolbus.events import Started
 
 pytestmark = pytest.mark.anyio
 
@@ -143,8 +144,19 @@ async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(pla
 
         async with place.bus() as bus:
             await workers_up(bus, 1)
-            call = asyncio.create_task(bus.call("note", {"seconds": 0.5}, session="s", user="ann", timeout=30.0))
-            (instance,) = await eventually(holders)
+            began = asyncio.Event()
+
+            async def noted() -> ToolResult:
+                async with bus.stream("note", {"seconds": 2.0}, session="s", user="ann", timeout=30.0) as note:
+                    async for event in note.events():
+                        if isinstance(event, Started):
+                            began.set()
+                    return await note.result()
+
+            call = asyncio.create_task(noted())
+            # Its handler runs: one that began after the worker woke up would not be in progress.
+            await asyncio.wait_for(began.wait(), 20)
+            (instance,) = holders()
             os.kill(worker.pid, signal.SIGSTOP)
             # Another worker, which looks for no work of the dead, and serves what this one does.
             start, _, digest = str(client.hget(keys.instances("notes"), f"i:{instance}")).partition(":")
