@@ -82,6 +82,16 @@ def test_an_evaluation_can_refuse() -> None:
         assert _decision(difference)[1]
 
 
+def test_what_can_not_be_evaluated_is_not_taken() -> None:
+    """A split that leaves too little to learn from, or to replay, says nothing for the scores."""
+    from toolbus.toolkit.learning.evidence import episodes
+    from toolbus.toolkit.learning.learn import learn
+
+    decision, taken = _decided(learn(STATIC, episodes(LOG), Parameters()), STATIC, None, held=False)
+    assert not taken
+    assert "--held-out" in decision
+
+
 def _decision(difference: Figure) -> tuple[str, bool]:
     from toolbus.toolkit.learning.evaluate import Options
     from toolbus.toolkit.learning.evidence import episodes

@@ -126,7 +126,7 @@ def _evaluated(static: ScoreFile, scores: Scores, logged: Sequence[Episode], par
     try:
         return evaluate(scores, static.texts, logged, parameters, options)
     except ConfigurationError:
-        return None  # too few episodes to split, from which nothing is learned either
+        return None  # too few episodes to split, so that nothing is taken
 
 
 def _decided(learned: Learned, before: Scores, evaluation: Evaluation | None, *, held: bool) -> tuple[str, bool]:
@@ -135,7 +135,9 @@ def _decided(learned: Learned, before: Scores, evaluation: Evaluation | None, *,
         return "nothing to change: the scores are what the log supports", False
     if held:
         return "held: scores differ, but the current revision was chosen by a rollback; --resume learns on", False
-    worse = next((each for each in evaluation.comparisons if each.measure == DECIDING), None) if evaluation is not None else None
+    if evaluation is None:
+        return "refused: too few episodes to evaluate what was learned; record more, or hold out another part (--held-out)", False
+    worse = next((each for each in evaluation.comparisons if each.measure == DECIDING), None)
     if worse is not None and worse.difference.high is not None and worse.difference.high < 0:
         return f"refused: on held-out episodes the learned order is worse ({DECIDING} {worse.difference})", False
     return "taken: the log supports other scores, and the evaluation does not speak against them", True
