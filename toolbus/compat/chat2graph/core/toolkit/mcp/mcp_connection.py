@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from contextlib import AsyncExitStack
 from typing import Any
@@ -74,6 +75,9 @@ class McpConnection(ToolConnection):
             streams = await self._exit_stack.enter_async_context(transport())
             session = await self._exit_stack.enter_async_context(ClientSession(*streams[:2]))
             await session.initialize()
+        except asyncio.CancelledError:
+            await self._exit_stack.aclose()
+            raise
         except Exception as error:
             await self._exit_stack.aclose()
             raise RuntimeError(f"the MCP server {self._mcp_config.name!r} can't be reached: {text_of(error)}") from error
