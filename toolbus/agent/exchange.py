@@ -151,4 +151,6 @@ def _is_whole(reply: ModelReply) -> bool:
         call.get("function", {}).get("name") for call in calls if isinstance(call, dict) and isinstance(call.get("function", {}), dict)
     ]
     ids = [call.get("id") for call in calls if isinstance(call, dict)]
-    return all(isinstance(name, str) for name in named) and ids == [call.id for call in reply.calls] and len(named) == len(ids)
+    if not len(named) == len(ids) == len(calls):
+        return False
+    return all(isinstance(name, str) for name in named) and ids == [call.id for call in reply.calls]
