@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 # Seconds after which an event loop that has not begun a call counts as one that waits for the call itself.
 PATIENCE = 10.0
+
+_NOT_RUNNING = "the event loop of the bus does not run; keep it running while tools are called, or use toolbus.sync.ToolBus"
 _CLOSED = "the bus was closed while the call ran"
 
 
@@ -129,13 +131,13 @@ def _submitted(home: asyncio.AbstractEventLoop, start: Callable[[Observer | None
         return await start(observer)
 
     if not home.is_running():
-        raise ConfigurationError("the event loop of the bus does not run")
+        raise ConfigurationError(_NOT_RUNNING)
     coroutine: Coroutine[Any, Any, T] = run()
     try:
         return asyncio.run_coroutine_threadsafe(coroutine, home)
     except RuntimeError as error:
         coroutine.close()
-        raise ConfigurationError(f"the event loop of the bus does not run: {error}") from None
+        raise ConfigurationError(f"{_NOT_RUNNING} ({error})") from None
 
 
 def _told(observer: Observer | None, event: ToolEvent) -> None:

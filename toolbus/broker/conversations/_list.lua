@@ -2,7 +2,7 @@
 local function list_conversation(key, digest, now, ttl)
   local added = redis.pcall('ZADD', key, now + ttl, digest)
   if type(added) == 'table' and added.err then
-    if not added.err:find('WRONGTYPE', 1, true) then return redis.error_reply(added.err) end
+    if not added.err:find('WRONGTYPE', 1, true) then error(added) end
     redis.call('DEL', key)
     redis.call('ZADD', key, now + ttl, digest)
   end

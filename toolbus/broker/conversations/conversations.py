@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 
 import msgspec
 
 from toolbus.broker import scripts
 from toolbus.broker.conversations.held import MOST_BYTES, MOST_RECORDS, Begun, Elsewhere, Held, Name
-from toolbus.broker.keys import Keys
+from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.protocols.conversations import ConversationInfo, StoredRecord
 from toolbus.broker.reading import MOST_TEXT, document, identifier, integer, skip, text
 from toolbus.broker.transport.command import ReplyError
@@ -179,7 +178,7 @@ def _document(name: Name) -> str:
 
 
 def _digest(name: Name) -> str:
-    return hashlib.blake2b(_document(name).encode(), digest_size=16).hexdigest()
+    return session_digest(name.user, name.id)
 
 
 def _record(number: int, value: object) -> StoredRecord:

@@ -239,7 +239,7 @@ class Ownership:
             asked = [delivery for delivery in deliveries if delivery.queue is stream]
             for start in range(0, len(asked), _MOST_LINES):
                 part = asked[start : start + _MOST_LINES]
-                args = [arg for each in part for arg in (session_digest(*session_of(each.request) or ("", "")), each.entry, each.after)]
+                args = [arg for each in part for arg in (session_digest(each.request.user, each.request.session), each.entry, each.after)]
                 keys = (stream.key, self._keys.order(stream.queue))
                 answers = await self._link.execute_script(scripts.LINE, keys, tuple(args), repeatable=True)
                 found |= {each.entry: answer.split() for each, answer in zip(part, answers, strict=True)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from toolbus import rules
 from toolbus.broker.protocols import Conversations
@@ -15,7 +15,6 @@ from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.order import Manner, Place
 from toolbus.client.executor.state import BusState
-from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import PATIENCE
@@ -32,13 +31,6 @@ RULES: Mapping[str, rules.Rule] = {
     "model": rules.TEXT,
 }
 _USUAL = (None, LIMIT, ATTACHMENTS, None, PATIENCE, None, (), "")
-
-
-class TurnCall(Protocol):
-    """One call of a turn: what the model said, and the tool that it meant if there is one."""
-
-    call: ModelCall
-    tool: Tool | None
 
 
 class ExecutorContext:
@@ -154,9 +146,9 @@ class ExecutorContext:
         """Return whether it matters which of a tool's calls comes first."""
         return self._manner(tool) != "beside"
 
-    def places(self, calls: Sequence[TurnCall]) -> list[Place]:
-        """Take the places of a turn's calls, in their order."""
-        return [self._place(each.tool) for each in calls]
+    def places(self, tools: Sequence[Tool | None]) -> list[Place]:
+        """Take the places of calls of these tools, in their order; None is a tool that does not exist."""
+        return [self._place(tool) for tool in tools]
 
     def place(self, name: str) -> Place:
         """Take the place of a call of the tool that a model means."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from toolbus.client.calls.refusals import NOT_FINISHED, NOT_TAKEN, WORKER_LOST
+from toolbus.envelope import SESSION_LOST
 from toolbus.results import ErrorInfo, ErrorType
 
 # Units of waits in seconds, each for waits up to so many.
@@ -48,17 +50,17 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("unavailable", "state_unread"): _AGAIN,
     ("unavailable", "not_open"): "tell the user that the tools can't be used now",
     ("unavailable", "bus_failed"): "tell the user that the tools can't be used now",
-    ("deadline_exceeded", "not_taken"): (
+    ("deadline_exceeded", NOT_TAKEN): (
         "its workers are busy or have stopped: try again later, or use another tool; asking for less does not help"
     ),
-    ("deadline_exceeded", "not_finished"): _TOO_LONG,
+    ("deadline_exceeded", NOT_FINISHED): _TOO_LONG,
     ("deadline_exceeded", "timeout"): _TOO_LONG,
-    ("deadline_exceeded", "worker_lost"): "its worker has stopped: try again later, or use another tool; asking for less does not help",
+    ("deadline_exceeded", WORKER_LOST): "its worker has stopped: try again later, or use another tool; asking for less does not help",
     ("deadline_exceeded", "unconfirmed"): _NOBODY,
     ("forbidden", "unconfirmed"): _NOBODY,
     ("cancelled", "session_closed"): "go on without the call; the session that it belongs to is closed",
     ("cancelled", "purged"): "the call did not run: repeat it only if it is still needed",
-    ("tool_error", "session_lost"): "what the session held is gone: repeat the earlier steps that this call builds on, then call it again",
+    ("tool_error", SESSION_LOST): "what the session held is gone: repeat the earlier steps that this call builds on, then call it again",
     ("tool_error", "output_limit"): _LESS,
     ("tool_error", "memory_limit"): _LESS,
     **{

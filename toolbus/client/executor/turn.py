@@ -121,7 +121,8 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         # Before anything waits, so that the order is that of the turns and of their calls.
-        for running, place in zip(self._calls, self._places or self._executor.places(self._calls), strict=True):
+        places = self._places or self._executor.places([running.tool for running in self._calls])
+        for running, place in zip(self._calls, places, strict=True):
             running.place = place
             if running.same is not None or running.result is not None:
                 place.leave()

@@ -122,7 +122,7 @@ class OpenSessions:
         return found is not None and found.first == request.id
 
     def inherit(self, session: Session, upto: Position) -> None:
-        """Take in that a session was another state's, which calls up to an entry may be meant for."""
+        """Take in that an earlier state of a session was lost; calls up to this entry may have been meant for it."""
         if len(self._inherited) >= _MOST_INHERITED:
             del self._inherited[next(iter(self._inherited))]
         self._inherited[session] = upto
