@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnRes
 from toolbus.agent.reply import Reply, valid_name
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
+from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.encoding import whole_text
 from toolbus.events import Finished
 from toolbus.results import ConfigurationError, EndpointError, ErrorInfo, ToolResult
@@ -99,6 +100,8 @@ class Agent:
             raise ConfigurationError("which model? pass bus.executor(model=…)")
         self._endpoint = endpoint
         self._executor = executor
+        # With the tools of every position.
+        self._everywhere = executor
         self._walk = walk
         self._max_turns = max_turns
         self._max_seconds = max_seconds
@@ -156,7 +159,7 @@ class Agent:
     async def _kept(self) -> AsyncIterator[KeptHistory]:
         """Hold the kept conversation: no other process writes it meanwhile."""
         async with self._executor.conversations.hold(self._executor.user, self._conversation) as held:
-            history = KeptHistory(held, self._system)
+            history = KeptHistory(held, self._system, self._told)
             self._recall(history)
             try:
                 yield history
@@ -241,7 +244,9 @@ class Agent:
             async for event in running:
                 if isinstance(event.event, Finished):
                     left.discard(event.id)
-                    result = storable(event.event.result) if key else event.event.result
+                    result = event.event.result
+                    if key:
+                        result = storable(result, executor.find(event.tool), limit=executor.output_limit)
                     if left:
                         await history.add(CallResult(event.id, result))
                     else:
@@ -249,8 +254,8 @@ class Agent:
                 self._listener(event)
                 if exchange.end is not None:
                     return
-            messages = [_named(message) for message in await running.messages()]
-        await history.add(TurnResults(messages, found))
+            messages = await running.messages()
+        await history.add(TurnResults(_named(messages), found))
         self._move(turn)
 
     def _on_text(self, text: str) -> None:
@@ -265,12 +270,16 @@ class Agent:
         tools = {call.id: self._executor.find(call.name) for call in turn.pending()}
         return {call: ToolResult.fail(_FORGOTTEN) for call, tool in tools.items() if tool is not None and tool.descriptor.effect == "once"}
 
+    def _told(self, calls: Sequence[ModelCall], results: Sequence[ToolResult]) -> list[dict[str, Any]]:
+        """Return the messages that answer the calls of a turn that was given up."""
+        return _named(self._everywhere.answered(calls, results))
+
     def _recall(self, history: KeptHistory) -> None:
         """Let later calls refer to results of the session, which this process may not have seen."""
         if self._remembers:
             return
         self._remembers = True
-        executor = self._executor
+        executor = self._everywhere
         for turn in history.turns():
             names = {call.id: call.name for call in turn.reply.calls}
             for call, result in turn.results.items():
@@ -319,9 +328,9 @@ def _with_instruction(messages: list[dict[str, Any]], more: str) -> list[dict[st
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{more}"}, *messages[1:]]
 
 
-def _named(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message that endpoints accept, whatever the model called a tool."""
-    return {**message, "name": valid_name(message["name"])} if "name" in message else message
+def _named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages that endpoints accept, whatever the model called a tool."""
+    return [{**message, "name": valid_name(message["name"])} if "name" in message else message for message in messages]
 
 
 def _ignore(event: AgentEvent) -> None:

@@ -19,10 +19,9 @@ from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.arguments import said
 from toolbus.client.executor.context import ExecutorContext
-from toolbus.client.executor.observations import observe
 from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.executor.order import Place
-from toolbus.client.executor.parts import Observation, shown
+from toolbus.client.executor.parts import Observation
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
 from toolbus.client.executor.toolcalls import ModelCall, answers
 from toolbus.client.tools.tool import Tool
@@ -185,11 +184,7 @@ class Turn:
             ConfigurationError: an option is wrong, or the bus was closed.
         """
         results = await self.results()
-        executor = self._executor
-        return [
-            Observation(observe(result, running.tool, limit=executor.output_limit, shown=blobs), result.success, blobs)
-            for running, result, blobs in zip(self._calls, results, shown(results, executor.attachment_limit), strict=True)
-        ]
+        return self._executor.observed([(result, running.tool) for running, result in zip(self._calls, results, strict=True)])
 
     # -- one call ---------------------------------------------------------------------------------
 
