@@ -14,6 +14,7 @@ from toolbus.agent.exchange import Answer, Exchange, ModelTurn
 from toolbus.agent.history import History, KeptHistory, LocalHistory
 from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable
 from toolbus.agent.reply import Reply, valid_name
+from toolbus.broker.conversations.names import name_to_hold
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.client.executor.toolcalls import ModelCall
@@ -75,11 +76,11 @@ class Agent:
         max_seconds: most seconds for one question, including models, tools and people.
         walk: the agent's position in a toolkit graph, which limits the tools of each turn and moves with the calls; with a recorder
             each question is recorded as an episode.
-        conversation: the id under which the conversation is kept; each user of the executor has their own.
+        conversation: the id under which the conversation is kept; each user of the executor has their own. None keeps nothing.
         parameters: fields that are added to each request (``temperature=0``).
 
     Raises:
-        ConfigurationError: a limit is wrong, or the executor has no model.
+        ConfigurationError: a limit is wrong, the conversation's id is no name, or the executor has no model.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Agent:
         max_turns: int = MAX_TURNS,
         max_seconds: float = MAX_SECONDS,
         walk: Walk | None = None,
-        conversation: str = "",
+        conversation: str | None = None,
         **parameters: Any,
     ) -> None:
         if max_turns < 1 or not 0 < max_seconds < float("inf"):
@@ -105,14 +106,17 @@ class Agent:
         self._walk = walk
         self._max_turns = max_turns
         self._max_seconds = max_seconds
-        self._conversation = conversation
+        # An id that is refused is refused here, before anything is asked.
+        self._conversation = None if conversation is None else name_to_hold(executor.user, conversation).id
         self._parameters = parameters
         self._listener: Callable[[AgentEvent], object] = _ignore
         self._remembers = False
         self._system: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self.messages = [*self._system]
 
-    async def ask(self, question: str, listener: Callable[[AgentEvent], object] | None = None, *, idempotency_key: str = "") -> Answer:
+    async def ask(
+        self, question: str, listener: Callable[[AgentEvent], object] | None = None, *, idempotency_key: str | None = None
+    ) -> Answer:
         """Return the model's answer. ``listener`` gets text and call events as they come; it must return quickly.
 
         In a kept conversation the same question goes on where it was left without an answer. With an ``idempotency_key`` of yours it is
@@ -122,13 +126,15 @@ class Agent:
         Raises:
             EndpointError: the endpoint does not answer.
             ConversationError: the kept conversation can't be continued here; ``ConversationBusy`` when another process does.
-            ConfigurationError: an option of the executor is wrong, the bus is not open, or there is a key and no kept conversation.
+            ConfigurationError: an option of the executor is wrong, the bus is not open, or the key is empty or of no kept conversation.
             BrokerError: a kept conversation can't be written.
         """
+        if idempotency_key == "":
+            raise ConfigurationError("an idempotency_key of a question needs at least one character; leave it out to have none")
         self._listener = listener or _ignore
-        if self._conversation:
+        if self._conversation is not None:
             async with self._kept() as history:
-                return await self._answered(history, Question(whole_text(question), idempotency_key))
+                return await self._answered(history, Question(whole_text(question), idempotency_key or ""))
         if idempotency_key:
             raise ConfigurationError("an idempotency_key of a question needs a conversation that is kept: Agent(conversation=…)")
         local = LocalHistory(self.messages)
@@ -147,7 +153,7 @@ class Agent:
             ConfigurationError: the conversation is not kept.
             EndpointError: see ``ask``, also for other exceptions.
         """
-        if not self._conversation:
+        if self._conversation is None:
             raise ConfigurationError("only a conversation that is kept can be resumed: Agent(conversation=…)")
         self._listener = listener or _ignore
         async with self._kept() as history:
