@@ -164,7 +164,7 @@ class Agent:
     @asynccontextmanager
     async def _kept(self) -> AsyncIterator[KeptHistory]:
         """Hold the kept conversation: no other process writes it meanwhile."""
-        async with self._executor.conversations.hold(self._executor.user, self._conversation) as held:
+        async with self._executor.conversations.hold(self._executor.user, self._conversation or "") as held:
             history = KeptHistory(held, self._system, self._told)
             self._recall(history)
             try:
