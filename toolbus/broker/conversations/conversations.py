@@ -51,13 +51,21 @@ class RedisConversations:
     async def read(self, user: str, id: str) -> list[StoredRecord]:
         """Return the records of a conversation without holding it."""
         name = name_of(user, id)
-        first, following = await self._link.execute("HMGET", self._key(name), "first", "next", repeatable=True)
-        if first is None and following is None:
-            return []
-        try:
-            return await self.records(name, integer(first), integer(following))
-        except EnvelopeError as error:
-            raise damaged(name, str(error)) from None
+        seen: object = None
+        while True:
+            bounds = await self._link.execute("HMGET", self._key(name), "first", "next", repeatable=True)
+            if bounds == [None, None]:
+                return []
+            try:
+                first, following = map(integer, bounds)
+                return await self.records(name, first, following)
+            except EnvelopeError as error:
+                raise damaged(name, str(error)) from None
+            except ConversationError:
+                # Its holder may have dropped the oldest records meanwhile.
+                if bounds == seen:
+                    raise
+                seen = bounds
 
     async def remove(self, user: str, id: str, *, force: bool = False) -> bool:
         """Delete a conversation; False when there was none."""

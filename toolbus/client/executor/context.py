@@ -85,6 +85,8 @@ class ExecutorContext:
         self.session: str = self._options.get("session", "")
         # Executors of one session have one order, also those that live for one turn.
         self._calls = state.order(self.user, self.session)
+        # A sticky service has one state for all calls of a user without a session.
+        self._calls_of_user = self._calls if self.session or not self.user else state.order_of_user(self.user)
         self.waits = bool(self._options.get("wait")) and tools is None
 
     @property
@@ -166,7 +168,8 @@ class ExecutorContext:
     def _place(self, tool: Tool | None) -> Place:
         if tool is None:
             return self._calls.place("", "beside")
-        return self._calls.place(tool.resolution.service, self._manner(tool))
+        calls = self._calls_of_user if tool.is_sticky else self._calls
+        return calls.place(tool.resolution.service, self._manner(tool))
 
     def _manner(self, tool: Tool) -> Manner:
         if self.is_sequential(tool):
