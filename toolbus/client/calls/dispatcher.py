@@ -232,6 +232,8 @@ class Dispatcher:
         connection = self._connection
         if self._calls.pop(call.id, None) is None or connection is None:
             return
+        if call.state and call.request is not None:
+            self._used.learn(call.request.user, call.request.session, call.queue, call.state)
         if call.request is not None and call.request.shared and connection.is_open:
             connection.broker.forget(call.request)
         connection.deadlines.remove(call.slot, call.id)
@@ -373,8 +375,6 @@ class Dispatcher:
         for frame in frames:
             call = calls.get(frame.id)
             if call is not None:
-                if frame.state and call.request is not None:
-                    self._used.learn(call.request.user, call.request.session, call.queue, frame.state)
                 call.feed(frame, now)
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
