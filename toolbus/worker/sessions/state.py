@@ -10,7 +10,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import MOST_SNAPSHOT, Delivery, Snapshot, WorkerBroker
 from toolbus.encoding import encode_data
-from toolbus.envelope import SESSION_LOST, new_run
+from toolbus.envelope import NEW_STATE, SESSION_LOST, new_run
 from toolbus.results import BrokerError, ErrorInfo
 from toolbus.safe_text import reason_of
 from toolbus.worker.run.outcome import without_exits
@@ -70,6 +70,9 @@ class SessionState:
                 error = ErrorInfo("unavailable", "state_unread", f"the state of the session could not be read: {failure}", retryable=True)
             if error is not None:
                 return error
+        if delivery.request.state == NEW_STATE:
+            # Its caller has closed the session: those behind it are meant for this state, and not for the one that was lost.
+            self.inherited = min(self.inherited, position_of(delivery.entry))
         if not self.is_lost_for(delivery) or self._served.session_lost == "restart":
             return None
         telemetry.log.warning("session.lost", service=self._served.id, user=self._session.user, session=self._session.id)
@@ -79,7 +82,7 @@ class SessionState:
         """Return whether a call was meant for a state that was lost: the one that its caller knew, or any before this one."""
         known = delivery.request.state
         if known:
-            return known != self.token
+            return known not in {self.token, NEW_STATE}
         return bool(self.inherited) and position_of(delivery.entry) <= self.inherited
 
     async def _until_here(self, delivery: Delivery, broker: WorkerBroker) -> None:
