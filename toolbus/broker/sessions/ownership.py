@@ -72,6 +72,8 @@ class Ownership:
         # Since when our lease has been unbroken, and until when it lasts at least.
         self._since = self._until = 0.0
         self.serves = self.gaining = False
+        # Others may take the sessions of one that leaves, although its lease goes on.
+        self._leaves = False
         self._given_up: list[tuple[tuple[str, str], int]] = []
 
     def serve(self, stream: RequestStream) -> None:
@@ -95,6 +97,10 @@ class Ownership:
     def doubt(self) -> None:
         """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
         self._since = max(self._since, self._monotonic())
+
+    def leave(self) -> None:
+        """Be certain of no session for what is taken from now on; what was taken before stays this worker's."""
+        self._leaves = True
 
     def _certain(self, asked: float) -> bool:
         return asked >= self._since and self._monotonic() < self._until
@@ -125,7 +131,7 @@ class Ownership:
         if pair is None:
             return False
         asked = owned.get(pair)
-        return asked is None or (delivery.run not in answered and not self._certain(asked))
+        return asked is None or (delivery.run not in answered and (self._leaves or not self._certain(asked)))
 
     def _without(self, deliveries: list[StreamDelivery], unsure: list[StreamDelivery]) -> list[StreamDelivery]:
         """Drop deliveries whose session owner could not be determined. Their leases expire and another worker claims them."""
