@@ -15,9 +15,12 @@ from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
+from toolbus.broker.recent.reader import after, newest
+from toolbus.broker.recent.records import RecentCall
 from toolbus.broker.registry.follower import read_items, read_services
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
+from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
@@ -200,6 +203,18 @@ class Admin:
             # The server says it only when `min-replicas-to-write` is set.
             needs_replicas="min_slaves_good_slaves" in replication,
         )
+
+    async def statistics(self, service: str = "", *, patience: float = PATIENCE) -> Statistics:
+        """Ask all workers, or those of one service, for their statistics; wait ``patience`` seconds at most for their answers."""
+        return await ask(self._link, self._keys, service=service, queue=await self.queue(service) if service else "", patience=patience)
+
+    async def recent(self, limit: int = 200) -> list[RecentCall]:
+        """Return the newest of the recent calls' attempts, the newest first."""
+        return await newest(self._link, self._keys, limit)
+
+    async def recent_after(self, entry: str) -> tuple[list[RecentCall], str]:
+        """Return some recent calls after the ``entry`` of one, the oldest first, and the entry to go on after."""
+        return await after(self._link, self._keys, entry)
 
     # -- inside -----------------------------------------------------------------------------------
 
