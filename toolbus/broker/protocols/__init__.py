@@ -9,6 +9,7 @@ from toolbus.broker.protocols.conversations import ConversationInfo, Conversatio
 from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, Snapshot, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
+from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies, Usage
 from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
 
@@ -28,6 +29,7 @@ __all__ = [
     "Sender",
     "ServiceRecord",
     "SessionListener",
+    "SessionResults",
     "Snapshot",
     "StoredRecord",
     "Tallies",

@@ -9,6 +9,7 @@ from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.conversations import Conversations
 from toolbus.broker.protocols.publish import Fate, Sender
 from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
+from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies
 from toolbus.envelope import Frame, Request
 from toolbus.results import ToolbusError
@@ -50,6 +51,10 @@ class AgentBroker(Protocol):
     @property
     def conversations(self) -> Conversations:
         """The conversations that are kept."""
+
+    @property
+    def results(self) -> SessionResults:
+        """The results of sessions' earlier calls."""
 
     @property
     def agent(self) -> str:
