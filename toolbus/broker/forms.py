@@ -107,6 +107,7 @@ COMMANDS = _forms(
         "CLIENT": int,
         "DEL": int,
         "EXISTS": int,
+        "HDEL": int,
         "HGET": bytes | None,
         "HMGET": list[bytes | None],
         "HSCAN": tuple[bytes, Flat],

@@ -29,12 +29,13 @@ class Keys:
         self.confirmations = f"{self.prefix}confirms"
         self.confirmed = f"{self.prefix}confirmed"
         self.conversations = f"{self.prefix}convs"
+        self.tokens = f"{self.prefix}tokens"
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
     def shared_by_all(self) -> dict[str, str]:
         """Return the keys of the whole namespace, and the type of each."""
-        hashes = dict.fromkeys((self.services, self.names, self.meta, self.items), "hash")
+        hashes = dict.fromkeys((self.services, self.names, self.meta, self.items, self.tokens), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
         others[self.conversations] = "zset"
         return hashes | others

@@ -11,6 +11,7 @@ from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies, Usage
+from toolbus.broker.protocols.tokens import Tokens
 from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Snapshot",
     "StoredRecord",
     "Tallies",
+    "Tokens",
     "Usage",
     "Verdict",
     "WorkerBroker",

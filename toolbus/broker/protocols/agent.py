@@ -11,6 +11,7 @@ from toolbus.broker.protocols.publish import Fate, Sender
 from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies
+from toolbus.broker.protocols.tokens import Tokens
 from toolbus.envelope import Frame, Request
 from toolbus.results import ToolbusError
 
@@ -55,6 +56,10 @@ class AgentBroker(Protocol):
     @property
     def results(self) -> SessionResults:
         """The results of sessions' earlier calls."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The records of bearer tokens."""
 
     @property
     def agent(self) -> str:
