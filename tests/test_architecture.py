@@ -42,6 +42,7 @@ LOWEST = (
     "envelope",
     "descriptors",
     "options",
+    "tokens",
     "settings",
     "urls",
     "deadlines",

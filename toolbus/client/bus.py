@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from toolbus.broker.protocols import Confirmations, RefusedTool, ServiceRecord, Tallies, Usage
+from toolbus.broker.protocols import Confirmations, RefusedTool, ServiceRecord, Tallies, Tokens, Usage
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.calls.middleware import MiddlewareRunner
@@ -281,6 +281,11 @@ class ToolBus:
     def tallies(self) -> Tallies:
         """The counters that all processes of the namespace share."""
         return self._state.tallies
+
+    @property
+    def tokens(self) -> Tokens:
+        """The records of the namespace's bearer tokens, for gateways."""
+        return self._dispatcher.opened().broker.tokens
 
     @property
     def shared_confirmations(self) -> Confirmations:

@@ -105,6 +105,7 @@ EVENTS: Mapping[str, str] = {
     "sessions.unordered": "the server did not say which calls of some sessions come first; they wait until it does",
     "sessions.unsettled": "the server did not say which workers hold some calls' sessions; the calls are taken again after a lease",
     "retry.failed": "a failed call could not be kept for another attempt; another worker takes it over",
+    "results.unkept": "the results of a turn were not kept for other processes; calls of later turns can't refer to them",
     "run.bug": "a bug: running a handler raised outside of the handler",
     "statistics.refused": "the server refused an answer to one who asked for statistics",
     "statistics.unreadable": "an answer to a question for statistics can't be read and is left out",

@@ -9,7 +9,9 @@ from toolbus.broker.protocols.conversations import ConversationInfo, Conversatio
 from toolbus.broker.protocols.delivery import MOST_SNAPSHOT, Beginning, Delivery, Ending, Note, Snapshot, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
+from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies, Usage
+from toolbus.broker.protocols.tokens import Tokens
 from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
 
 __all__ = [
@@ -30,9 +32,11 @@ __all__ = [
     "Sender",
     "ServiceRecord",
     "SessionListener",
+    "SessionResults",
     "Snapshot",
     "StoredRecord",
     "Tallies",
+    "Tokens",
     "Usage",
     "Verdict",
     "WorkerBroker",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 from toolbus import rules
-from toolbus.broker.protocols import Conversations
+from toolbus.broker.protocols import Conversations, SessionResults
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.grant import Grant
@@ -125,6 +125,15 @@ class ExecutorContext:
             ConfigurationError: the bus is not open.
         """
         return self._state.conversations
+
+    @property
+    def shared_results(self) -> SessionResults:
+        """The results of sessions' earlier calls that other processes can continue with.
+
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
+        return self._state.results
 
     @property
     def retention(self) -> float:

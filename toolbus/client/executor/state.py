@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from toolbus.broker.protocols import Confirmations, Conversations, Tallies
+from toolbus.broker.protocols import Confirmations, Conversations, SessionResults, Tallies
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations.pending import PendingConfirmations
@@ -59,6 +59,11 @@ class BusState:
     def shared_confirmations(self) -> Confirmations:
         """The open requests of all processes of the namespace."""
         return self.dispatcher.opened().broker.confirmations
+
+    @property
+    def results(self) -> SessionResults:
+        """The results of sessions' earlier calls, which all processes of the namespace share."""
+        return self.dispatcher.opened().broker.results
 
     def order(self, user: str, session: str) -> CallOrder:
         """Return the order of the calls in a session; without a session, a new one."""
