@@ -19,6 +19,7 @@ from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publish.publisher import Publish
+from toolbus.broker.tasks.tasks import RedisTasks
 from toolbus.broker.transport.connection import Connector
 from toolbus.envelope import Request, encode_request, new_id
 from toolbus.results import BrokerError, BrokerUnavailable
@@ -62,6 +63,11 @@ class RedisAgentBroker:
     def conversations(self) -> RedisConversations:
         """The conversations that are kept."""
         return self._steps.conversations
+
+    @property
+    def tasks(self) -> RedisTasks:
+        """The shared calls that are found by the ids of tasks."""
+        return self._steps.tasks
 
     # -- connecting -------------------------------------------------------------------------------
 

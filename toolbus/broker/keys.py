@@ -108,6 +108,10 @@ class Keys:
         """Return the key of an agent's conversation: its records, and which process continues it."""
         return f"{self.prefix}conv:{digest}"
 
+    def task(self, digest: str) -> str:
+        """Return the key of a task's record: where its call is; the digest stands for its user and its id."""
+        return f"{self.prefix}task:{digest}"
+
     def pause(self, queue: str, entry: str) -> str:
         """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""
         return f"{self.prefix}pause:{queue}:{entry}"

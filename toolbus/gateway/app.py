@@ -6,12 +6,15 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
-from toolbus.gateway import health
+from toolbus.gateway import health, mcp
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.problems import Problem, on_http_exception, on_problem
 
 # Each part of the gateway has its routes in a module of its own.
-ROUTES: list[BaseRoute] = [*health.ROUTES]
+ROUTES: list[BaseRoute] = [
+    *health.ROUTES,
+    *mcp.ROUTES,
+]
 
 
 def application(gateway: Gateway) -> Starlette:

@@ -10,6 +10,7 @@ from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, Snapsho
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.tallies import Tallies, Usage
+from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord, Tasks
 from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
 
 __all__ = [
@@ -31,6 +32,9 @@ __all__ = [
     "Snapshot",
     "StoredRecord",
     "Tallies",
+    "TaskFrames",
+    "TaskRecord",
+    "Tasks",
     "Usage",
     "Verdict",
     "WorkerBroker",

@@ -10,6 +10,7 @@ from toolbus.broker.protocols.conversations import Conversations
 from toolbus.broker.protocols.publish import Fate, Sender
 from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
 from toolbus.broker.protocols.tallies import Tallies
+from toolbus.broker.protocols.tasks import Tasks
 from toolbus.envelope import Frame, Request
 from toolbus.results import ToolbusError
 
@@ -50,6 +51,10 @@ class AgentBroker(Protocol):
     @property
     def conversations(self) -> Conversations:
         """The conversations that are kept."""
+
+    @property
+    def tasks(self) -> Tasks:
+        """The shared calls that are found by the ids of tasks."""
 
     @property
     def agent(self) -> str:
