@@ -116,6 +116,10 @@ class Keys:
         """Return the key of the results of a session's earlier calls."""
         return f"{self.prefix}results:{digest}"
 
+    def task(self, digest: str) -> str:
+        """Return the key of a task's record: where its call is; the digest stands for its user and its id."""
+        return f"{self.prefix}task:{digest}"
+
     def pause(self, queue: str, entry: str) -> str:
         """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""
         return f"{self.prefix}pause:{queue}:{entry}"

@@ -11,6 +11,7 @@ from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies, Usage
+from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord, Tasks
 from toolbus.broker.protocols.tokens import Tokens
 from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
 
@@ -36,6 +37,9 @@ __all__ = [
     "Snapshot",
     "StoredRecord",
     "Tallies",
+    "TaskFrames",
+    "TaskRecord",
+    "Tasks",
     "Tokens",
     "Usage",
     "Verdict",

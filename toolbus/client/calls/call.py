@@ -203,6 +203,10 @@ class Call(msgspec.Struct, eq=False):
         """
         self._skip = characters(position, "resume_from")
 
+    def attached(self, request: Request, deadline: float) -> None:
+        """Take note that the call reads the replies to another one, until ``deadline`` (monotonic seconds)."""
+        self.request, self.deadline, self._launched = request, deadline, True
+
     def feed(self, frame: Frame, now: float) -> None:
         """Process a frame of this call, which arrived at ``now`` (monotonic seconds)."""
         assembly = self._assembly

@@ -139,6 +139,14 @@ class Dispatcher:
             call.resume_from(options["resume_from"])
         return call
 
+    def attach(self, call: Call, request: Request, shared: str) -> None:
+        """Let a call that was not published read the replies to a shared call, from their start, as its own."""
+        connection, now = self.check(), time.monotonic()
+        call.attached(request, now + request.timeout)
+        self._calls[call.id] = call
+        call.slot = connection.deadlines.add(call.deadline, call.id, call.expire)
+        connection.broker.tasks.follow(shared, call.id)
+
     async def end_session(self, user: str, session: str) -> None:
         """Cancel this bus's calls in a session, and tell every service that it called in it."""
         connection = self.check()
