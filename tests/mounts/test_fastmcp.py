@@ -106,7 +106,8 @@ def test_only_server_objects_are_taken() -> None:
 def test_the_worker_command_serves_an_object(shell: Shell) -> None:
     """``toolbus worker server.py:mcp`` serves a FastMCP, in several processes if asked."""
     (shell.folder / "server.py").write_text(
-        "from fastmcp import FastMCP\nmcp = FastMCP('mine')\n\n@mcp.tool\ndef shout(text: str) -> str:\n    '''Shout.'''\n    return text.upper()\n"
+        "from fastmcp import FastMCP\n\nmcp = FastMCP('mine')\n\n\n"
+        "@mcp.tool\ndef shout(text: str) -> str:\n    '''Shout.'''\n    return text.upper()\n"
     )
     shell.start("worker", "server.py:mcp", "--processes", "2")
     done = shell.run("call", "shout", "text=hello", "--wait", "60")

@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from toolbus_workers.web.guard import MAX_ADDRESSES, Guard
+from toolbus.outbound.guard import MAX_ADDRESSES, Guard
 
 from toolbus import ToolError
 

@@ -44,9 +44,13 @@ _LIBRARIES = ("mcp", "client", "httpx2", "httpcore2", "fastmcp", "FastMCP")
 @click.option("--no-resources", is_flag=True, help="Serve no tools for its resources and prompts.")
 @click.option("--env", "variables", multiple=True, metavar="NAME", help="Pass this variable on to the command (may be repeated).")
 @click.option("--header", "headers", multiple=True, metavar="NAME=SOURCE", help="Send a header; SOURCE is env:VARIABLE or file:PATH.")
+@click.option("--query", multiple=True, metavar="NAME=SOURCE", help="Send a parameter with each request of --openapi, as --header does.")
 @click.option("--bearer", metavar="SOURCE", help="Send a bearer token; SOURCE is env:VARIABLE or file:PATH.")
 @click.option("--sse", is_flag=True, help="The URL is of a server of before 2025, which speaks server-sent events.")
 @click.option("--base-url", metavar="URL", help="Where the API of --openapi is, if not where its document says.")
+@click.option(
+    "--allow-host", "hosts", multiple=True, metavar="HOST", help="Reach this host of --openapi, public or not, and send it headers."
+)
 @click.option("--start", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds that the server may take to start.")
 @click.option("--pin", is_flag=True, help="Approve what is served now, if nothing of it was ever approved.")
 @output_option
@@ -112,12 +116,7 @@ def _options(given: dict[str, Any]) -> Options:
 def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: dict[str, Any]) -> Mount:
     from toolbus.mounts.targets import Address, Command, Secret, check_address, environment_for, secret
 
-    headers: dict[str, Secret] = {}
-    for each in given["headers"]:
-        field, found, source = each.partition("=")
-        if not found or not field.strip():
-            raise click.UsageError("--header takes NAME=env:VARIABLE or NAME=file:PATH")
-        headers[field.strip()] = secret(source)
+    headers: dict[str, Secret] = {field: secret(source) for field, source in _sources(given["headers"], "--header").items()}
     if given["bearer"]:
         headers["Authorization"] = secret(given["bearer"], "Bearer ")
     if openapi is not None:
@@ -125,7 +124,9 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
 
         if target:
             raise click.UsageError("give a command, a URL, or --openapi: one of them")
-        return MountedApi(name, openapi, options, headers=headers, base_url=given["base_url"] or "")
+        query = {field: secret(source) for field, source in _sources(given["query"], "--query").items()}
+        base = given["base_url"] or ""
+        return MountedApi(name, openapi, options, headers=headers, query=query, base_url=base, hosts=given["hosts"])
     if not target:
         raise click.UsageError(f"say what to mount: toolbus mount {name} -- COMMAND, or a URL, or --openapi; --help has examples")
     try:
@@ -139,6 +140,17 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
     if headers:
         raise click.UsageError("--header and --bearer are for a URL; --env passes a variable on to a command")
     return MountedServer(name, Command(target, environment_for(given["variables"])), options)
+
+
+def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
+    """Return sources by name, of words such as ``X-Key=env:KEY``."""
+    found: dict[str, str] = {}
+    for each in given:
+        field, equals, source = each.partition("=")
+        if not equals or not field.strip():
+            raise click.UsageError(f"{option} takes NAME=env:VARIABLE or NAME=file:PATH")
+        found[field.strip()] = source
+    return found
 
 
 async def _serve(service: Mount, settings: Settings, lifeline: int | None, *, pin: bool) -> int:

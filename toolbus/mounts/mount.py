@@ -10,7 +10,6 @@ from toolbus import telemetry
 from toolbus.mounts.described import Described, Run
 from toolbus.mounts.options import Options, check_name
 from toolbus.results import ToolbusError, ToolError, ToolResult
-from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.run.invocation import invocation
 
@@ -30,8 +29,6 @@ class Mount(ToolService, ABC):
     """
 
     effect = "once"
-    # Calls that read may run again when the server has ended meanwhile.
-    retry = Retry(attempts=3, delay=0.2)
 
     def __init__(self, name: str, shown: str, options: Options | None = None) -> None:
         self.options = options or Options()

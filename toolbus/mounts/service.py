@@ -16,6 +16,7 @@ from toolbus.mounts.mount import Mount
 from toolbus.mounts.options import Options
 from toolbus.mounts.session import Session, effect_of
 from toolbus.mounts.targets import Target
+from toolbus.worker.definition.retry import Retry
 
 
 class MountedServer(Mount):
@@ -26,6 +27,9 @@ class MountedServer(Mount):
         target: where the server is.
         options: which of its tools are served, and how.
     """
+
+    # Calls that read may run again when the server has ended meanwhile.
+    retry = Retry(attempts=3, delay=0.2)
 
     def __init__(self, name: str, target: Target, options: Options | None = None) -> None:
         super().__init__(name, target.shown, options)
