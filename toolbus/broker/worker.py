@@ -107,12 +107,19 @@ class RedisWorkerBroker:
     # -- registering ------------------------------------------------------------------------------
 
     async def register(self, publication: Publication, origin: str = "") -> None:
-        """Publish a service with its tools, and serve its stream from now on.
+        """Publish a service with its tools, and serve its stream from now on; or publish a new revision of one that it serves.
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
         steps, service, clock = self._steps, publication.service, self._clock
+        served = steps.streams.get(service.id)
+        if served is not None:
+            # Its stream goes on with what it holds.
+            answer = await steps.registration.register(publication)
+            served.fence_is(answer.generation, answer.counter)
+            telemetry.log.info("service.revised", service=service.id, tools=len(publication.tools), digest=publication.digest)
+            return
         # A worker that begins finds what others left: a key of a wrong type would end it.
         await steps.key_repair.mend(self._keys.shared_by_all() | self._keys.of_service(service.id, service.queue))
         answer = await steps.registration.register(publication, f"{socket.gethostname()}:{origin}" if origin else "")

@@ -115,6 +115,7 @@ EVENTS: Mapping[str, str] = {
     "service.register_failed": "a service could not register; it tries again",
     "service.registered": "a service and its tools are callable",
     "service.registered_again": "a service was missing from the registry and is back",
+    "service.revised": "a service that is served changed its tools, and the new ones are callable",
     "service.resumed": "the service takes requests again",
     "trustgraph.invoke_failed": "a tool service of the TrustGraph facade raised; the traceback follows",
     "trustgraph.unavailable": "the server can't be reached to launch a tool service; it is tried again",

@@ -82,7 +82,7 @@ class MemoryWorkerBroker:
         service = publication.service.id
         refused: dict[str, str] = {}
         for instance in self._hub.instances.get(service, ()):
-            if instance.publication.owner != publication.owner:
+            if instance.worker is not self and instance.publication.owner != publication.owner:
                 refused[f"tool-service/{service}"] = instance.publication.owner
         queue = publication.service.queue
         for other, instances in self._hub.instances.items():
@@ -100,7 +100,8 @@ class MemoryWorkerBroker:
             raise registration_refused(publication.owner, refused, {}, 0.0)
         self._services[service] = publication
         self._hub.queues.setdefault(queue, Queue())
-        self._hub.instances.setdefault(service, []).append(Instance(publication, self))
+        others = [instance for instance in self._hub.instances.get(service, []) if instance.worker is not self]
+        self._hub.instances[service] = [*others, Instance(publication, self)]
         self._hub.announce(service)
 
     async def unregister(self) -> None:

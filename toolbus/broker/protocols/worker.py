@@ -98,7 +98,7 @@ class WorkerBrokerOf(Protocol[D]):
         """
 
     async def register(self, publication: Publication, origin: str = "") -> None:
-        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``.
+        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``; again for a new revision.
 
         Args:
             publication: what to publish.
