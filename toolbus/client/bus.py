@@ -248,7 +248,8 @@ class ToolBus:
         """Store a document (JSON).
 
         Args:
-            key: ``tool/<name>`` or ``tool-service/<id>`` for a static descriptor, ``toolkit/<name>`` for a preset.
+            key: ``tool/<name>`` or ``tool-service/<id>`` for a static descriptor, ``toolkit/<name>`` for a preset,
+                ``group/<id>`` for a group of tools.
             document: the JSON.
             owner: the only one who may change it from now on.
 
