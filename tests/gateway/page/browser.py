@@ -10,13 +10,13 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.servers import eventually
+from tests.servers import eventually, eventually_sync, put_down
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PROGRAM = next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -174,16 +174,17 @@ class Browser:
                 await page.close()
 
 
-@contextlib.asynccontextmanager
-async def running() -> AsyncIterator[Browser]:
-    """Run a browser within the ``async with``."""
+@contextlib.contextmanager
+def running() -> Iterator[Browser]:
+    """Run a browser within the ``with``."""
     assert PROGRAM is not None
     with tempfile.TemporaryDirectory(prefix="toolbus-browser-", ignore_cleanup_errors=True) as folder:
-        process = subprocess.Popen([PROGRAM, *_FLAGS, f"--user-data-dir={folder}", "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [PROGRAM, *_FLAGS, f"--user-data-dir={folder}", "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             told = Path(folder, "DevToolsActivePort")
-            lines = await eventually(lambda: told.exists() and len(read := told.read_text().split()) == 2 and read, timeout=60)
-            yield Browser(int(lines[0]), lines[1])
+            port, path = eventually_sync(lambda: told.exists() and len(read := told.read_text().split()) == 2 and read, timeout=60.0)
+            yield Browser(int(port), path)
         finally:
-            process.kill()
-            process.wait()
+            put_down(process)

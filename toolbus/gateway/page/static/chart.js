@@ -3,18 +3,18 @@
 import { h, put, s } from "./dom.js";
 import { clock } from "./format.js";
 
-const WIDTH = 600, HEIGHT = 150, LEFT = 44, RIGHT = 8, TOP = 10, BOTTOM = 22;
+const HEIGHT = 150, LEFT = 50, RIGHT = 6, TOP = 8, BOTTOM = 22;
 
 /** Samples are rows of numbers; this names their columns. */
 export const COLUMN = {
   at: 0, queued: 1, running: 2, calls: 3, failures: 4, p50: 5, p99: 6, workers: 7, services: 8, dead: 9, waiting: 10,
 };
 
-/** A round number that is not below a value. */
-function ceiling(value) {
-  if (value <= 0) return 1;
+/** A round number that is not below a value, and not below `least`. */
+function ceiling(value, least) {
+  if (value <= least) return least;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((each) => each >= value * 0.999);
+  return [1, 2, 4, 5, 6, 8, 10].map((step) => step * power).find((each) => each >= value * 0.999);
 }
 
 function paths(points) {
@@ -47,8 +47,10 @@ function thinned(rows, column, most) {
 
 /** A chart of some series: [{column, label, kind, area}]; `format` writes a value. */
 export class Chart {
-  constructor(title, series, format) {
+  constructor(title, series, format, least = 2) {
     this.series = series;
+    this.least = least;
+    this.width = 460;
     this.format = format;
     this.rows = [];
     this.legend = h("div", { class: "legend" });
@@ -62,20 +64,31 @@ export class Chart {
     this.lines = series.map(({ kind }) => s("path", { class: `line ${kind}`, d: "" }));
     this.cursor = s("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     this.when = s("text", { class: "when", y: HEIGHT - 6, "text-anchor": "middle" });
-    this.svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", "aria-label": title },
+    this.svg = s("svg", { viewBox: `0 0 ${this.width} ${HEIGHT}`, class: "chart", role: "img", "aria-label": title },
       this.grid, this.areas, this.lines, this.cursor, this.when);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.point(null));
     this.element = h("section", { class: "card chart-card" }, h("header", {}, h("h2", {}, title), this.legend), this.svg);
-    this.ticks = [];
+    // The drawing is as wide as its place, so that text keeps its size.
+    this.resized = new ResizeObserver(() => {
+      const width = Math.round(this.svg.clientWidth);
+      if (!width || width === this.width) return;
+      this.width = width;
+      this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+      this.gridKey = "";
+      if (this.shown) this.show(...this.shown);
+    });
+    this.resized.observe(this.svg);
   }
 
   show(history, now, seconds) {
+    this.shown = [history, now, seconds];
+    const { width } = this;
     const from = now - seconds;
     const rows = history.filter((row) => row[COLUMN.at] >= from - 20);
     this.rows = rows;
-    const top = ceiling(Math.max(0, ...this.series.flatMap(({ column }) => rows.map((row) => row[column] ?? 0))));
-    const x = (at) => LEFT + Math.max(0, (at - from) / seconds) * (WIDTH - LEFT - RIGHT);
+    const top = ceiling(rows.reduce((most, row) => Math.max(most, ...this.series.map(({ column }) => row[column] ?? 0)), 0), this.least);
+    const x = (at) => LEFT + Math.min(1, Math.max(0, (at - from) / seconds)) * (width - LEFT - RIGHT);
     const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
     this.scale = { x, from, seconds };
     const gap = Math.max(45, seconds / 40);
@@ -105,10 +118,10 @@ export class Chart {
     this.gridKey = key;
     const parts = [];
     for (const share of [0, 0.5, 1]) {
-      parts.push(s("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(top * share), y2: y(top * share) }));
-      parts.push(s("text", { x: LEFT - 6, y: y(top * share) + 3.5, "text-anchor": "end" }, this.format(top * share)));
+      parts.push(s("line", { x1: LEFT, x2: this.width - RIGHT, y1: y(top * share), y2: y(top * share) }));
+      parts.push(s("text", { x: LEFT - 6, y: y(top * share) + 3.5, "text-anchor": "end" }, share ? this.format(top * share) : "0"));
     }
-    for (const share of [0, 0.25, 0.5, 0.75, 1]) {
+    for (const share of this.width < 400 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]) {
       const anchor = share === 1 ? "end" : share === 0 ? "start" : "middle";
       parts.push(s("text", { x: x(from + share * seconds), y: HEIGHT - 6, "text-anchor": anchor, class: "at" }, clock(from + share * seconds, seconds < 600)));
     }
@@ -119,7 +132,7 @@ export class Chart {
     this.pointed = null;
     if (event && this.rows.length && this.scale) {
       const box = this.svg.getBoundingClientRect();
-      const at = this.scale.from + ((((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT)) * this.scale.seconds;
+      const at = this.scale.from + ((((event.clientX - box.left) / box.width) * this.width - LEFT) / (this.width - LEFT - RIGHT)) * this.scale.seconds;
       this.pointed = this.rows.reduce((best, row) => (Math.abs(row[0] - at) < Math.abs(best[0] - at) ? row : best));
     }
     const shown = this.pointed ? "visible" : "hidden";
@@ -130,7 +143,7 @@ export class Chart {
       const x = this.scale.x(this.pointed[0]);
       this.cursor.setAttribute("x1", x);
       this.cursor.setAttribute("x2", x);
-      this.when.setAttribute("x", Math.min(Math.max(x, LEFT + 24), WIDTH - RIGHT - 24));
+      this.when.setAttribute("x", Math.min(Math.max(x, LEFT + 24), this.width - RIGHT - 24));
       this.when.textContent = clock(this.pointed[0], true);
     }
     this.tell(this.pointed || this.rows[this.rows.length - 1]);
@@ -151,6 +164,7 @@ export class Sparkline {
   show(history, column, now, seconds) {
     const rows = thinned(history.filter((row) => row[0] >= now - seconds), column, 60);
     const most = Math.max(1, ...rows.map((row) => row[column] ?? 0));
+    this.element.classList.toggle("still", rows.every((row) => !row[column]));
     const points = rows.map((row) => [100 - ((now - row[0]) / seconds) * 100, 22 - ((row[column] ?? 0) / most) * 20]);
     this.line.setAttribute("d", points.length > 1 ? written(points) : "");
   }

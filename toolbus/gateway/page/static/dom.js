@@ -10,6 +10,8 @@ function fill(element, attributes, children) {
     else if (PROPERTIES.has(key)) element[key] = value;
     else element.setAttribute(key, value === true ? "" : value);
   }
+  // Browsers want a name for each field, and none of these is ever sent as a form.
+  if ((element.localName === "input" || element.localName === "select" || element.localName === "textarea") && !element.name) element.name = element.id || "field";
   append(element, children);
   return element;
 }
@@ -86,13 +88,13 @@ const ICONS = {
   overview: "M3 13h8V3H3zM13 21h8V11h-8zM3 21h8v-6H3zM13 3v6h8V3z",
   services: "M4 4h16v6H4zM4 14h16v6H4zM8 7h.01M8 17h.01",
   tools: "M14.7 6.3a4 4 0 0 0 5 5L12 19a2.8 2.8 0 0 1-4-4l7.7-7.7M14.7 6.3 17 4a5 5 0 0 1 3 3l-2.3 2.3",
-  calls: "M4 6h10M4 12h16M4 18h7",
+  calls: "M3 12h4l3-8 4 16 3-8h4",
   waiting: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18zM12 7v5l3 2",
   dead: "M4 7h16M9 7V4h6v3M6 7l1 13h10l1-13M10 11v5M14 11v5",
   sessions: "M8 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM2 20c0-3.3 2.7-6 6-6s6 2.7 6 6M16 5a4 4 0 0 1 0 6.5M18 14.5c2.4.8 4 3 4 5.5",
   graph: "M6 8a2 2 0 1 0 0-4 2 2 0 0 0 0 4zM18 10a2 2 0 1 0 0-4 2 2 0 0 0 0 4zM12 20a2 2 0 1 0 0-4 2 2 0 0 0 0 4zM7.9 6.3l8.2 1.4M7 7.8l4 8.4M17 9.7l-4 6.6",
   pins: "M9 4h6l-1 6 4 4H6l4-4zM12 14v6",
-  more: "M5 12h.01M12 12h.01M19 12h.01",
+  more: "M4 6h16M4 12h16M4 18h16",
   search: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14zM20 20l-4-4",
   back: "M15 5l-7 7 7 7",
   sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2M12 20v2M4.9 4.9l1.4 1.4M17.7 17.7l1.4 1.4M2 12h2M20 12h2M4.9 19.1l1.4-1.4M17.7 6.3l1.4-1.4",

@@ -14,6 +14,17 @@ const KEYS = {
   pins: (row) => row.name,
   refused: (row) => `${row.service} ${row.name}`,
 };
+// Fields that have their usual value are left out on the way.
+const USUAL = {
+  recent: {
+    tool: "", service: "", user: "", session: "", instance: "", attempt: 1, outcome: "succeeded", queued: 0, taken: 0, first: 0, ended: 0,
+    error: "", code: "", message: "", by: "", agent: "", arguments: "", trace: "", entry: "",
+  },
+  confirmations: {
+    asker: "agent", service: "", owner: "", user: "", session: "", arguments: "", asked_at: 0, expires_at: 0, digest: "", shortened: false,
+    description: "", effect: "", external: false, question: "",
+  },
+};
 const SILENT_AFTER = 12_000;
 const MOST_SAMPLES = 4000;
 const GONE_FOR = 300;
@@ -137,7 +148,11 @@ class Store {
         if (section === "instances" && rows.has(gone)) this.gone.set(gone, { ...rows.get(gone), gone: this.now() });
         rows.delete(gone);
       }
-      for (const row of part.set || []) rows.set(key(row), row);
+      const usual = USUAL[section];
+      for (const row of part.set || []) {
+        const whole = usual ? { ...usual, ...row } : row;
+        rows.set(key(whole), whole);
+      }
       this.changed(section);
     }
     if (change.presets) this.changed("presets");

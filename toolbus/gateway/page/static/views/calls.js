@@ -116,7 +116,7 @@ function timeline(call) {
 function steps(attempt) {
   const lines = [];
   const line = (at, text) => { if (at) lines.push([at, text]); };
-  line(attempt.queued, "published");
+  if (attempt.attempt === 1) line(attempt.queued, "published");
   line(attempt.taken, ["taken by ", named(attempt.instance, { class: "name mono" })]);
   line(attempt.first, "sent its first text");
   line(attempt.ended, attempt.by ? [TOLD[attempt.outcome] || attempt.outcome, ", taken over by ", named(attempt.by, { class: "name mono" })] : TOLD[attempt.outcome] || attempt.outcome);
@@ -131,7 +131,7 @@ function attemptCard(attempt) {
 }
 
 export function one(place, { id }) {
-  const body = h("div");
+  const body = h("div", { class: "stack" });
   place.append(h("a", { class: "back", href: "#/calls" }, icon("back"), "Calls"), body);
   let shown = "";
   const draw = () => {
@@ -150,7 +150,7 @@ export function one(place, { id }) {
         h("header", {}, h("h2", {}, call.tool ? h("a", { href: `#/tools/${encodeURIComponent(call.tool)}` }, named(call.tool)) : named(call.service), " ",
           h("span", { class: "state", "data-tone": TONES[call.outcome] || "off" }, call.outcome)), h("span", { class: "help" }, `${plural(call.count, "attempt")} · ${milliseconds(call.total)} · ${day(call.ended)}`)),
         timeline(call),
-        h("dl", { class: "facts" }, Object.entries(facts).filter(([, value]) => value).map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, named(value, { class: "name mono" }))))),
+        h("dl", { class: "facts wide-facts" }, Object.entries(facts).filter(([, value]) => value).map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, named(value, { class: "name mono" }))))),
         call.arguments ? h("details", {}, h("summary", {}, "Arguments"), h("pre", { class: "output" }, visibleLines(call.arguments))) : null),
       h("section", { class: "card" }, h("header", {}, h("h2", {}, "Attempts")), call.attempts.map(attemptCard)));
   };

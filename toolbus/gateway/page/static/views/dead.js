@@ -50,7 +50,7 @@ async function look(row) {
 
 const COLUMNS = [
   { label: "Request", wide: true, by: (row) => row.tool, cell: (row, td) => nameCell(td, row.tool || row.service || row.queue, (name) => h("button", { type: "button", class: "link", onclick: () => look(row) }, named(name))) },
-  { label: "Reason", text: (row) => REASONS[row.reason] || visible(row.reason).slice(0, 60), by: (row) => row.reason },
+  { label: "Reason", text: (row) => REASONS[row.reason] || visible(row.reason).slice(0, 60), by: (row) => row.reason, kind: "long" },
   { label: "Last error", text: (row) => visible(row.error || "–").slice(0, 160), by: (row) => row.error, kind: "long" },
   { label: "Attempts", text: (row) => number(row.attempts), by: (row) => row.attempts, numeric: true },
   { label: "User", text: (row) => visible(row.user || "–").slice(0, 60), by: (row) => row.user },

@@ -19,7 +19,7 @@ export default function graph(place) {
       return;
     }
     if (!data.vertices.length) {
-      place.replaceChildren(empty("No toolkit graph is published", "It says which tools make sense at which step of a task, and models are then shown those alone. Publish a preset:", "toolbus toolkit publish preset.yml"));
+      place.replaceChildren(empty("No toolkit graph is published", "It says which tools make sense at which step of a task, and models are then shown those alone. Publish a preset:", "toolbus toolkit load preset.yml"));
       return;
     }
     const svg = s("svg", { class: "toolkit", role: "img", "aria-label": "the toolkit graph" });

@@ -13,7 +13,7 @@ const TILES = [
   { label: "Services", value: () => `${[...store.services.values()].filter((row) => row.live).length}`, note: () => `of ${store.services.size} live`, to: "#/services" },
   { label: "Workers", value: () => number(store.instances.size), note: () => (store.silent.length ? `${plural(store.silent.length, "does not", "do not")} answer` : "processes"), column: COLUMN.workers, to: "#/services" },
   { label: "Queued", value: () => number(sum("queued")), note: () => "requests wait", column: COLUMN.queued, kind: "queued", to: "#/services" },
-  { label: "In flight", value: () => number(sum("running")), note: () => "held by workers", column: COLUMN.running, kind: "running", to: "#/services" },
+  { label: "In flight", value: () => number(sum("running")), note: () => "at workers", column: COLUMN.running, kind: "running", to: "#/services" },
   { label: "Calls", value: () => rate(last()[COLUMN.calls] ?? 0), note: () => "per second", column: COLUMN.calls, to: "#/calls" },
   { label: "Failures", value: () => rate(last()[COLUMN.failures] ?? 0), note: () => "per second", column: COLUMN.failures, kind: "bad", to: "#/calls", tone: () => (last()[COLUMN.failures] > 0 ? "bad" : "") },
   { label: "Waiting", value: () => number(store.confirmations.size), note: () => "for a person", to: "#/waiting", tone: () => (store.confirmations.size ? "warn" : "") },
@@ -54,19 +54,19 @@ function attention() {
 export default function overview(place, { range }) {
   const tiles = TILES.map((about) => new Tile(about));
   const charts = [
-    new Chart("Load", [{ column: COLUMN.queued, label: "queued", kind: "queued", area: true }, { column: COLUMN.running, label: "in flight", kind: "running" }], number),
+    new Chart("Load", [{ column: COLUMN.queued, label: "queued", kind: "queued", area: true }, { column: COLUMN.running, label: "in flight", kind: "running" }], number, 4),
     new Chart("Calls per second", [{ column: COLUMN.calls, label: "calls", kind: "main", area: true }, { column: COLUMN.failures, label: "failures", kind: "bad" }], rate),
-    new Chart("Latency", [{ column: COLUMN.p99, label: "p99", kind: "queued" }, { column: COLUMN.p50, label: "p50", kind: "main" }], milliseconds),
+    new Chart("Latency", [{ column: COLUMN.p99, label: "p99", kind: "queued" }, { column: COLUMN.p50, label: "p50", kind: "main" }], milliseconds, 10),
   ];
   const needs = h("ul", { class: "attention" });
-  const quiet = h("p", { class: "quiet-note" }, "Nothing needs you.");
+  const quiet = h("p", { class: "quiet-note" }, "Nothing needs you");
   const services = serviceTable(10);
   const none = empty("No services yet", "A worker publishes its tools when it starts, and they appear here. Type in a terminal:", "toolbus new jokes && toolbus worker jokes.py");
   const busiest = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Busiest services"), h("a", { href: "#/services", class: "more" }, "All services")), services.element, none);
   place.append(
     h("div", { class: "tiles" }, tiles.map(({ element }) => element)),
     h("div", { class: "charts" }, charts.map(({ element }) => element)),
-    h("div", { class: "columns" }, busiest, h("section", { class: "card attention-card" }, h("header", {}, h("h2", {}, "Needs attention")), needs, quiet)));
+    h("div", { class: "columns" }, busiest, h("section", { class: "card attention-card" }, h("header", {}, h("h2", {}, "Needs attention"), quiet), needs)));
 
   let shown = "";
   const drawCharts = () => {

@@ -80,7 +80,7 @@ const TOOL_COLUMNS = [
   { label: "Failed", text: (row) => number(row.stats?.failures ?? 0), by: (row) => row.stats?.failures, numeric: true, tone: (row) => (row.stats?.failures ? "bad" : "faint") },
   { label: "p50", text: (row) => milliseconds(row.stats?.p50_ms), by: (row) => row.stats?.p50_ms, numeric: true },
   { label: "p99", text: (row) => milliseconds(row.stats?.p99_ms), by: (row) => row.stats?.p99_ms, numeric: true },
-  { label: "Last error", text: (row) => (row.stats?.last_error ? `${row.stats.last_error.type}: ${visibleLines(row.stats.last_error.message).slice(0, 160)}` : "–") },
+  { label: "Last error", text: (row) => (row.stats?.last_error ? `${row.stats.last_error.type}: ${visibleLines(row.stats.last_error.message || row.stats.last_error.code || "").slice(0, 160)}` : "–") },
 ];
 
 const instancesOf = (service) => [...store.instances.values(), ...store.gone.values()].filter((row) => !service || row.services.includes(service));
@@ -126,7 +126,7 @@ export function one(place, { id }) {
   const noWorkers = empty("No worker serves it now", "Requests wait in its queue until one starts.");
   const noTools = empty("No tools", "Its publication has none, or none that can be used.");
   const word = h("span", { class: "state" });
-  const body = h("div", {},
+  const body = h("div", { class: "stack" },
     h("section", { class: "card" }, h("header", {}, h("h2", {}, named(id), " ", word), h("div", { class: "actions" }, toggle)), facts),
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Workers")), workers.element, noWorkers),
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Tools")), tools.element, noTools));

@@ -65,7 +65,7 @@ function detail(place, name) {
   };
 
   const tab = (label, panel, chosen) => {
-    const button = h("button", { type: "button", role: "tab", "aria-selected": chosen, onclick: () => choose(button) }, label);
+    const button = h("button", { type: "button", role: "tab", "aria-selected": String(chosen), onclick: () => choose(button) }, label);
     button.panel = panel;
     panel.hidden = !chosen;
     return button;

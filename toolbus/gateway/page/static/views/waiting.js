@@ -68,8 +68,7 @@ export default function waiting(place) {
   place.append(cards, none);
   const keyed = new Keyed(cards, { key: (request) => request.id, make: card });
   const draw = () => {
-    const rows = [...store.confirmations.values()].map((row) => ({ asked_at: 0, expires_at: 0, digest: "", user: "", session: "", service: "", owner: "", question: "", asker: "agent", ...row }));
-    rows.sort((a, b) => a.asked_at - b.asked_at);
+    const rows = [...store.confirmations.values()].sort((a, b) => a.asked_at - b.asked_at);
     keyed.show(rows);
     none.hidden = rows.length > 0;
     for (const element of cards.children) element.tell();
