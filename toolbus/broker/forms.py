@@ -91,6 +91,8 @@ SCRIPTS = _forms(
         "conversations/append": [tuple[bytes], tuple[bytes, int]],
         "conversations/renew": int,
         "conversations/remove": [tuple[bytes], tuple[bytes, int]],
+        "recent/note": int,
+        "statistics/tell": int,
     }
 )
 """The form of each script's answer."""

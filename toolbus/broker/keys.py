@@ -29,6 +29,9 @@ class Keys:
         self.confirmations = f"{self.prefix}confirms"
         self.confirmed = f"{self.prefix}confirmed"
         self.conversations = f"{self.prefix}convs"
+        self.recent = f"{self.prefix}recent"
+        # No queue has an empty name.
+        self.wake_all = f"{self.prefix}wake:"
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
@@ -36,7 +39,7 @@ class Keys:
         """Return the keys of the whole namespace, and the type of each."""
         hashes = dict.fromkeys((self.services, self.names, self.meta, self.items), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
-        others[self.conversations] = "zset"
+        others |= {self.conversations: "zset", self.recent: "stream"}
         return hashes | others
 
     def of_service(self, service: str, queue: str) -> dict[str, str]:
@@ -123,6 +126,10 @@ class Keys:
     def usage(self, day: str) -> str:
         """Return the key of one day's usage: the cost of each user's calls of each tool."""
         return f"{self.prefix}usage:{day}"
+
+    def answers(self, question: str) -> str:
+        """Return the key of the answers to one who asked the workers for statistics."""
+        return f"{self.prefix}stats:{question}"
 
     def instances(self, service: str) -> str:
         """Return the key of a service's live instances and the publications they serve."""

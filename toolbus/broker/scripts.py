@@ -78,13 +78,15 @@ HOLD = Script("conversations/hold")
 APPEND = Script("conversations/append")
 RENEW_HOLD = Script("conversations/renew")
 REMOVE = Script("conversations/remove")
+NOTE = Script("recent/note")
+TELL = Script("statistics/tell")
 
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
     OWN, DISOWN, PASS_ON, LINE, SAVE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
-    HOLD, APPEND, RENEW_HOLD, REMOVE,
+    HOLD, APPEND, RENEW_HOLD, REMOVE, NOTE, TELL,
 )  # fmt: skip
 
 _EVALSHA = b"\r\n$7\r\nEVALSHA\r\n$40\r\n"

@@ -17,7 +17,7 @@ from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
-from toolbus.broker.protocols import Beginning, Note, Snapshot, WorkerListener
+from toolbus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerListener
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
@@ -223,6 +223,10 @@ class RedisWorkerBroker:
     def bury(self, delivery: StreamDelivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
         self._steps.endings.bury(delivery, reason, error, frame)
+
+    def note(self, delivery: StreamDelivery, ending: Ending) -> None:
+        """Tell operators of an attempt that has ended, with what is sent next."""
+        self._steps.recent.note(delivery, ending)
 
     async def hand_back(self, deliveries: Sequence[StreamDelivery]) -> None:
         """Give deliveries that have not been answered to other workers, without counting an attempt."""

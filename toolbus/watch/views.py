@@ -1,6 +1,7 @@
 """``Snapshot``: the state of a namespace at one moment, with rates since earlier samples.
 
-``toolbus top`` and the gateway's page show these; ``msgspec.json.encode(snapshot)`` is the JSON of both. All fields are always there.
+``toolbus top`` and the gateway's page show these; ``msgspec.json.encode(snapshot)`` is the JSON of both. All fields are always there,
+but for those of confirmations that have their defaults.
 
 ==================  ==============================================================================================================
 Struct              Fields
@@ -10,7 +11,7 @@ Struct              Fields
                     p50_ms, p99_ms
 ``InstanceView``    id, answered, host, pid, version, python, started, uptime, services, slots, running, waiting, calls, failures,
                     cancelled, retaken, calls_per_s, commands, connects
-``ToolView``        service, name, effect, description, started, succeeded, failed, failures, cancelled, retaken, running,
+``ToolView``        service, name, effect, description, started, succeeded, failed, failures, cancelled, retaken, refused, running,
                     calls_per_s, failures_per_s, mean_ms, p50_ms, p99_ms, last_error
 ``RecentCall``      id, tool, service, user, session, instance, attempt, outcome, queued, taken, first, ended, error, code, message,
                     by, agent, arguments, trace, entry  (``toolbus.broker.recent.records``)
@@ -99,6 +100,7 @@ class ToolView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         failed: attempts that failed, by the error's type.
         failures: attempts that failed.
+        refused: requests that were answered without being run.
         calls_per_s, failures_per_s: attempts that ended, and those that failed, within the window.
         mean_ms: of all attempts that ended; None when there were none.
         p50_ms, p99_ms: as of a service.
@@ -115,6 +117,7 @@ class ToolView(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     cancelled: int = 0
     retaken: int = 0
+    refused: int = 0
     running: int = 0
     calls_per_s: float = 0.0
     failures_per_s: float = 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from toolbus import telemetry
 from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Note, Snapshot, WorkerListener, session_of
+from toolbus.broker.protocols import Beginning, Delivery, Ending, Note, Snapshot, WorkerListener, session_of
 from toolbus.broker.registry.refusals import registration_refused
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -304,6 +304,9 @@ class MemoryWorkerBroker:
         """Set the request aside as a dead letter and send the last frame."""
         delivery.queue.dead.append((f"{reason}: {error}", encode(delivery.request)))
         self.finish(delivery, frame, frees=True)
+
+    def note(self, delivery: MemoryDelivery, ending: Ending) -> None:
+        """Do nothing: no operator sees what is in this process only."""
 
     def _free(self, delivery: MemoryDelivery) -> None:
         """Free the idempotency key, if it stands for this call and no earlier attempt began ``once`` work."""

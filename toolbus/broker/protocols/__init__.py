@@ -6,7 +6,7 @@ Redis and the in-process broker both fulfil it, so the same tools run over ``red
 from toolbus.broker.protocols.agent import AgentBroker, AgentListener
 from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.conversations import ConversationInfo, Conversations, HeldConversation, StoredRecord
-from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, Snapshot, session_of
+from toolbus.broker.protocols.delivery import Beginning, Delivery, Ending, Note, Snapshot, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.tallies import Tallies, Usage
@@ -21,6 +21,7 @@ __all__ = [
     "ConversationInfo",
     "Conversations",
     "Delivery",
+    "Ending",
     "Fate",
     "HeldConversation",
     "Note",

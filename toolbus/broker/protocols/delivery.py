@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Self
 import msgspec
 
 from toolbus.envelope import Request
+from toolbus.results import ErrorInfo
 
 Beginning = Literal["started", "began", "unsure", "unconfirmed", "lost"]
 """The answer to whether a ``once`` handler may begin: ``started``; ``began`` (an earlier attempt did); ``unsure`` (the server may have
@@ -42,6 +43,24 @@ class Delivery(msgspec.Struct, eq=False):
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""
         return msgspec.structs.replace(self, attempt=attempt, run=run)
+
+
+class Ending(NamedTuple):
+    """The end of one attempt, for the record of recent calls; times are local monotonic seconds, 0 when there were none.
+
+    Attributes:
+        outcome: ``succeeded``, ``failed``, ``cancelled``, ``retried`` or ``dead``.
+        started: when it began to run.
+        first: when its first text was sent.
+        ended: when it was answered.
+        error: why it failed.
+    """
+
+    outcome: Literal["succeeded", "failed", "cancelled", "retried", "dead"]
+    started: float
+    first: float
+    ended: float
+    error: ErrorInfo | None
 
 
 class Note(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, Snapshot
+from toolbus.broker.protocols.delivery import Beginning, Delivery, Ending, Note, Snapshot
 from toolbus.broker.protocols.tallies import Tallies
+from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.results import ErrorInfo, ToolbusError
@@ -70,6 +71,9 @@ class WorkerListener(Protocol):
 
     def busy(self) -> bool:
         """Return whether anything runs or waits here."""
+
+    def answer(self) -> InstanceAnswer:
+        """Return the statistics of this worker, as far as the broker does not know them better."""
 
 
 D = TypeVar("D", bound=Delivery)
@@ -190,6 +194,9 @@ class WorkerBrokerOf(Protocol[D]):
 
         ``reason`` is ``max_deliveries``, ``retries_exhausted`` or ``failed``; ``error`` the last failure in words.
         """
+
+    def note(self, delivery: D, ending: Ending) -> None:
+        """Tell operators of an attempt that has ended, with what is sent next. Returns at once."""
 
     async def aclose(self) -> None:
         """Send what is still to be sent, and disconnect."""

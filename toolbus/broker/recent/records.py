@@ -14,7 +14,7 @@ worker died or let go of it, and another one has taken it over); ``dead`` (it be
 """
 
 
-class RecentCall(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecentCall(msgspec.Struct):
     """One attempt of a call that has ended. Times are seconds since 1970 by the server's clock; 0 when they are unknown.
 
     Attributes:
@@ -24,7 +24,7 @@ class RecentCall(msgspec.Struct, frozen=True, omit_defaults=True):
         attempt: its number, from 1.
         outcome: how it ended, see ``Outcome``.
         queued: when the request was published.
-        taken: when the worker took it; 0 for a ``lost`` one.
+        taken: when the worker began to run it; 0 for a ``lost`` one, and for one that was refused.
         first: when its first text was sent; 0 for calls that sent none before their result.
         ended: when it was answered; for a ``lost`` one, when it was taken over.
         error, code: the type and code of the error; empty when there was none.
@@ -59,12 +59,12 @@ class RecentCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ms(self) -> float:
-        """Milliseconds from being taken to the end; 0 when they are unknown."""
+        """Milliseconds that it ran; 0 when they are unknown."""
         return max(0.0, (self.ended - self.taken) * 1000) if self.taken else 0.0
 
     @property
     def queued_ms(self) -> float:
-        """Milliseconds that it waited for a worker; 0 when they are unknown."""
+        """Milliseconds that it waited until it ran; 0 when they are unknown."""
         return max(0.0, (self.taken - self.queued) * 1000) if self.taken and self.queued else 0.0
 
     def document(self) -> dict[str, Any]:

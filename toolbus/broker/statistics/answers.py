@@ -11,7 +11,7 @@ BUCKETS = len(BOUNDS) + 1
 """The number of latency buckets."""
 
 
-class LastError(msgspec.Struct, frozen=True, omit_defaults=True):
+class LastError(msgspec.Struct, frozen=True):
     """The last failure of a tool at one worker.
 
     Attributes:
@@ -38,6 +38,7 @@ class ToolStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
         failed: attempts that ended with an error, by its type.
         cancelled: attempts that were cancelled or whose worker let go of them.
         retaken: attempts that continued what another worker had begun.
+        refused: requests that were answered without being run, by the error's type.
         running: attempts that run now.
         total_ms: milliseconds that all ended attempts ran.
         buckets: ended attempts by latency, see ``BOUNDS``; not cumulative.
@@ -51,6 +52,7 @@ class ToolStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     failed: dict[str, int] = {}
     cancelled: int = 0
     retaken: int = 0
+    refused: dict[str, int] = {}
     running: int = 0
     total_ms: float = 0.0
     buckets: tuple[int, ...] = ()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import Any
+from bisect import bisect_left
+from typing import Any, Literal
 
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Delivery
+from toolbus.broker.protocols import Delivery, Ending
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.display import shortened
 from toolbus.encoding import exact_text, whole_text
@@ -24,13 +25,15 @@ from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.outcome import error_of, mismatch, result_of
 from toolbus.worker.run.questions import Questions
-from toolbus.worker.run.report import report_buried, report_end
+from toolbus.worker.run.report import count_stopped, report_buried, report_end
 from toolbus.worker.run.states import NEXT, RunState
 from toolbus.worker.run.stream import Stream
 from toolbus.worker.serving.handlers import Handler, Served
 from toolbus.worker.sessions.session import SessionBook
+from toolbus.worker.statistics.counts import SECONDS
 from toolbus.worker.transitions import BadTransitionError
 
+_Failure = Literal["failed", "retried", "dead"]
 _CREATED, _RUNNING, _MARKED, _ENTERED = RunState.CREATED, RunState.RUNNING, RunState.MARKED, RunState.ENTERED
 _ANSWERED, _ENDED = RunState.ANSWERED, RunState.ENDED
 # Seconds within which a worker that goes down has abandoned its runs.
@@ -186,6 +189,7 @@ class Run(msgspec.Struct, eq=False):
         if self.state < _ANSWERED:
             entered = self.state is _ENTERED
             self._move(_ANSWERED)
+            self._count_stopped(error)
             if error is not None:
                 sessions = None if unbegun else self._changed_sessions()
                 if sessions is not None:
@@ -288,6 +292,10 @@ class Run(msgspec.Struct, eq=False):
         sessions = self.served.sessions
         return None if sessions is None else sessions.value(self.delivery.request)
 
+    def now(self) -> float:
+        """Return monotonic seconds."""
+        return self.context.clock()
+
     # -- for questions ----------------------------------------------------------------------------
 
     @property
@@ -317,6 +325,7 @@ class Run(msgspec.Struct, eq=False):
         beginning = await self.context.broker.begin(self.delivery)
         if beginning == "lost":
             self._move(_ANSWERED)
+            self._count_stopped(None)
             raise asyncio.CancelledError
         if beginning != "started":
             raise reasons.not_begun(beginning)
@@ -402,7 +411,9 @@ class Run(msgspec.Struct, eq=False):
         except BaseException:  # noqa: BLE001 - the run must leave the worker all the same
             telemetry.log.exception("run.bug", id=self.delivery.request.id)
             if self.state < _ANSWERED:
-                self._end_with(self.frame("end", ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told")))
+                info = ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told")
+                self._end_with(self.frame("end", info))
+                self._count_stopped(info)
 
     def _fail(self, error: BaseException) -> None:
         if self.state >= _ANSWERED:
@@ -418,7 +429,7 @@ class Run(msgspec.Struct, eq=False):
         policy = self.handler.retry if retryable and self.state is _RUNNING else None
         if policy is not None and self.context.try_again(self, error):
             self._move(_ANSWERED)
-            self._report(error)
+            self._report(error, outcome="retried")
             return True
         if policy is None and self.delivery.replies:
             return False
@@ -426,7 +437,7 @@ class Run(msgspec.Struct, eq=False):
         self._move(_ANSWERED)
         reason = "retries_exhausted" if policy is not None else "failed"
         self.context.broker.bury(self.delivery, reason, str(error), encode(self.frame("end", error)))
-        self._report(error, raised)
+        self._report(error, raised, outcome="dead")
         report_buried(self.delivery, reason)
         return True
 
@@ -441,9 +452,35 @@ class Run(msgspec.Struct, eq=False):
             return error.info
         return mismatch(self.delivery.request, self.served.publication, error_of(error))
 
-    def _report(self, error: ErrorInfo | None, exception: BaseException | None = None) -> None:
+    def _report(self, error: ErrorInfo | None, exception: BaseException | None = None, outcome: _Failure = "failed") -> None:
+        """Count the end of the attempt, and log it."""
+        context, started = self.context, self._started
+        now = context.clock()
+        elapsed = now - started
+        counts = self.handler.counts
+        counts.buckets[bisect_left(SECONDS, elapsed)] += 1
+        counts.seconds += elapsed
+        if error is not None:
+            counts.fail(error, self.delivery.request.id)
+            context.sampling.tell(self.delivery, Ending(outcome, started, self.first_text, now, error))
+        elif now >= context.sampling.due:
+            context.sampling.tell_success(self.delivery, started, self.first_text, now)
         if error is not None or telemetry.metering() or telemetry.logs(logging.INFO):
-            report_end(self.delivery, self.context.clock() - self._started, self._seq, error, exception)
+            report_end(self.delivery, elapsed, self._seq, error, exception)
+
+    def _count_stopped(self, error: ErrorInfo | None) -> None:
+        """Count the end of an attempt that the handler did not end; None when the delivery is lost."""
+        count_stopped(self, self.handler.counts, self.context.sampling, self.context.clock(), error)
+
+    @property
+    def began(self) -> float:
+        """The monotonic time at which it began to run; 0 before."""
+        return self._started
+
+    @property
+    def first_text(self) -> float:
+        """The monotonic time at which its first text was sent; 0 when there was none."""
+        return 0.0 if self._stream is None else self._stream.first
 
 
 def _is_crash(error: BaseException, info: ErrorInfo) -> bool:
