@@ -71,6 +71,7 @@ EVENTS: Mapping[str, str] = {
     "nested.unavailable": "the server could not be reached for a handler's nested call; the call is tried again",
     "open.interrupted": "the server could not be reached while a process started; it is tried again",
     "observer.failed": "an observer of executions raised; the traceback follows",
+    "page.operated": "somebody with the permission to operate changed something on the page; `action` says what",
     "project.unreadable": "a pyproject.toml can't be read, so the owner of the modules below it is not taken from it",
     "recent.refused": "the server refuses the records of recent calls; the calls themselves are not concerned",
     "registry.out_of_step": "the registry's log did not tell of what its tables hold; the tables are read anew",
