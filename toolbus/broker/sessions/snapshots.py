@@ -11,7 +11,7 @@ from toolbus.broker.transport.command import Reply, ReplyError
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, EnvelopeError
 
-_TTL = 86_400
+SNAPSHOT_TTL = 86_400
 # As long as a call's id may be, and longer than any token.
 _MOST_WORD = 64
 
@@ -28,7 +28,7 @@ class Snapshots:
         """Keep a snapshot, or forget the last one when it is empty. It is written before the last frame of the call whose state it is."""
         digest = session_digest(user, session)
         keys = (self._keys.session(queue, digest), self._keys.snapshot(queue, digest))
-        args = (self._instance, snapshot.state, snapshot.call, snapshot.document, _TTL * 1000)
+        args = (self._instance, snapshot.state, snapshot.call, snapshot.document, SNAPSHOT_TTL * 1000)
 
         def done(reply: Reply) -> None:
             if isinstance(reply, BrokerError) or not reply:
