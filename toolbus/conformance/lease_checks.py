@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
-from toolbus.broker import scripts
 from toolbus.conformance.checks import Broken, until
 from toolbus.conformance.scene import LEASE, SERVICE, Sent, WorkerScene, check_run, error_of, text_of
 from toolbus.conformance.worker_checks import WORKER, echo
@@ -15,7 +15,7 @@ _TAKES_OVER = 4 * LEASE + 6.0
 
 
 async def _has_text(scene: WorkerScene, sent: Sent) -> bool:
-    return any(frame.get("kind", "text") == "text" and frame.get("response") or frame.get("texts") for frame in await scene.frames(sent))
+    return any((frame.get("kind", "text") == "text" and frame.get("response")) or frame.get("texts") for frame in await scene.frames(sent))
 
 
 async def _dead_worker(scene: WorkerScene) -> str:
@@ -31,9 +31,9 @@ async def _held_by(scene: WorkerScene, consumer: str, sent: Sent, deliveries: in
     await scene.probe.run("XCLAIM", scene.queue, "g", consumer, 0, sent.entry, "RETRYCOUNT", deliveries, "FORCE", "JUSTID")
 
 
-async def _unseen(scene: WorkerScene, role: str, arguments: dict[str, object], consumer: str, deliveries: int, **fields: object) -> Sent:
+async def _unseen(scene: WorkerScene, role: str, arguments: dict[str, object], consumer: str, deliveries: int, **fields: Any) -> Sent:
     """Publish a request that the worker is not delivered, because a consumer took it first."""
-    id, document, due = scene.unsent(role, arguments, **fields)
+    call, document, due = scene.unsent(role, arguments, **fields)
     # In one script, so that nobody is delivered anything between the commands.
     entry = await scene.probe.run(
         "EVAL",
@@ -42,7 +42,7 @@ async def _unseen(scene: WorkerScene, role: str, arguments: dict[str, object], c
         "redis.call('XCLAIM', KEYS[1], 'g', ARGV[3], 0, id, 'RETRYCOUNT', ARGV[4], 'FORCE', 'JUSTID') return id",
         1, scene.queue, document, due, consumer, deliveries,
     )  # fmt: skip
-    return Sent(id, entry.decode())
+    return Sent(call, entry.decode())
 
 
 @WORKER.check(2)
@@ -192,9 +192,9 @@ async def marks_once(scene: WorkerScene) -> None:
 async def runs_once(scene: WorkerScene) -> None:
     """A `once` call whose mark an earlier attempt set is not run again, and ends as outcome_unknown."""
     dead = await _dead_worker(scene)
-    id = secrets.token_hex(16)
-    await scene.probe.run("SET", scene.keys.started(id), "earlier-run", "PX", 60_000)
-    sent = await _unseen(scene, "once", {"to": 1, "delay": 0.0}, dead, 1, id=id, effect="once")
+    call = secrets.token_hex(16)
+    await scene.probe.run("SET", scene.keys.started(call), "earlier-run", "PX", 60_000)
+    sent = await _unseen(scene, "once", {"to": 1, "delay": 0.0}, dead, 1, id=call, effect="once")
     await scene.probe.run("PUBLISH", scene.keys.wake(SERVICE), f"dead {SERVICE}")
     frames = await scene.ended(sent, _TAKES_OVER)
     if error_of(frames) != "outcome_unknown":
@@ -204,10 +204,10 @@ async def runs_once(scene: WorkerScene) -> None:
 @WORKER.check(3)
 async def answers_shared_calls(scene: WorkerScene) -> None:
     """The frames of a shared call go to the call's own stream, and not to an agent's."""
-    id = secrets.token_hex(16)
-    await scene.probe.run("XADD", scene.keys.call(id), "*", "o", "made")
-    await scene.probe.run("PEXPIRE", scene.keys.call(id), 60_000)
-    sent = await scene.publish("echo", {"text": "for all"}, id=id, shared=True, idempotency_key="k")
+    call = secrets.token_hex(16)
+    await scene.probe.run("XADD", scene.keys.call(call), "*", "o", "made")
+    await scene.probe.run("PEXPIRE", scene.keys.call(call), 60_000)
+    sent = await scene.publish("echo", {"text": "for all"}, id=call, shared=True, idempotency_key="k")
 
     async def has_ended() -> bool:
         return any(frame.get("end_of_stream") for frame in await scene.shared_frames(sent))

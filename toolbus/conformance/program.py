@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import tempfile
@@ -108,8 +109,6 @@ class Program:
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             await process.wait()

@@ -96,8 +96,8 @@ class WorkerScene:
             due: text in place of the deadline of the entry.
             **fields: further fields of the request.
         """
-        id, document, in_time = self.unsent(role, arguments, timeout=timeout, **fields)
-        return Sent(id, await self.add(document, in_time if due is None else str(due)))
+        call, document, in_time = self.unsent(role, arguments, timeout=timeout, **fields)
+        return Sent(call, await self.add(document, in_time if due is None else str(due)))
 
     def unsent(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, **fields: Any) -> tuple[str, bytes, str]:
         """Return the id, the document and the deadline of a request that is not published yet."""
