@@ -28,8 +28,8 @@ _LAST = 2**63
 # The owners of sessions begin here among the keys of own.lua.
 _FIRST_OWNER = 6
 # An owner whose lease has ended counts for nothing, so this only bounds how long its keys stay behind.
-_TTL = 3600.0
-_KEEP_EVERY = _TTL / 3
+OWNER_TTL = 3600.0
+_KEEP_EVERY = OWNER_TTL / 3
 # Seconds for the server to say who owns a session; after that its calls are dropped, to be taken anew.
 _PATIENCE = 5.0
 
@@ -170,7 +170,7 @@ class Ownership:
         for pair, (entry, attempt) in zip(pairs, entries, strict=True):
             args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt)
         known = stream.fence_known
-        common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(_TTL * 1000), stream.wake)
+        common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(OWNER_TTL * 1000), stream.wake)
         owners = (self._key(stream, pair) for pair in index)
         keys = (stream.key, stream.fence, self._keys.live, self._keys.pulse, self._keys.instances(stream.service), *owners)
         reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)

@@ -16,7 +16,7 @@ from toolbus.broker.transport.command import Reply, ReplyError
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, EnvelopeError
 
-_TTL = 86_400
+SNAPSHOT_TTL = 86_400
 # As long as a call's id may be, and longer than any token.
 _MOST_WORD = 64
 
@@ -48,7 +48,7 @@ class Snapshots:
             if not kept.done():
                 kept.set_result(isinstance(reply, BrokerError) or bool(reply))
 
-        args = (*self._caller(delivery), snapshot.state, snapshot.call, snapshot.document, _TTL * 1000)
+        args = (*self._caller(delivery), snapshot.state, snapshot.call, snapshot.document, SNAPSHOT_TTL * 1000)
         self._link.run(scripts.SAVE, self._keys_of(delivery), args, done, repeatable=True)
         return delivery.request.ordered or await kept
 
