@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -45,6 +46,10 @@ class Takes(Protocol):
 def event(name: str, document: Any) -> bytes:
     """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(document))
+
+
+def _is_of(audience: Audience, watcher: Watcher) -> bool:
+    return watcher.audience is audience
 
 
 class Watcher:
@@ -213,7 +218,7 @@ class Board:
             for audience in list(self._audiences.values()):
                 change = audience.refresh()
                 if change:
-                    self._tell(event("change", change), lambda watcher, audience=audience: watcher.audience is audience)
+                    self._tell(event("change", change), partial(_is_of, audience))
             catalogue = self._bus.tools.catalogue
             if presets not in {-1, catalogue.presets_version}:
                 self._tell(event("change", {"presets": catalogue.presets_version}), lambda watcher: watcher.observes)
