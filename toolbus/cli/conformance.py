@@ -34,7 +34,7 @@ def conformance_command() -> None:
 
 @conformance_command.command("worker", context_settings=_OPTIONS)
 @_of_level
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True)
 def worker_command(command: tuple[str, ...], level: int, only: tuple[str, ...], output: str) -> None:
     """Try the worker that COMMAND starts.
 
@@ -56,7 +56,7 @@ def worker_command(command: tuple[str, ...], level: int, only: tuple[str, ...], 
 
 @conformance_command.command("agent", context_settings=_OPTIONS)
 @_of_level
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True)
 def agent_command(command: tuple[str, ...], level: int, only: tuple[str, ...], output: str) -> None:
     """Try the agent that COMMAND starts.
 
