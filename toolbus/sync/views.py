@@ -10,7 +10,7 @@ from toolbus.broker.protocols import Usage
 from toolbus.client import views as aio
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.tools.view import ToolView
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.options import CallOptions, ServiceCallOptions, session_id
 from toolbus.results import ToolResult
 from toolbus.sync.call import Call
@@ -80,7 +80,7 @@ class BoundBus:
         output_limit: int = LIMIT,
         attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = PATIENCE,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
