@@ -36,6 +36,7 @@ LOWEST = (
     "media",
     "scientific",
     "naming",
+    "effects",
     "filter_keys",
     "rules",
     "results",
