@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar, Unpack
 
-from toolbus.confirmations import PATIENCE, ConfirmationAnswer
+from toolbus.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
 from toolbus.envelope import Request
 from toolbus.options import CallOptions, seconds
 from toolbus.results import CallCancelled, ErrorInfo, Progress, ToolResult
@@ -167,7 +167,7 @@ class Invocation:
         """
         return self._wait_for(self.call(tool, arguments, **options), "call")
 
-    async def confirm(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+    async def confirm(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         """Wait until a person allows what ``question`` says, which ``data`` may show in detail; returns who did, and a note.
 
         The request can be answered from any process, by ``toolbus confirm`` or ``bus.confirmations``. The call's time stands still
@@ -185,7 +185,7 @@ class Invocation:
         self.check_cancelled()
         return await self._run.confirm(question, data, timeout)
 
-    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         """``confirm`` for handlers that run in a thread.
 
         Raises:

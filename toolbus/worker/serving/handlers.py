@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolbus.confirmations import digest_of
-from toolbus.descriptors import Effect, Publication
+from toolbus.descriptors import Publication
+from toolbus.effects import Effect
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo, ToolError
 from toolbus.worker.definition.function import FunctionTool

@@ -33,7 +33,7 @@ _MOST_INHERITED = 10_000
 _MOST_TOLD = 100
 # Why a session ends when its callers want it to; otherwise they are told.
 _WANTED = frozenset({"closed", "left"})
-_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
+_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, while the call ran")
 
 
 class SessionContext(Protocol):

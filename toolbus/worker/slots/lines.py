@@ -17,7 +17,7 @@ from toolbus.worker.slots.waiting import Waiting
 _ASK_FIRST, _ASK_MOST = 0.02, 0.5
 
 _MOST_FLOORS = 10_000
-_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed before the call ran")
+_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, before the call ran")
 
 LineName = tuple[str, str, str]
 """Service, user and session."""
