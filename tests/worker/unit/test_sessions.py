@@ -47,7 +47,7 @@ class Worker:
 
     def sessions(self, idle: float = 900.0, most: int = 1000) -> OpenSessions:
         """The sessions of a service."""
-        served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup, keeps_state=False, sticky=False)
+        served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup, sticky=False)
         return OpenSessions(cast("Any", served), cast("Any", self))
 
 
