@@ -15,7 +15,7 @@ from toolbus.results import ErrorInfo
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.session import Session, SessionRun
-from toolbus.worker.sessions.state import SessionState
+from toolbus.worker.sessions.state import SessionState, lost
 
 # Seconds that one clean-up may take, and that calls of a closed session may take to stop.
 CLEANUP_WITHIN = 10.0
@@ -163,7 +163,12 @@ class OpenSessions:
             await closed.wait()
         found = self._open.get(session)
         if found is not None and self._served.sticky:
-            error = await self._begun(found, run)
+            if not await self._context.broker.holds_session(run.delivery):
+                run.stop(None)
+                return
+            # Another worker may have had the session while this process was paused, so the state that is here is out of date.
+            stale = found.closed is not None
+            error = lost(session, again=run.delivery.attempt > 1) if stale else await self._begun(found, run)
             if error is not None:
                 # Another call opens the session.
                 found.first = ""
