@@ -105,7 +105,11 @@ class Invocation:
 
     @property
     def state(self) -> Any:
-        """The state of the call's session, as ``ToolService.open_session`` or ``load_session`` returned it; None without any."""
+        """The state of the call's session, as ``ToolService.open_session`` or ``load_session`` returned it; None if the service makes none.
+
+        Raises:
+            ToolError: the call names neither a session nor a user, and so has no state.
+        """
         return self._run.session_state
 
     @property
