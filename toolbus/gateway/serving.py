@@ -66,6 +66,7 @@ async def serve(app: ASGIApp, gateway: Gateway, listening: socket.socket, *, gra
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=max(1, round(grace)),
             backlog=_BACKLOG,
