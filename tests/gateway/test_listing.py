@@ -1,4 +1,4 @@
-"""What there is: tools, groups, and who may change them."""
+"""Lists of tools and groups, searches, metrics, and the chat."""
 
 from __future__ import annotations
 
@@ -91,13 +91,11 @@ async def test_a_group_is_kept_for_every_replica(client: httpx.AsyncClient, othe
 
 
 async def seen(client: httpx.AsyncClient, path: str) -> bool:
-    """Whether a replica knows a group."""
+    """Return whether a replica knows a group."""
     return (await client.get(path)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/groups/%20", "/v1/groups/" + "x" * 65, "/v1/groups/a%2Fb", "/v1/groups/%F0%9F%8E%89"]
-)
+@pytest.mark.parametrize("path", ["/v1/groups/%20", "/v1/groups/" + "x" * 65, "/v1/groups/a%2Fb", "/v1/groups/%F0%9F%8E%89"])
 async def test_a_hostile_id_of_a_group_is_refused(client: httpx.AsyncClient, path: str) -> None:
     """Nothing is stored under it."""
     assert (await client.put(path, json={})).status_code == 422

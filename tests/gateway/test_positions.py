@@ -1,4 +1,4 @@
-"""Which events a client that comes back has not seen."""
+"""The events that a client that comes back has not seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED = Finished(ToolResult())
 
 
 def held(events: list[Event]) -> tuple[str, list[Event]]:
-    """What a client has once it has read these events: text, and the others."""
+    """The state of a client once it has read these events: text, and the others."""
     text, others = "", []
     for event in events:
         if isinstance(event, Reset):

@@ -89,7 +89,7 @@ async def test_a_signal_lets_answers_finish(own_site: Site, number: signal.Signa
 
 
 async def has(client: httpx.AsyncClient, tool: str) -> bool:
-    """Whether a gateway offers a tool."""
+    """Return whether a gateway offers a tool."""
     return tool in (await client.get("/tools")).text
 
 

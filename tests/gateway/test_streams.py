@@ -54,7 +54,7 @@ async def test_a_silent_stream_has_heartbeats(client: httpx.AsyncClient) -> None
 
 
 async def test_a_deadline_ends_a_stream(client: httpx.AsyncClient) -> None:
-    """What was sent stays, and the end has the error."""
+    """The text stays, and the end has the error."""
     async with stream(client, "counts", {"upto": 1000, "pause": 0.2}, Toolbus_Timeout="1.5") as response:
         found = [event async for event in events(response)]
     assert found[-1].data["error"]["type"] == "deadline_exceeded"
@@ -95,7 +95,7 @@ async def test_a_lost_stream_goes_on_at_another_replica(client: httpx.AsyncClien
 
 
 async def test_a_stream_that_has_ended_can_be_read_again(client: httpx.AsyncClient, other: httpx.AsyncClient) -> None:
-    """Whoever lost the end gets the rest of it."""
+    """A client that lost the end gets the rest of it."""
     mark = secrets.token_hex(4)
     params = {"upto": 5, "mark": mark}
     async with stream(client, "counts", params, Idempotency_Key=mark) as response:

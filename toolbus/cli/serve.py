@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolbus.cli.common import Seconds, fail, settings_with_server
+from toolbus.cli.common import GATEWAY_PORT, Seconds, fail, needs_gateway, settings_with_server
 from toolbus.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _ENV = "TOOLBUS_GATEWAY_"
 
 
-def needs_extra(error: ImportError) -> str:
-    """Return the message for packages of the gateway that are not installed."""
-    return f"the gateway needs more packages ({error}): pip install 'toolbus[gateway]'"
-
-
 @click.command("serve")
 @click.option("--host", default="127.0.0.1", show_default=True, envvar=f"{_ENV}HOST", help="Address to listen at.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8001, show_default=True, envvar=f"{_ENV}PORT", help="Port; 0 chooses a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=GATEWAY_PORT,
+    show_default=True,
+    envvar=f"{_ENV}PORT",
+    help="Port; 0 for a free one.",
 )
 @click.option("--open", "is_open", is_flag=True, envvar=f"{_ENV}OPEN", help="Let everybody in who can reach the port.")
 @click.option(
@@ -88,7 +88,7 @@ def serve_command(
         from toolbus.gateway.options import GatewayOptions
         from toolbus.gateway.serving import listen
     except ImportError as error:
-        fail(needs_extra(error))
+        fail(needs_gateway(error))
     settings = settings_with_server(ctx, grace=grace)
     if not is_loopback(host) and not is_open:
         fail(f"without tokens a gateway listens on this machine only, not at {host!r}; --open lets everybody in who can reach it")

@@ -44,7 +44,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What is called."""
+        """The tool, or the service without one."""
         return self.tool or self.service
 
 
