@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from toolbus_workers.web.fetch import FetchService, Limits
+
 from toolbus.outbound.guard import Guard
 
 

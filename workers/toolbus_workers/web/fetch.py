@@ -13,9 +13,9 @@ import httpx
 import msgspec
 
 from toolbus import ToolError
-from toolbus_workers.web.charset import decode
 from toolbus.outbound.guard import Guard
 from toolbus.outbound.transport import Transport
+from toolbus_workers.web.charset import decode
 
 MAX_BYTES = 5_000_000
 MAX_SECONDS = 30.0
