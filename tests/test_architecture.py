@@ -43,6 +43,7 @@ LOWEST = (
     "envelope",
     "descriptors",
     "options",
+    "tokens",
     "settings",
     "urls",
     "deadlines",

@@ -17,7 +17,7 @@ from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
-from toolbus.broker.protocols import Beginning, Note, Snapshot, WorkerListener
+from toolbus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerListener
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
@@ -143,6 +143,7 @@ class RedisWorkerBroker:
         steps = self._steps
         steps.registration.active = False
         steps.upkeep.taking = False
+        steps.ownership.leave()
         # A server that does not even answer the interruption of a waiting read must not keep the worker.
         asyncio.get_running_loop().call_later(_STOP_WAITING, steps.intake.abort)
         if steps.streams:
@@ -189,13 +190,21 @@ class RedisWorkerBroker:
         """Give up a session that has ended here."""
         self._steps.ownership.release(service, (user, session), lost=lost)
 
-    def save_session(self, delivery: StreamDelivery, snapshot: Snapshot) -> None:
+    async def save_session(self, delivery: StreamDelivery, snapshot: Snapshot) -> bool:
         """Keep the snapshot of a delivery's session."""
-        self._steps.snapshots.save(delivery.queue.queue, delivery.request.user, delivery.request.session, snapshot)
+        return await self._steps.snapshots.save(delivery, snapshot)
+
+    def forget_session(self, delivery: StreamDelivery) -> None:
+        """Forget the snapshot of a delivery's session."""
+        self._steps.snapshots.forget(delivery)
 
     async def load_session(self, delivery: StreamDelivery) -> Snapshot | None:
         """Return the snapshot of a delivery's session."""
-        return await self._steps.snapshots.load(delivery.queue.queue, delivery.request.user, delivery.request.session)
+        return await self._steps.snapshots.load(delivery)
+
+    async def is_elsewhere(self, delivery: StreamDelivery) -> bool:
+        """Return whether another worker runs a call of a delivery's session."""
+        return await self._steps.snapshots.is_elsewhere(delivery)
 
     def follows(self, delivery: StreamDelivery) -> bytes:
         """Return the entry before a delivery in its session, if one had not ended when it was published."""
@@ -230,6 +239,10 @@ class RedisWorkerBroker:
     def bury(self, delivery: StreamDelivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame."""
         self._steps.endings.bury(delivery, reason, error, frame)
+
+    def note(self, delivery: StreamDelivery, ending: Ending) -> None:
+        """Tell operators of an attempt that has ended, with what is sent next."""
+        self._steps.recent.note(delivery, ending)
 
     async def hand_back(self, deliveries: Sequence[StreamDelivery]) -> None:
         """Give deliveries that have not been answered to other workers, without counting an attempt."""

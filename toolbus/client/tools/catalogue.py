@@ -12,6 +12,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.client.tools.former import FormerTools
+from toolbus.client.tools.groups import ToolGroup, read_group
 from toolbus.client.tools.queues import Queues
 from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
@@ -41,6 +42,8 @@ class Catalogue:
         # Published toolkit presets by name, which are parsed when the graph is first used.
         self.presets: dict[str, bytes] = {}
         self.presets_version = 0
+        # Stored groups of tools, by id.
+        self.groups: dict[str, ToolGroup] = {}
         self._queues = Queues()
         self._names: list[str] | None = None
         self._restricted = (0, False)
@@ -121,6 +124,7 @@ class Catalogue:
         self._refused_items = {}
         self.presets = {}
         self.presets_version += 1
+        self.groups = {}
         for key, document in items.items():
             if isinstance(document, RefusedTool):
                 self._refused_items[key] = document
@@ -179,6 +183,9 @@ class Catalogue:
             else:
                 self.presets[name] = document
             return
+        if kind == "group":
+            self._take_group(key, name, document)
+            return
         # An invalid document removes the one before, so that this agent sees the same as agents that start later.
         (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
         self._refused_items.pop(key, None)
@@ -196,6 +203,16 @@ class Catalogue:
         elif found is not None:
             self._static_tools[name] = found
 
+    def _take_group(self, key: str, id: str, document: bytes | None) -> None:
+        self.groups.pop(id, None)
+        self._refused_items.pop(key, None)
+        if document is None:
+            return
+        try:
+            self.groups[id] = read_group(id, document)
+        except DescriptorError as error:
+            self._refuse_item(key, None, error)
+
     def _descriptor(self, kind: str, name: str, decoded: object) -> ServiceDescriptor | dict[str, Any] | None:
         """Return a static service, or the document of a static tool, or None for one that is no tool of toolbus.
 
@@ -205,7 +222,7 @@ class Catalogue:
         if not isinstance(decoded, dict):
             raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
         if kind not in {"tool", "tool-service"}:
-            raise DescriptorError("its key is neither tool/NAME nor tool-service/ID nor toolkit/NAME")
+            raise DescriptorError("its key is neither tool/NAME nor tool-service/ID nor toolkit/NAME nor group/ID")
         if kind == "tool" and not is_tool_document(decoded):
             return None
         if kind == "tool-service":
