@@ -1,4 +1,4 @@
-"""``Connection``: one client of an MCP server that all calls share, made again when the server ends or hangs."""
+"""``ServerConnection``: one client of an MCP server that all calls share, made again when the server ends or hangs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _QUICK = 1.0
 _CHANGES = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 
 
-class Connection:
+class ServerConnection:
     """Keeps a client connected while ``run`` runs.
 
     Args:

@@ -70,6 +70,8 @@ EVENTS: Mapping[str, str] = {
     "mount.connected": "a mounted server has started, and its tools were listed",
     "mount.list_failed": "a mounted server said that its tools changed, and did not list them; they stay what they were",
     "mount.not_republished": "the changed tools of a mount could not be published; they are with the next change",
+    "mount.not_pinned": "the tools of a mount could not be approved; they are served, and withheld from agents that want approval",
+    "mount.pinned": "tools of a mount that were never decided about were approved as they are",
     "mount.restarting": "a mounted server ended or hung; it is started again after `after` seconds",
     "mount.stderr": "a line that a mounted server wrote to its standard error",
     "mount.stderr_dropped": "a mounted server wrote more to its standard error than is logged; `lines` were left out",
