@@ -75,6 +75,7 @@ ENDING = {
     "doctor": ("doctor",),
     "get": ("get", "tool/evil_item"),
     "list": ("list",),
+    "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
     "pause": ("pause", EVIL),
     "protocol constants": ("protocol", "constants"),
