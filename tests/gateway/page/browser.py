@@ -35,7 +35,9 @@ class ScriptError(Exception):
 
 
 class Page:
-    """One tab. ``errors`` has what its console, its scripts and its content security policy complained of."""
+    """One tab. ``errors`` has what its console, its scripts and its content security policy complained of;
+    ``requests`` and ``bodies`` what it asked for.
+    """
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -44,6 +46,7 @@ class Page:
         self._reading = asyncio.create_task(self._read())
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self.bodies: list[str] = []
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and return its result."""
@@ -139,6 +142,7 @@ class Page:
             self.errors.append(f"issue: {json.dumps(params['issue'])[:500]}")
         elif method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+            self.bodies.append(params["request"].get("postData", ""))
 
 
 class Browser:

@@ -31,10 +31,10 @@ _MOST_PENDING = 4_194_304
 _encode = msgspec.json.Encoder().encode
 
 
-class Takes(Protocol):
+class Sampler(Protocol):
     """Takes snapshots of a namespace."""
 
-    async def take(self) -> Snapshot:
+    async def sample(self) -> Snapshot:
         """Return the state of the namespace now.
 
         Raises:
@@ -98,12 +98,12 @@ class Board:
 
     Args:
         bus: the gateway's bus, which is open while the board runs.
-        source: takes snapshots.
+        sampler: takes the snapshots.
     """
 
-    def __init__(self, bus: ToolBus, source: Takes) -> None:
+    def __init__(self, bus: ToolBus, sampler: Sampler) -> None:
         self._bus = bus
-        self._source = source
+        self._sampler = sampler
         self._sections: Sections = {}
         self._problems: list[str] = []
         self._silent: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ class Board:
     async def _sample_once(self) -> None:
         change: dict[str, Any]
         try:
-            snapshot = await self._source.take()
+            snapshot = await self._sampler.sample()
         except (ToolbusError, OSError) as error:
             problems = [f"the state of the namespace can't be read: {error}"]
             change = {} if problems == self._problems else {"problems": problems, "silent": self._silent}

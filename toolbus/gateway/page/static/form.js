@@ -172,8 +172,10 @@ function fieldsOf(schema, context) {
     const field = make(schema.properties[name], { ...context, id, required: required.has(name), depth: context.depth + 1 });
     const about = schema.properties[name]?.description ?? field.schema.description;
     const error = h("p", { class: "field-error", id: `${id}-error`, hidden: true });
-    const row = h("div", { class: "field" },
-      h("label", { for: id }, named(name), required.has(name) ? h("span", { class: "required" }, "required") : null, h("span", { class: "type" }, typeName(field))),
+    // A label names a field; the fields of an object have labels of their own.
+    const group = field.kind === "object";
+    const row = h("div", { class: "field", role: group ? "group" : null, "aria-label": group ? visibleLines(name).slice(0, 100) : null },
+      h(group ? "div" : "label", { class: "label", for: group ? null : id }, named(name), required.has(name) ? h("span", { class: "required" }, "required") : null, h("span", { class: "type" }, typeName(field))),
       field.element,
       about ? h("p", { class: "help", id: `${id}-help` }, visibleLines(String(about)).slice(0, 1000)) : null,
       error);
