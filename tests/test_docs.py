@@ -216,12 +216,12 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     """Key names and error types of the protocol page are those of the code."""
     page = read("docs/protocol.md")
     keys = Keys("n")
-    made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused]
+    made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused, keys.tokens]
     made += [keys.confirmations, keys.confirmed, keys.confirmation("<x>"), keys.pause("<x>", "<x>")]
     made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
     made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
-    made += [keys.conversation("<x>"), keys.conversations]
+    made += [keys.conversation("<x>"), keys.conversations, keys.results("<x>")]
     made += [keys.session("<x>", "<x>"), keys.snapshot("<x>", "<x>"), keys.order("<x>")]
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key

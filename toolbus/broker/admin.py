@@ -23,6 +23,7 @@ from toolbus.broker.registry.follower import read_items, read_services
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
 from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
+from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
@@ -81,6 +82,7 @@ class Admin:
         self.tallies = cast("RedisTallies", NotOpen())
         self.conversations = cast("RedisConversations", NotOpen())
         self.confirmations = cast("RedisConfirmations", NotOpen())
+        self.tokens = cast("RedisTokens", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -92,6 +94,7 @@ class Admin:
         self.tallies = RedisTallies(self._link, self._keys)
         self.conversations = RedisConversations(self._link, self._keys, self._settings)
         self.confirmations = RedisConfirmations(self._link, self._keys, self._settings.lease)
+        self.tokens = RedisTokens(self._link, self._keys)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

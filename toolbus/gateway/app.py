@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
-from toolbus.gateway import chat, groups, health, metrics, openapi, run, tools
+from toolbus.gateway import chat, groups, health, mcp, metrics, openapi, run, tool_calls, tools
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.page import routes as page
 from toolbus.gateway.problems import Problem, on_broker_error, on_bug, on_http_exception, on_problem
@@ -21,6 +21,8 @@ ROUTES: list[BaseRoute] = [
     *tools.ROUTES,
     *metrics.ROUTES,
     *openapi.ROUTES,
+    *tool_calls.ROUTES,
+    *mcp.ROUTES,
     *page.ROUTES,
 ]
 

@@ -99,7 +99,9 @@ class Page:
         """Fill in the field of a label."""
         found = f"[...document.querySelectorAll('label')].find((each) => each.innerText.includes({json.dumps(label)}))?.control"
         await self.wait(f"Boolean({found})")
-        await self.run(f"{{ const field = {found}; field.value = {json.dumps(value)}; field.dispatchEvent(new Event('input', {{ bubbles: true }})); 0 }}")
+        await self.run(
+            f"{{ const field = {found}; field.value = {json.dumps(value)}; field.dispatchEvent(new Event('input', {{ bubbles: true }})); 0 }}"
+        )
 
     async def press(self, key: str) -> None:
         """Press a key where the focus is."""
@@ -156,6 +158,7 @@ class Browser:
     async def page(self, url: str = "", *, width: int = 1280, height: int = 860, dark: bool = False) -> AsyncIterator[Page]:
         """Open a tab with storage of its own, at an address if one is given."""
         async with connect(f"ws://127.0.0.1:{self._port}{self._path}", max_size=None) as whole:
+
             async def ask(number: int, method: str, **params: Any) -> dict[str, Any]:
                 await whole.send(json.dumps({"id": number, "method": method, "params": params}))
                 while True:

@@ -103,7 +103,9 @@ async def test_a_form_has_a_field_for_every_kind_of_value(page: Page, tools: Pat
     """Texts, numbers, choices, lists, objects and JSON become the arguments; what is left empty is left out."""
     await page.run("location.hash = '#/tools/echo'")
     await page.fill("name", "Ada")
-    await page.run("{ const field = [...document.querySelectorAll('label')].find((each) => each.innerText.startsWith('kind')).control; field.value = '1'; 0 }")
+    await page.run(
+        "{ const field = [...document.querySelectorAll('label')].find((each) => each.innerText.startsWith('kind')).control; field.value = '1'; 0 }"
+    )
     await page.fill("share", "0.5")
     await page.fill("anything", '{"deep": [1, null]}')
     await page.click("button", "Add an item")
@@ -112,7 +114,14 @@ async def test_a_form_has_a_field_for_every_kind_of_value(page: Page, tools: Pat
     await page.click("button", "Run")
     await page.sees("Done", ".answer")
     sent = json.loads(next(body for body in page.bodies if body))
-    assert sent == {"name": "Ada", "kind": "b", "share": 0.5, "tags": ["x y"], "address": {"street": "Main Street"}, "anything": {"deep": [1, None]}}
+    assert sent == {
+        "name": "Ada",
+        "kind": "b",
+        "share": 0.5,
+        "tags": ["x y"],
+        "address": {"street": "Main Street"},
+        "anything": {"deep": [1, None]},
+    }
     await page.click("button", "Edit as JSON")
     assert json.loads(await page.run("document.querySelector('.tryout textarea.mono[rows=\"8\"]').value")) == sent
 

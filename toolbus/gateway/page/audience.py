@@ -38,7 +38,8 @@ class Audience:
         before = self._made
         # Tools are immutable: a row is made anew only for another tool.
         self._made = {
-            name: (tool, before[name][1] if name in before and before[name][0] is tool else catalogue_row(tool)) for name, tool in self._view.items()
+            name: (tool, before[name][1] if name in before and before[name][0] is tool else catalogue_row(tool))
+            for name, tool in self._view.items()
         }
         rows = {name: row for name, (_, row) in self._made.items()}
         found = changes({"catalogue": self.rows}, {"catalogue": rows})

@@ -150,7 +150,11 @@ class Board:
             return watcher.take()
         watcher.stale = False
         watcher.take()
-        document: dict[str, Any] = {"me": self._me(watcher.principal), "now": self._at, "catalogue": {"set": list(watcher.audience.rows.values())}}
+        document: dict[str, Any] = {
+            "me": self._me(watcher.principal),
+            "now": self._at,
+            "catalogue": {"set": list(watcher.audience.rows.values())},
+        }
         if watcher.observes:
             document |= {section: {"set": list(rows.values())} for section, rows in self._sections.items()}
             document |= {"history": self.history.samples(), "problems": self._problems, "silent": self._silent}

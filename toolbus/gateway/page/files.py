@@ -41,7 +41,12 @@ HEADERS = {
 }
 """Headers of every file of the page."""
 
-_TYPES = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _INDEX = "index.html"
 
 
@@ -60,7 +65,9 @@ def files() -> dict[str, File]:
     root = resources.files("toolbus.gateway.page").joinpath("static")
     found = dict(_read(root, ""))
     # The toolkit's own page draws the graph with the same script.
-    found["graph-drawing.js"] = resources.files("toolbus.toolkit").joinpath("assets", "drawing.js").read_bytes() + b"\nexport { drawGraph };\n"
+    found["graph-drawing.js"] = (
+        resources.files("toolbus.toolkit").joinpath("assets", "drawing.js").read_bytes() + b"\nexport { drawGraph };\n"
+    )
     modules = sorted(name for name in found if name.endswith(".js") and name != "app.js")
     # Modules that are named up front are loaded side by side, instead of one level of imports after the other.
     links = "\n".join(f'<link rel="modulepreload" href="ui/static/{name}">' for name in modules)

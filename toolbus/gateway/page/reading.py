@@ -72,7 +72,16 @@ async def dead_letter(request: Request) -> Response:
         raise unreachable(error) from None
     # A request that can't be read is shown as text, as far as possible.
     document: Any = found.document[:_MOST_SHOWN].decode("utf-8", "backslashreplace") if found.request is None else found.request
-    return shown({"id": found.id, "queue": found.queue, "reason": found.reason, "attempts": found.attempts, "error": found.error, "request": document})
+    return shown(
+        {
+            "id": found.id,
+            "queue": found.queue,
+            "reason": found.reason,
+            "attempts": found.attempts,
+            "error": found.error,
+            "request": document,
+        }
+    )
 
 
 async def confirmation(request: Request) -> Response:

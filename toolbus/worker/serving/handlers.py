@@ -143,6 +143,14 @@ class Served:
         """The service's id."""
         return self.publication.service.id
 
+    def is_of(self, service: ToolService) -> bool:
+        """Return whether this is how the service is served."""
+        return self._service is service
+
+    def revise(self, made: Served) -> None:
+        """Take on the tools of a later revision of the same service; calls that run go on with the handlers that they have."""
+        self.publication, self._handlers, self._untyped = made.publication, made._handlers, made._untyped
+
     def handler(self, request: Request) -> Handler:
         """Return the handler of a request.
 

@@ -153,11 +153,10 @@ class OpenSessions:
         if found is not None:
             found.state.enter(delivery)
 
-    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> None:
+    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> bool:
         """Take note that a call's handler changes the state no more; keep a snapshot, for a call that is ``done`` or is tried again."""
         found = self._of(delivery.request)
-        if found is not None:
-            await found.state.leave(delivery, self._context.broker, keep=keep, done=done)
+        return found is None or await found.state.leave(delivery, self._context.broker, keep=keep, done=done)
 
     def forget(self, delivery: Delivery) -> None:
         """Forget the snapshot of a delivery's session, because it is out of date."""

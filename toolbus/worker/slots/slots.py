@@ -168,6 +168,8 @@ class Slots:
         self.threads.close()
 
     async def _finish_running(self) -> None:
+        # A read that was under way may have brought calls that wait for others of their sessions.
+        await self.hand_back_waiting()
         deadline = self.clock() + self.settings.grace
         while self._runs and (left := deadline - self.clock()) > 0:
             self._wake.clear()
