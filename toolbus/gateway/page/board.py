@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -128,7 +128,7 @@ class Board:
                     task.cancel()
 
     @contextlib.contextmanager
-    def watched(self, principal: Principal) -> Any:
+    def watched(self, principal: Principal) -> Iterator[Watcher]:
         """Yield a ``Watcher`` that gets every change within the ``with``."""
         key = audience_key(principal)
         audience = self._audiences.get(key)
@@ -204,7 +204,7 @@ class Board:
                 change |= {"problems": problems, "silent": snapshot.silent}
             self._problems, self._silent = problems, snapshot.silent
         if change:
-            self._tell(event("change", change), lambda watcher: watcher.observes)
+            self._tell(event("change", change), self._observers())
 
     async def _follow(self) -> None:
         """Tell of changes of the catalogue a few times a second, however many there are."""
@@ -213,14 +213,16 @@ class Board:
             for audience in list(self._audiences.values()):
                 change = audience.refresh()
                 if change:
-                    self._tell(event("change", change), lambda watcher, audience=audience: watcher.audience is audience)
+                    self._tell(event("change", change), (watcher for watcher in self._watchers if watcher.audience is audience))
             catalogue = self._bus.tools.catalogue
             if presets not in {-1, catalogue.presets_version}:
-                self._tell(event("change", {"presets": catalogue.presets_version}), lambda watcher: watcher.observes)
+                self._tell(event("change", {"presets": catalogue.presets_version}), self._observers())
             presets = catalogue.presets_version
             await asyncio.sleep(_CATALOGUE)
 
-    def _tell(self, data: bytes, whom: Callable[[Watcher], bool]) -> None:
-        for watcher in self._watchers:
-            if whom(watcher):
-                watcher.put(data)
+    def _observers(self) -> Iterator[Watcher]:
+        return (watcher for watcher in self._watchers if watcher.observes)
+
+    def _tell(self, data: bytes, watchers: Iterable[Watcher]) -> None:
+        for watcher in watchers:
+            watcher.put(data)

@@ -128,8 +128,9 @@ const MAKERS = {
     const fields = fieldsOf(schema, context);
     const element = h("div", { class: "nested" }, fields.map(({ row }) => row));
     const get = () => {
-      const found = valuesOf(fields);
-      return Object.keys(found).length || context.required ? found : LEFT_OUT;
+      // What an optional object requires is only required when something of it is filled in.
+      if (!context.required && !fields.some(filledIn)) return LEFT_OUT;
+      return valuesOf(fields);
     };
     return { element, control: fields[0]?.field.control || element, get, set: (value) => setValues(fields, value) };
   },
@@ -214,6 +215,15 @@ function valuesOf(fields) {
     throw new Unfinished("some fields are not filled in");
   }
   return found;
+}
+
+function filledIn({ field }) {
+  try {
+    return field.get() !== LEFT_OUT && field.kind !== "const";
+  } catch (failure) {
+    if (!(failure instanceof Unfinished)) throw failure;
+    return true;
+  }
 }
 
 function setValues(fields, value) {
