@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -230,7 +230,7 @@ class Raw:
         self._user = {"X-User": user} if user else {}
         self.http = httpx.AsyncClient(timeout=40)
 
-    async def __aenter__(self) -> Raw:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -94,11 +94,13 @@ async def test_changes_reach_every_replica(site: Site, url: str, urls: list[str]
     async def stranger(message: Any) -> None:
         quiet.append(getattr(message, "method", ""))
 
+    add = heard.append
+
     async def follow(url: str, name: str) -> None:
         async with Client(url) as client, client.listen(tools_list_changed=True) as events:
             heard.append(f"{name} listens")
             async for _ in events:
-                heard.append(name)
+                add(name)
 
     async with (
         Client(urls[0], mode="legacy", message_handler=older),
