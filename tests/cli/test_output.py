@@ -107,7 +107,7 @@ ENDING = {
     "workers": ("workers",),
 }
 # These run until they are stopped, or need a model; that they print by `say` only is tested below.
-OTHERS = {"agent", "confirm watch", "demo", "dev"}
+OTHERS = {"agent", "confirm watch", "demo", "dev", "mcp"}
 
 
 def paths(command: click.Command, above: str = "") -> set[str]:
