@@ -79,6 +79,7 @@ SCRIPTS = _forms(
         "registry/item": tuple[bytes, bytes | int],
         "registry/transfer": int,
         "registry/overview": tuple[int, int, int, int, int],
+        "registry/overviews": list[tuple[int, int, int, int, int]],
         "limits/spend": int,
         "limits/quota": int,
         "limits/usage": bytes,
