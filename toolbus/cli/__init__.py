@@ -23,6 +23,7 @@ from toolbus.settings import misspelt
 _COMMANDS = {
     "agent": ("agent", "Let a model answer QUESTION with tools."),
     "call": ("calls", "Call a tool."),
+    "calls": ("recent", "Show the attempts of recent calls."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
     "conversations": ("conversations", "Look after the conversations that agents keep."),
     "dead": ("dead", "Handle dead letters."),
@@ -41,8 +42,10 @@ _COMMANDS = {
     "rm": ("items", "Delete a static descriptor."),
     "services": ("inspection", "List the services, their workers and their backlog."),
     "settings": ("inspection", "Show each setting, its value, and the source of the value."),
+    "stats": ("statistics", "Ask the workers for their statistics."),
     "toolkit": ("toolkit", "Manage the graph of actions and tools."),
     "tools": ("inspection", "List the tools that can be called now."),
+    "top": ("top", "Watch services, workers, tools and calls in the terminal."),
     "usage": ("usage", "Show the usage of tools by user."),
     "worker": ("worker", "Serve the tools of each TARGET."),
     "workers": ("workers", "List the installed tool services."),
