@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from toolbus.broker.statistics.answers import InstanceAnswer, ToolStatistics
-from toolbus.watch.counts import Ended, Rates, Source, counted, ended, rates, since, total
+from toolbus.watch.counts import Counted, Ended, Rates, Source, counted, ended, rates, since, total
 
 
 class _Sample(NamedTuple):
@@ -62,10 +62,15 @@ class Activity:
         earlier = list(samples)
         samples.append(sample)
         self.window = sample.at - samples[0].at
-        # A worker that was silent, and began before the window, would look as if it had done everything just now.
-        heard = frozenset[str]().union(*(each.instances for each in earlier))
-        unheard = {name for name, answer in answers.items() if name not in heard and answer.uptime > self.window}
-        self._group(sample.tools, since(sample.tools, [each.tools for each in earlier], unheard) if earlier else {})
+        before: dict[str, Counted] = {}
+        for each in earlier:
+            for instance in each.instances:
+                before.setdefault(instance, each.tools)
+        for instance, answer in answers.items():
+            # A worker that was silent, and began before the window, would look as if it had done everything just now.
+            if instance not in before and answer.uptime <= self.window:
+                before[instance] = {}
+        self._group(sample.tools, since(sample.tools, before) if earlier else {})
 
     def service(self, service: str) -> Speed:
         """Return the speed of a service."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
@@ -51,19 +51,21 @@ def total(parts: Iterable[Ended]) -> Ended:
     return Ended(sum(each.count for each in found), sum(each.failures for each in found), added(each.buckets for each in found))
 
 
-def since(now: Counted, before: Sequence[Counted], unheard: Container[str]) -> dict[Source, Ended]:
-    """Return what ended since the first of the earlier counts that has a source. A tool that is in none had ended nothing.
+def since(now: Counted, before: Mapping[str, Counted]) -> dict[Source, Ended]:
+    """Return what ended since the earlier counts, where anything did.
 
     Args:
         now: the present counts.
-        before: earlier ones, the oldest first.
-        unheard: workers of which nothing is known of the time before; what they ended is not counted.
+        before: earlier ones for each worker; what other workers ended is not counted.
     """
     found: dict[Source, Ended] = {}
     for source, tool in now.items():
-        old = next((counts[source] for counts in before if source in counts), None)
+        counts = before.get(source[0])
+        if counts is None:
+            continue
+        old = counts.get(source)
         # Most tools are quiet.
-        if tool == old or source[0] in unheard:
+        if tool == old:
             continue
         difference = _difference(ended(tool), Ended() if old is None else ended(old))
         if difference.count:
