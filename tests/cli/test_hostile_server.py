@@ -28,6 +28,7 @@ def canary_echo(text: str) -> str:
 ASKING = {
     "agent": ("agent", "hello", "--base-url", "http://127.0.0.1:9/v1", "--model", "none", "--timeout", "2"),
     "call": ("call", "canary_echo", "text=x", "--timeout", "2"),
+    "calls": ("calls",),
     "confirm allow": ("confirm", "allow", "c1"),
     "confirm deny": ("confirm", "deny", "c1"),
     "confirm list": ("confirm", "list"),
@@ -49,11 +50,13 @@ ASKING = {
     "resume": ("resume", "canary"),
     "rm": ("rm", "tool/other", "--force"),
     "services": ("services",),
+    "stats": ("stats", "--patience", "0.5"),
     "toolkit draw": ("toolkit", "draw", "picture.html"),
     "toolkit export": ("toolkit", "export"),
     "toolkit recommend": ("toolkit", "recommend", "canary_echo"),
     "toolkit show": ("toolkit", "show"),
     "tools": ("tools", "--all"),
+    "top": ("top", "--once", "--every", "0.2"),
     "usage": ("usage",),
 }
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -58,6 +58,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Each command that can end by itself; the folder has the files.
 ENDING = {
     "call": ("call", "evil_error"),
+    "calls": ("calls", "--tool", EVIL),
     "confirm allow": ("confirm", "allow", EVIL),
     "confirm deny": ("confirm", "deny", EVIL),
     "confirm list": ("confirm", "list"),
@@ -87,6 +88,8 @@ ENDING = {
     "serve": ("serve", "--host", EVIL),
     "services": ("services",),
     "settings": ("settings",),
+    "stats": ("stats", EVIL),
+    "top": ("top", "--once", "--every", "0.2"),
     "learning convert": ("learning", "convert", "evil.json", "out.sqlite"),
     "learning diff": ("learning", "diff", EVIL),
     "toolkit draw": ("toolkit", "draw", f"{EVIL}.html"),

@@ -23,6 +23,7 @@ from toolbus.settings import misspelt
 _COMMANDS = {
     "agent": ("agent", "Let a model answer QUESTION with tools."),
     "call": ("calls", "Call a tool."),
+    "calls": ("recent", "Show the attempts of recent calls."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
     "conformance": ("conformance", "Try whether a worker or an agent in another language keeps the protocol."),
     "conversations": ("conversations", "Look after the conversations that agents keep."),
@@ -46,8 +47,10 @@ _COMMANDS = {
     "serve": ("serve", "Offer the tools of the bus over HTTP."),
     "services": ("inspection", "List the services, their workers and their backlog."),
     "settings": ("inspection", "Show each setting, its value, and the source of the value."),
+    "stats": ("statistics", "Ask the workers for their statistics."),
     "toolkit": ("toolkit", "Manage the graph of actions and tools."),
     "tools": ("inspection", "List the tools that can be called now."),
+    "top": ("top", "Watch services, workers, tools and calls in the terminal."),
     "usage": ("usage", "Show the usage of tools by user."),
     "worker": ("worker", "Serve the tools of each TARGET."),
     "workers": ("workers", "List the installed tool services."),
