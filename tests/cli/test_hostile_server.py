@@ -53,6 +53,9 @@ ASKING = {
     "toolkit export": ("toolkit", "export"),
     "toolkit recommend": ("toolkit", "recommend", "canary_echo"),
     "toolkit show": ("toolkit", "show"),
+    "tokens add": ("tokens", "add", "new"),
+    "tokens list": ("tokens", "list"),
+    "tokens revoke": ("tokens", "revoke", "000000000000"),
     "tools": ("tools", "--all"),
     "usage": ("usage",),
 }

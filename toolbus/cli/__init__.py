@@ -41,6 +41,7 @@ _COMMANDS = {
     "rm": ("items", "Delete a static descriptor."),
     "services": ("inspection", "List the services, their workers and their backlog."),
     "settings": ("inspection", "Show each setting, its value, and the source of the value."),
+    "tokens": ("tokens", "Look after the bearer tokens of gateways."),
     "toolkit": ("toolkit", "Manage the graph of actions and tools."),
     "tools": ("inspection", "List the tools that can be called now."),
     "usage": ("usage", "Show the usage of tools by user."),

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from toolbus.gateway import health, tool_calls
+from toolbus.gateway.auth import metadata
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.problems import Problem, on_http_exception, on_problem
 
@@ -14,6 +15,7 @@ from toolbus.gateway.problems import Problem, on_http_exception, on_problem
 ROUTES: list[BaseRoute] = [
     *health.ROUTES,
     *tool_calls.ROUTES,
+    *metadata.ROUTES,
 ]
 
 

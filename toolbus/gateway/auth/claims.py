@@ -38,7 +38,7 @@ class ClaimMap(msgspec.Struct, frozen=True, kw_only=True):
     groups: str = ""
     tools: str = ""
     permissions: str = ""
-    words: Mapping[str, Permission] = dict(zip(SCOPES, PERMISSIONS, strict=True))
+    words: Mapping[str, Permission] = msgspec.field(default_factory=lambda: dict(zip(SCOPES, PERMISSIONS, strict=True)))
     leeway: float = 30.0
 
     def __post_init__(self) -> None:
