@@ -43,6 +43,7 @@ LOWEST = (
     "descriptors",
     "options",
     "tokens",
+    "pins",
     "settings",
     "urls",
     "deadlines",

@@ -27,6 +27,12 @@ def canary_echo(text: str) -> str:
 # Each command that asks the server, with arguments that reach what it reads.
 ASKING = {
     "agent": ("agent", "hello", "--base-url", "http://127.0.0.1:9/v1", "--model", "none", "--timeout", "2"),
+    "approve": ("approve", "canary_echo"),
+    "pins approve": ("pins", "approve", "--all", "--yes"),
+    "pins list": ("pins", "list"),
+    "pins reject": ("pins", "reject", "other"),
+    "pins rm": ("pins", "rm", "other"),
+    "pins show": ("pins", "show", "other"),
     "call": ("call", "canary_echo", "text=x", "--timeout", "2"),
     "confirm allow": ("confirm", "allow", "c1"),
     "confirm deny": ("confirm", "deny", "c1"),

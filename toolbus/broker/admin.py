@@ -13,6 +13,7 @@ from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
+from toolbus.broker.pins.pins import RedisPins
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
 from toolbus.broker.registry.follower import read_items, read_services
@@ -77,6 +78,7 @@ class Admin:
         self.tallies = cast("RedisTallies", NotOpen())
         self.conversations = cast("RedisConversations", NotOpen())
         self.tokens = cast("RedisTokens", NotOpen())
+        self.pins = cast("RedisPins", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -88,6 +90,7 @@ class Admin:
         self.tallies = RedisTallies(self._link, self._keys)
         self.conversations = RedisConversations(self._link, self._keys, self._settings)
         self.tokens = RedisTokens(self._link, self._keys)
+        self.pins = RedisPins(self._link, self._keys, self._registry)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -22,6 +22,7 @@ from toolbus.settings import misspelt
 
 _COMMANDS = {
     "agent": ("agent", "Let a model answer QUESTION with tools."),
+    "approve": ("pins", "Approve a tool as it is now, so that agents may use this form of it."),
     "call": ("calls", "Call a tool."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
     "conversations": ("conversations", "Look after the conversations that agents keep."),
@@ -35,6 +36,7 @@ _COMMANDS = {
     "list": ("items", "List static descriptors whose key starts with PREFIX."),
     "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
     "pause": ("operate", "Make a service's workers stop taking requests."),
+    "pins": ("pins", "Decide which form of a tool may be used."),
     "purge": ("operate", "Remove the requests that wait for a service."),
     "put": ("items", "Store a static descriptor."),
     "resume": ("operate", "Let a paused service's workers take requests again."),
