@@ -135,7 +135,7 @@ async def test_a_pin_that_can_not_be_read_approves_nothing(namespace: str, docum
 
 
 async def test_a_withheld_tool_of_another_tenant_is_not_told_of(namespace: str) -> None:
-    """Who may not see a tool learns nothing of its approval."""
+    """A user who may not see a tool learns nothing of its approval."""
     place = Place("memory://", namespace)
 
     @tool("secret", "Be secret.", service="vault", effect="read", tenants=["acme"])
