@@ -36,6 +36,7 @@ LOWEST = (
     "media",
     "scientific",
     "naming",
+    "outbound",
     "filter_keys",
     "rules",
     "results",

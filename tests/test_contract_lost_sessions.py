@@ -282,3 +282,23 @@ async def test_a_wrong_initial_value_is_refused(initial: Any) -> None:
     bus = ToolBus("memory://")
     with pytest.raises(ConfigurationError, match="initial"):
         bus.bind(session="s", initial=initial)
+
+
+@pytest.mark.parametrize("policy", ["error", "restart"])
+async def test_a_session_that_is_closed_after_its_loss_begins_anew_without_a_word(place: Place, policy: str) -> None:
+    """A new session is what was asked for, whether or not the old one was gone; a loss after that is told again."""
+    services = [Basket(session_lost=policy) for _ in range(3)]
+    worker, second = place.worker(services[0]), place.worker(services[1])
+    async with worker, place.bus() as bus:
+        await bus.wait_for_tool("put")
+        view = bus.bind(session="s")
+        assert told(await view.call("put", {"what": "a"})) == "a"
+        async with second:
+            await worker.drain()
+            await view.close_session()
+            results = await asyncio.gather(*(view.call("put", {"what": f"{number}"}) for number in range(3)))
+            assert [told(result) for result in results] == ["0", "0 1", "0 1 2"]
+            assert not any(result.meta.restarted for result in results)
+            async with replaced(place, second, services[2]):
+                result = await view.call("put", {"what": "b"})
+                assert (told(result), result.meta.restarted) == (("session_lost", False) if policy == "error" else ("b", True))

@@ -14,6 +14,7 @@ import redis
 from tests.agent.endpoint import Canned, Endpoint, Script, calls, endpoint, says
 from tests.contract import Place
 from tests.faults import hostile
+from tests.pictures import png
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
 from toolbus.agent import Agent, ChatEndpoint, EndpointError, ModelText
@@ -23,10 +24,12 @@ from toolbus.broker.keys import Keys
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Text
-from toolbus.results import ConfigurationError, ConversationBusy, ConversationError
+from toolbus.results import ConfigurationError, ConversationBusy, ConversationError, ToolError
 
 pytestmark = pytest.mark.anyio
 
+
+PICTURE = png()
 
 RECORDS = (
     b'1 {"type": "reply", "message": {}, "calls": []}',
@@ -81,7 +84,22 @@ class Tools:
             self.ran.append("big")
             return {"text": "x" * size}
 
-        return [note, launch, story, big]
+        @tool(service="kept")
+        async def draw() -> bytes:
+            """Draw."""
+            return PICTURE
+
+        @tool(service="kept")
+        async def fail() -> str:
+            """Fail."""
+            raise ToolError("no such table", code="no_table")
+
+        @tool(service="kept", output_limit=100)
+        async def leak() -> str:
+            """Give a long text of someone else's."""
+            return "leak " * 100
+
+        return [note, launch, story, big, draw, fail, leak]
 
 
 class Setting:
@@ -93,7 +111,7 @@ class Setting:
         self.tools = tools
 
     @asynccontextmanager
-    async def agent(self, conversation: str = "c", session: str = "", user: str = "", **options: Any) -> AsyncIterator[Agent]:
+    async def agent(self, conversation: str | None = "c", session: str = "", user: str = "", **options: Any) -> AsyncIterator[Agent]:
         """An agent with a bus of its own, as in another process."""
         async with ToolBus(settings=self.place.settings) as bus, ChatEndpoint(self.model.url, "k") as chat:
             await bus.wait_for_tool("note")
@@ -201,6 +219,38 @@ async def test_another_question_gives_up_the_one_that_was_left(place: Place) -> 
         assert "may or may not have taken effect" in second["content"]
         assert question == {"role": "user", "content": "never mind"}
         given.tools.gate.set()
+
+
+async def test_a_turn_that_was_given_up_is_shown_as_any_other(place: Place) -> None:
+    """The model sees the calls that ended just as without the interruption: with their images, cut, and with the next step."""
+    made = [("draw", {}), ("big", {"size": 300_000}), ("fail", {}), ("leak", {}), ("story", {"name": "s"})]
+    script = [calls(*made), says("1"), calls(*made), says("2"), says("3")]
+    async with setting(place, lambda body: script.pop(0)) as given:
+        given.tools.gate.set()
+        async with given.agent("whole") as agent:
+            await agent.ask("go")
+        given.tools.gate.clear()
+        given.tools.running.clear()
+        async with given.agent() as agent:
+            asking = asyncio.ensure_future(agent.ask("go"))
+            await given.tools.running.wait()
+            await until_recorded(given, 1 + len(made))
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        given.tools.gate.set()
+        async with given.agent() as agent:
+            await agent.ask("never mind")
+            await agent.ask("and now?")
+    whole, given_up, later = (given.model.bodies[number]["messages"] for number in (1, 3, 4))
+    # Calls of both turns have the same ids.
+    answers = {message["tool_call_id"]: message["content"] for message in whole if message["role"] == "tool"}
+    interrupted = {message["tool_call_id"]: message["content"] for message in given_up if message["role"] == "tool"}
+    *ended, last = answers
+    assert [interrupted[call] for call in ended] == [answers[call] for call in ended]
+    assert "may or may not have taken effect" in interrupted[last]
+    assert "\nNext: " in interrupted[last]
+    assert [each["content"] for each in whole if isinstance(each["content"], list)] == [given_up[-2]["content"]]
+    assert later[: len(given_up)] == given_up
 
 
 async def until_recorded(given: Setting, count: int) -> None:
@@ -315,7 +365,7 @@ async def test_once_work_is_not_run_again_when_its_answer_may_be_forgotten(place
         assert "too long ago" in given.model.bodies[1]["messages"][-2]["content"]
 
 
-@pytest.mark.parametrize("name", ["x" * 1024, "a b\n\x1b[2J", "日本 🎉", "{}", "../..", "*", '"]', "\x00"])
+@pytest.mark.parametrize("name", ["x" * 1024, " a b", "日本 🎉", "{}", "../..", "*", '"]'])
 async def test_any_text_is_an_id(place: Place, name: str) -> None:
     """Ids with odd characters are ids like others, and are listed as they are."""
     async with setting(place, [says("one")]) as given:
@@ -329,17 +379,29 @@ async def test_any_text_is_an_id(place: Place, name: str) -> None:
             assert await kept.remove("", name)
 
 
-@pytest.mark.parametrize("name", ["x" * 1025, "\ud800", 5])
+@pytest.mark.parametrize("name", ["", "x" * 1025, "\ud800", 5, "a\nb", "a\x00", "a\x1b[2J", "a\u202eb", "a\u200b", "\ufeffa", "a\u2028b"])
 async def test_an_impossible_id_is_refused(place: Place, name: Any) -> None:
-    """An id that is too long or no text is a mistake of usage."""
-    async with setting(place, []) as given, given.agent(name) as agent:
+    """An id that is empty, too long, no text or not what it looks like is a mistake of usage, before anything is asked."""
+    async with setting(place, []) as given:
         with pytest.raises(ConfigurationError, match="id of a conversation"):
-            await agent.ask("first")
+            async with given.agent(name):
+                pass
+        async with ToolBus(settings=place.settings) as bus:
+            kept = bus.executor(model="m").conversations
+            with pytest.raises(ConfigurationError, match="id of a conversation"):
+                kept.hold("", name)
+
+
+async def test_an_empty_key_of_a_question_is_refused(place: Place) -> None:
+    """A key that is empty would let a question be asked twice."""
+    async with setting(place, []) as given, given.agent() as agent:
+        with pytest.raises(ConfigurationError, match="at least one character"):
+            await agent.ask("first", idempotency_key="")
 
 
 async def test_what_only_kept_conversations_have_is_refused(place: Place) -> None:
     """A key of a question, and resuming, need a conversation that is kept."""
-    async with setting(place, []) as given, given.agent("") as agent:
+    async with setting(place, []) as given, given.agent(None) as agent:
         with pytest.raises(ConfigurationError, match="conversation"):
             await agent.ask("first", idempotency_key="k")
         with pytest.raises(ConfigurationError, match="conversation"):

@@ -20,6 +20,7 @@ from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publish.publisher import Publish
 from toolbus.broker.results.results import RedisSessionResults
+from toolbus.broker.tasks.tasks import RedisTasks
 from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
 from toolbus.envelope import Request, encode_request, new_id
@@ -74,6 +75,11 @@ class RedisAgentBroker:
     def tokens(self) -> RedisTokens:
         """The records of bearer tokens."""
         return self._steps.tokens
+
+    @property
+    def tasks(self) -> RedisTasks:
+        """The shared calls that are found by the ids of tasks."""
+        return self._steps.tasks
 
     # -- connecting -------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.replies.reader import ReplyReader
 from toolbus.broker.results.results import RedisSessionResults
+from toolbus.broker.tasks.tasks import RedisTasks
 from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links
@@ -72,6 +73,7 @@ class AgentSteps:
         # Publish.
         self.publisher = Publisher(link, keys, agent, mastership)
         self.shared = SharedCalls(link, keys, agent, settings.retention, self._wake_reader, mastership)
+        self.tasks = RedisTasks(link, keys, settings, self.shared)
         mastership.when_admitted(self.publisher.flush)
         mastership.when_admitted(self.shared.release)
         # Read replies.

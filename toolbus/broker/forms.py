@@ -73,6 +73,9 @@ SCRIPTS = _forms(
         "sessions/pass_on": int,
         "sessions/line": Flat,
         "sessions/save": int,
+        "sessions/forget": int,
+        "sessions/load": Flat,
+        "sessions/elsewhere": Flat,
         "registry/register": [tuple[bytes, int, bytes, bytes], Some],
         "registry/unregister": int,
         "registry/sweep": int,
@@ -92,6 +95,8 @@ SCRIPTS = _forms(
         "conversations/append": [tuple[bytes], tuple[bytes, int]],
         "conversations/renew": int,
         "conversations/remove": [tuple[bytes], tuple[bytes, int]],
+        "recent/note": int,
+        "statistics/tell": int,
     }
 )
 """The form of each script's answer."""
@@ -108,6 +113,7 @@ COMMANDS = _forms(
         "DEL": int,
         "EXISTS": int,
         "HDEL": int,
+        "GET": bytes | None,
         "HGET": bytes | None,
         "HMGET": list[bytes | None],
         "HSCAN": tuple[bytes, Flat],
@@ -119,6 +125,7 @@ COMMANDS = _forms(
         "PUBLISH": int,
         "ROLE": list,
         "SCAN": tuple[bytes, Flat],
+        "SET": bytes | None,
         "SISMEMBER": int,
         "SREM": int,
         "TIME": tuple[bytes, bytes],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -154,16 +154,12 @@ def recommend_command(
     if prompt:
         say(view.prompt() if view.actions else nothing, err=not view.actions)
         return
-    rows = [
-        ("action", action.id, action.name, _score(view, action.id), "start" if action.id in view.starts else "") for action in view.actions
-    ]
-    rows += [("tool", name, name, _score(view, name), "") for name in view]
-    rows += [("tool", tool.id, tool.name, _score(view, tool.id), "not there now") for tool in view.missing.values()]
-    rows += [("function", tool.id, tool.name, _score(view, tool.id), "") for tool in view.local.values()]
+    rows = rows_of(view)
     if output == "json":
         print_json([dict(zip(("kind", "id", "name", "score", "state"), row, strict=True)) for row in rows])
         return
-    print_table(("KIND", "ID", "NAME", "SCORE", ""), rows, empty=nothing)
+    shown = [(*row[:3], "" if row[3] is None else f"{row[3]:.2f}", row[4]) for row in rows]
+    print_table(("KIND", "ID", "NAME", "SCORE", ""), shown, empty=nothing)
 
 
 @click.command("draw")
@@ -282,9 +278,16 @@ def _read(file: Path) -> Toolkit:
     return toolkit_of(load_preset(find_preset(file)))
 
 
-def _score(view: ActionView, vertex: str) -> Any:
-    """Return the best score of the edges to a vertex in the recommended part."""
-    if not view.toolkit.has_vertex(vertex):
-        return ""
-    found = [view.toolkit.get_score(before, vertex) for before in view.toolkit.predecessors(vertex)]
-    return f"{max(found):.2f}" if found else ""
+def rows_of(view: ActionView) -> list[tuple[str, str, str, float | None, str]]:
+    """Return kind, id, name, score and state of everything that is recommended."""
+    rows = [("action", each.id, each.name, view.score(each.id), "start" if each.id in view.starts else "") for each in view.actions]
+    for name in view:
+        found = view.vertices(name)
+        if any(view.toolkit.get_tool(vertex) for vertex in found):
+            rows += [("tool", vertex, name, view.score(vertex), "") for vertex in found if vertex not in view.missing]
+        else:
+            # A tool of a group has no vertex of its own.
+            scores = [score for group in found if (score := view.score(group)) is not None]
+            rows.append(("tool", name, name, max(scores, default=None), "" if view[name].available else "not there now"))
+    rows += [("tool", tool.id, tool.name, view.score(tool.id), "not there now") for tool in view.missing.values()]
+    return rows + [("function", tool.id, tool.name, view.score(tool.id), "") for tool in view.local.values()]

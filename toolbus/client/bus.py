@@ -30,6 +30,7 @@ from toolbus.settings import Settings
 if TYPE_CHECKING:
     from toolbus.client.executor.executor import ToolExecutor
     from toolbus.client.executor.turn import Turn
+    from toolbus.client.tasks.tasks import Tasks
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -248,7 +249,8 @@ class ToolBus:
         """Store a document (JSON).
 
         Args:
-            key: ``tool/<name>`` or ``tool-service/<id>`` for a static descriptor, ``toolkit/<name>`` for a preset.
+            key: ``tool/<name>`` or ``tool-service/<id>`` for a static descriptor, ``toolkit/<name>`` for a preset,
+                ``group/<id>`` for a group of tools.
             document: the JSON.
             owner: the only one who may change it from now on.
 
@@ -290,6 +292,13 @@ class ToolBus:
     def shared_confirmations(self) -> Confirmations:
         """The open requests of all processes of the namespace; use ``confirmations`` to answer them."""
         return self._state.shared_confirmations
+
+    @property
+    def tasks(self) -> Tasks:
+        """The calls that outlive the process that began them."""
+        from toolbus.client.tasks.tasks import Tasks  # noqa: PLC0415 - few programs have tasks
+
+        return Tasks(self._state)
 
     async def usage(self, days: int = 1) -> list[Usage]:
         """Return what calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.

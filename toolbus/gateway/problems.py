@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from toolbus import telemetry
 from toolbus.results import ErrorInfo, ErrorType
 
 MEDIA_TYPE = "application/problem+json"
@@ -76,3 +77,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     refused = cast("HTTPException", error)
     kind = {404: "no_such_path", 405: "wrong_method"}.get(refused.status_code, "bad_request")
     return Problem(refused.status_code, kind, f"{request.method} {request.url.path}: {refused.detail}", refused.headers).response()
+
+
+async def on_broker_error(request: Request, error: Exception) -> Response:
+    """Answer that the server could not be asked."""
+    return Problem(503, "unavailable", str(error), {"Retry-After": "1"}, code="no_server", retryable=True).response()
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Answer an exception that nothing expected; the log has its traceback."""
+    telemetry.log.error("gateway.bug", exc_info=error, method=request.method, path=request.url.path)
+    return Problem(500, "internal_error", "the gateway has failed to answer; its log says why").response()

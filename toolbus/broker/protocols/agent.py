@@ -11,6 +11,7 @@ from toolbus.broker.protocols.publish import Fate, Sender
 from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies
+from toolbus.broker.protocols.tasks import Tasks
 from toolbus.broker.protocols.tokens import Tokens
 from toolbus.envelope import Frame, Request
 from toolbus.results import ToolbusError
@@ -60,6 +61,10 @@ class AgentBroker(Protocol):
     @property
     def tokens(self) -> Tokens:
         """The records of bearer tokens."""
+
+    @property
+    def tasks(self) -> Tasks:
+        """The shared calls that are found by the ids of tasks."""
 
     @property
     def agent(self) -> str:

@@ -139,6 +139,14 @@ class Dispatcher:
             call.resume_from(options["resume_from"])
         return call
 
+    def attach(self, call: Call, request: Request, shared: str) -> None:
+        """Let a call that was not published read the replies to a shared call, from their start, as its own."""
+        connection, now = self.check(), time.monotonic()
+        call.attached(request, now + request.timeout)
+        self._calls[call.id] = call
+        call.slot = connection.deadlines.add(call.deadline, call.id, call.expire)
+        connection.broker.tasks.follow(shared, call.id)
+
     async def end_session(self, user: str, session: str) -> None:
         """Cancel this bus's calls in a session, and tell every service that it called in it."""
         connection = self.check()
@@ -232,6 +240,8 @@ class Dispatcher:
         connection = self._connection
         if self._calls.pop(call.id, None) is None or connection is None:
             return
+        if call.state and call.request is not None:
+            self._used.learn(call.request.user, call.request.session, call.queue, call.state)
         if call.request is not None and call.request.shared and connection.is_open:
             connection.broker.forget(call.request)
         connection.deadlines.remove(call.slot, call.id)
@@ -373,8 +383,6 @@ class Dispatcher:
         for frame in frames:
             call = calls.get(frame.id)
             if call is not None:
-                if frame.state and call.request is not None:
-                    self._used.learn(call.request.user, call.request.session, call.queue, frame.state)
                 call.feed(frame, now)
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:

@@ -67,8 +67,13 @@ class BusState:
 
     def order(self, user: str, session: str) -> CallOrder:
         """Return the order of the calls in a session; without a session, a new one."""
-        if not session:
-            return CallOrder()
+        return self._order(user, session) if session else CallOrder()
+
+    def order_of_user(self, user: str) -> CallOrder:
+        """Return the order of a user's calls without a session to services that have one state for all of them."""
+        return self._order(user, "")
+
+    def _order(self, user: str, session: str) -> CallOrder:
         found = self._orders.get((user, session))
         if found is None:
             found = self._orders[user, session] = CallOrder()

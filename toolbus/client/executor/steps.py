@@ -61,6 +61,7 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("cancelled", "session_closed"): "go on without the call; the session that it belongs to is closed",
     ("cancelled", "purged"): "the call did not run: repeat it only if it is still needed",
     ("tool_error", SESSION_LOST): "what the session held is gone: repeat the earlier steps that this call builds on, then call it again",
+    ("tool_error", "session_moved"): _AGAIN,
     ("tool_error", "output_limit"): _LESS,
     ("tool_error", "memory_limit"): _LESS,
     **{

@@ -19,10 +19,9 @@ from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.arguments import said
 from toolbus.client.executor.context import ExecutorContext
-from toolbus.client.executor.observations import observe
 from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.executor.order import Place
-from toolbus.client.executor.parts import Observation, shown
+from toolbus.client.executor.parts import Observation
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
 from toolbus.client.executor.toolcalls import ModelCall, answers
 from toolbus.client.tools.tool import Tool
@@ -42,7 +41,7 @@ _MOST_REVISIONS = 5
 class _Running:
     """One call of the turn."""
 
-    __slots__ = ("after", "call", "done", "index", "place", "requested", "result", "same", "started", "tool")
+    __slots__ = ("after", "call", "changes", "done", "index", "place", "requested", "result", "same", "started", "tool")
 
     def __init__(self, call: ModelCall, index: int, tool: Tool | None) -> None:
         self.call = call
@@ -53,6 +52,8 @@ class _Running:
         self.same: _Running | None = None
         self.done = asyncio.Event()
         self.requested: Requested | None = None
+        # What was changed in the model's arguments, also when they are refused all the same.
+        self.changes: list[str] = []
         self.result: ToolResult | None = None
         self.started = time.monotonic()
 
@@ -185,11 +186,7 @@ class Turn:
             ConfigurationError: an option is wrong, or the bus was closed.
         """
         results = await self.results()
-        executor = self._executor
-        return [
-            Observation(observe(result, running.tool, limit=executor.output_limit, shown=blobs), result.success, blobs)
-            for running, result, blobs in zip(self._calls, results, shown(results, executor.attachment_limit), strict=True)
-        ]
+        return self._executor.observed([(result, running.tool) for running, result in zip(self._calls, results, strict=True)])
 
     # -- one call ---------------------------------------------------------------------------------
 
@@ -216,6 +213,8 @@ class Turn:
 
     def _finish(self, running: _Running, result: ToolResult) -> None:
         executor = self._executor
+        if running.changes:
+            result = msgspec.structs.replace(result, meta=msgspec.structs.replace(result.meta, changes=tuple(running.changes)))
         running.result = result
         if running.place is not None:
             if result.error is not None and result.error.code == SESSION_LOST:
@@ -239,13 +238,14 @@ class Turn:
                 return running.same.result
         if call.problem:
             raise ToolError(call.problem, type="invalid_arguments", code="bad_call")
-        arguments, changes = said(call.arguments)
+        arguments, repairs = said(call.arguments)
+        running.changes = repairs
         if any(True for _ in references(arguments)):
             arguments = await self._resolved(running, arguments)
         patience = executor.patience()
         for _ in range(_MOST_REVISIONS):
             tool, patience = await self._present(running, patience)
-            result = await self._attempt(running, tool, arguments, tuple(changes), patience)
+            result = await self._attempt(running, tool, arguments, repairs, patience)
             if result is not None:
                 return result
         message = f"the tool {running.name!r} changed again and again while the call was prepared"
@@ -275,20 +275,20 @@ class Turn:
         return tool, patience
 
     async def _attempt(
-        self, running: _Running, tool: Tool, arguments: dict[str, Any], changes: tuple[str, ...], patience: float
+        self, running: _Running, tool: Tool, arguments: dict[str, Any], repairs: list[str], patience: float
     ) -> ToolResult | None:
         """Prepare, confirm and make the call of one revision of the tool: the one way to a publication.
 
         None when there is another revision by now, and nothing was published.
         """
-        arguments, cast = self._executor.preparers.prepare(tool, arguments)
-        noted = (*changes, *cast)
-        requested = Requested(arguments, noted)
+        running.changes = [*repairs]
+        arguments = self._executor.preparers.prepare(tool, arguments, running.changes)
+        requested = Requested(arguments, tuple(running.changes))
         if requested != running.requested:
             running.requested = requested
             if self._streaming or self._executor.events:
                 # Observers may change what they are given, and must not change the call.
-                self._emit(running, Requested(_copied(arguments), noted))
+                self._emit(running, Requested(_copied(arguments), requested.changes))
         grant = Grant(tool, place=running.place)
         # A confirmation is useless while no worker serves the tool; if one appears now, the grant without a permission publishes nothing.
         if tool.descriptor.confirm and tool.available:
@@ -296,9 +296,7 @@ class Turn:
         result = await self._call(running, grant, arguments, patience)
         if grant.superseded and not grant.published and not result.success:
             return None
-        if not noted:
-            return result
-        return msgspec.structs.replace(result, meta=msgspec.structs.replace(result.meta, changes=noted))
+        return result
 
     async def _call(self, running: _Running, grant: Grant, arguments: dict[str, Any], patience: float) -> ToolResult:
         call = self._executor.stream(grant, arguments, running.call.id or str(running.index), patience)

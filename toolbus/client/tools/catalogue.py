@@ -12,6 +12,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.client.tools.former import FormerTools
+from toolbus.client.tools.groups import ToolGroup, read_group
 from toolbus.client.tools.queues import Queues
 from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
@@ -47,6 +48,8 @@ class Catalogue:
         # Published toolkit presets by name, which are parsed when the graph is first used.
         self.presets: dict[str, bytes] = {}
         self.presets_version = 0
+        # Stored groups of tools, by id.
+        self.groups: dict[str, ToolGroup] = {}
         self._queues = Queues()
         self._names: list[str] | None = None
         self._restricted = (0, False)
@@ -130,6 +133,7 @@ class Catalogue:
         self.presets = {}
         self.presets_version += 1
         self.withholding.clear()
+        self.groups = {}
         for key, document in items.items():
             if isinstance(document, RefusedTool):
                 self._refused_items[key] = document
@@ -197,6 +201,9 @@ class Catalogue:
         if kind == "pin":
             self.withholding.take(name, document)
             return
+        if kind == "group":
+            self._take_group(key, name, document)
+            return
         # An invalid document removes the one before, so that this agent sees the same as agents that start later.
         (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
         self._refused_items.pop(key, None)
@@ -214,6 +221,16 @@ class Catalogue:
         elif found is not None:
             self._static_tools[name] = found
 
+    def _take_group(self, key: str, id: str, document: bytes | None) -> None:
+        self.groups.pop(id, None)
+        self._refused_items.pop(key, None)
+        if document is None:
+            return
+        try:
+            self.groups[id] = read_group(id, document)
+        except DescriptorError as error:
+            self._refuse_item(key, None, error)
+
     def _descriptor(self, kind: str, name: str, decoded: object) -> ServiceDescriptor | dict[str, Any] | None:
         """Return a static service, or the document of a static tool, or None for one that is no tool of toolbus.
 
@@ -223,7 +240,7 @@ class Catalogue:
         if not isinstance(decoded, dict):
             raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
         if kind not in {"tool", "tool-service"}:
-            raise DescriptorError("its key is none of tool/NAME, tool-service/ID, toolkit/NAME and pin/NAME")
+            raise DescriptorError("its key is none of tool/NAME, tool-service/ID, toolkit/NAME, group/ID and pin/NAME")
         if kind == "tool" and not is_tool_document(decoded):
             return None
         if kind == "tool-service":

@@ -9,6 +9,7 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.declared import destructive, output_schema
 from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.client.tools.names import replaced_names, wire_name
 from toolbus.client.tools.tool import Tool
@@ -83,7 +84,7 @@ def anthropic(tool: Tool, enforce: bool = False) -> Definition:
 
 
 def mcp(tool: Tool, enforce: bool = False) -> Definition:
-    """Return a tool of the Model Context Protocol, with hints about its effect.
+    """Return a tool of the Model Context Protocol, with hints about its effect and the schema of its data.
 
     Raises:
         DescriptorError: the schema is impossible.
@@ -93,10 +94,17 @@ def mcp(tool: Tool, enforce: bool = False) -> Definition:
     if "type" not in schema:
         schema = {"type": "object", **schema}
     definition: Definition = {"name": wire_name(tool.name), "description": description_of(tool), "inputSchema": _marked(schema)}
+    output = output_schema(tool.descriptor)
+    if output is not None:
+        check_possible(output)
+        definition["outputSchema"] = _marked(output)
     hints: dict[str, bool] = {}
     if tool.descriptor.effect:
         hints["readOnlyHint"] = tool.descriptor.effect == "read"
         hints["idempotentHint"] = tool.descriptor.effect != "once"
+    destroys = destructive(tool.descriptor)
+    if destroys is not None:
+        hints["destructiveHint"] = destroys
     if tool.descriptor.external:
         hints["openWorldHint"] = True
     if hints:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker, session_of
+from toolbus.broker.statistics.answers import OpenSession
 from toolbus.deadlines import Deadlines
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo
@@ -27,6 +29,8 @@ _MOMENTS = 64
 _MOST_AGENTS = 64
 # Sessions that were inherited and whose first call has not begun yet.
 _MOST_INHERITED = 10_000
+# Sessions that operators are told of.
+_MOST_TOLD = 100
 # Why a session ends when its callers want it to; otherwise they are told.
 _WANTED = frozenset({"closed", "left"})
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
@@ -94,6 +98,12 @@ class OpenSessions:
     def __len__(self) -> int:
         return len(self._open)
 
+    def opened(self) -> list[OpenSession]:
+        """Return the open sessions, those used last first; some hundred at most."""
+        now, service = self._context.clock(), self._served.id
+        newest = itertools.islice(reversed(self._open.items()), _MOST_TOLD)
+        return [OpenSession(service, *session, len(each.runs), max(0.0, now - each.used)) for session, each in newest]
+
     # -- calls ------------------------------------------------------------------------------------
 
     def start(self, run: SessionRun) -> asyncio.Task[None]:
@@ -143,11 +153,10 @@ class OpenSessions:
         if found is not None:
             found.state.enter(delivery)
 
-    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> None:
+    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> bool:
         """Take note that a call's handler changes the state no more; keep a snapshot, for a call that is ``done`` or is tried again."""
         found = self._of(delivery.request)
-        if found is not None:
-            await found.state.leave(delivery, self._context.broker, keep=keep, done=done)
+        return found is None or await found.state.leave(delivery, self._context.broker, keep=keep, done=done)
 
     def forget(self, delivery: Delivery) -> None:
         """Forget the snapshot of a delivery's session, because it is out of date."""
