@@ -57,6 +57,12 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # Each command that can end by itself; the folder has the files.
 ENDING = {
+    "approve": ("approve", "evil_data"),
+    "pins approve": ("pins", "approve", EVIL),
+    "pins list": ("pins", "list"),
+    "pins reject": ("pins", "reject", EVIL, "--reason", EVIL),
+    "pins rm": ("pins", "rm", EVIL),
+    "pins show": ("pins", "show", "evil_data"),
     "call": ("call", "evil_error"),
     "calls": ("calls", "--tool", EVIL),
     "confirm allow": ("confirm", "allow", EVIL),
@@ -104,6 +110,9 @@ ENDING = {
     "learning rollback": ("learning", "rollback", "--scores", EVIL),
     "toolkit schema": ("toolkit", "schema"),
     "toolkit show": ("toolkit", "show", EVIL),
+    "tokens add": ("tokens", "add", EVIL),
+    "tokens list": ("tokens", "list"),
+    "tokens revoke": ("tokens", "revoke", EVIL),
     "tools": ("tools", "--all"),
     "usage": ("usage",),
     "worker": ("worker", EVIL),

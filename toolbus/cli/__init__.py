@@ -22,6 +22,7 @@ from toolbus.settings import misspelt
 
 _COMMANDS = {
     "agent": ("agent", "Let a model answer QUESTION with tools."),
+    "approve": ("pins", "Approve a tool as it is now, so that agents may use this form of it."),
     "call": ("calls", "Call a tool."),
     "calls": ("recent", "Show the attempts of recent calls."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
@@ -39,6 +40,7 @@ _COMMANDS = {
     "mount": ("mount", "Serve the tools of an MCP server, or the operations of an API."),
     "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
     "pause": ("operate", "Make a service's workers stop taking requests."),
+    "pins": ("pins", "Decide which form of a tool may be used."),
     "protocol": ("protocol", "Write the scripts and numbers that a worker or an agent in another language needs."),
     "purge": ("operate", "Remove the requests that wait for a service."),
     "put": ("items", "Store a static descriptor."),
@@ -48,6 +50,7 @@ _COMMANDS = {
     "services": ("inspection", "List the services, their workers and their backlog."),
     "settings": ("inspection", "Show each setting, its value, and the source of the value."),
     "stats": ("statistics", "Ask the workers for their statistics."),
+    "tokens": ("tokens", "Look after the bearer tokens of gateways."),
     "toolkit": ("toolkit", "Manage the graph of actions and tools."),
     "tools": ("inspection", "List the tools that can be called now."),
     "top": ("top", "Watch services, workers, tools and calls in the terminal."),

@@ -66,7 +66,7 @@ class ToolCalls:
             ToolError: the arguments do not fit.
             ConfigurationError: the bus is not open.
         """
-        arguments, _ = self._preparers.prepare(tool, arguments)
+        arguments = self._preparers.prepare(tool, arguments, [])
         return caller.view(self._bus).stream(tool.name, arguments)
 
     async def _call(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
