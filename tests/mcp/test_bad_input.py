@@ -59,7 +59,7 @@ async def test_headers_that_say_something_else(raw: Raw) -> None:
 
 
 async def test_unknown_methods(raw: Raw) -> None:
-    """What the server does not know is no method, whatever its name."""
+    """A method that the server does not know is answered with an error, whatever its name."""
     for method in ("tools/destroy", "initialize", "ping", "logging/setLevel", "tasks/result", "a" * 10_000):
         answer = await raw.ask(method)
         assert answer["code"] == -32601, method
