@@ -24,7 +24,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 PREFIX = "TOOLBUS_"
 # Settings whose values are words, in upper or lower case.
-_WORDS = frozenset({"log_level", "log_format"})
+_WORDS = frozenset({"log_level", "log_format", "recent"})
 # Files may have names of any bytes; other texts are sent.
 _FILES = frozenset({"password_file", "tls_ca", "tls_cert", "tls_key"})
 
@@ -59,9 +59,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     reply_bytes: _Count = 67_108_864
     call_buffer: _Count = 8_388_608
     retention: _Positive = 3600.0
+    require_approval: bool = False
     conversation_ttl: _Positive = 604_800.0
     wait_replicas: Annotated[int, msgspec.Meta(ge=0)] = 0
     wait_timeout: Annotated[float, msgspec.Meta(gt=0, le=5)] = 1.0
+    recent: Literal["off", "on", "arguments"] = "on"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 

@@ -82,6 +82,8 @@ class Scene:
             ("HSET", keys.order("pool"), "one", "1-0 2-0"),
             ("HSET", keys.snapshot("pool", "one"), "t", "t", "c", "c0", "d", "{}"),
             ("HSET", keys.flushes("a1"), 63, "63 -"),
+            ("XADD", keys.recent, "1-0", "c", "{}"),
+            ("XADD", keys.answers("q1"), "1-0", "a", "{}"),
             ("SET", keys.rate("u"), now),
             ("HSET", keys.quota("u"), "period", 1, "used", 1),
             ("HSET", keys.usage("today"), "calls", 1),
@@ -95,6 +97,7 @@ class Scene:
         one, two, request = keys.replies("a1"), keys.replies("a2"), keys.confirmation("r1")
         mark, conversation = keys.started("c1"), (keys.conversation("cd"), keys.conversations)
         owners = (keys.session("pool", "one"), keys.session("pool", "two"))
+        kept = (queue, fence, owners[0], keys.snapshot("pool", "one"))
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
         service = (*tables, instances, queue, fence, cancelled)
         common = (keys.prefix, "token", 60_000, 0)
@@ -155,6 +158,13 @@ class Scene:
             Run(scripts.ITEM, tables, (*common, "toolkit/y", "{}", "owner")),
             Run(scripts.TRANSFER, tables, (*common, "tool-service/pool"), (("HDEL", keys.names, "t:tool"),)),
             Run(scripts.OVERVIEW, (queue, letters, keys.paused, instances, keys.live, fence), ("pool",)),
+            Run(
+                scripts.OVERVIEWS,
+                2 * (queue, letters, keys.paused, instances, keys.live, fence),
+                ("pool", "pool"),
+            ),
+            Run(scripts.NOTE, (keys.recent,), (100, 60_000, "{}")),
+            Run(scripts.TELL, (keys.answers("q1"),), (60_000, "{}", 100)),
             Run(scripts.PURGE, (queue,), ("6-0", one, "[]")),
             Run(scripts.SPEND, (keys.rate("u"),), (10, 1000)),
             Run(scripts.QUOTA, (keys.quota("u"),), (10, 100_000)),
@@ -183,8 +193,10 @@ class Scene:
             Run(scripts.REMOVE, conversation, ("cd", 1)),
             Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
             Run(scripts.LINE, (queue, keys.order("pool")), ("one", "6-0", "1-0")),
-            Run(scripts.SAVE, (owners[0], keys.snapshot("pool", "one")), ("mine", "t", "c1", "{}", 60_000)),
-            Run(scripts.SAVE, (owners[0], keys.snapshot("pool", "one")), ("mine", "t", "c1", "", 60_000)),
+            Run(scripts.SAVE, kept, (*known, "1-0", 1, 1, "t", "c1", "{}", 60_000)),
+            Run(scripts.FORGET, kept, (*known, "1-0", 1, 0)),
+            Run(scripts.LOAD, kept[3:], (1000, 64)),
+            Run(scripts.ELSEWHERE, (queue, keys.order("pool"), fence, keys.live), ("other", "pool", "one")),
         ]
 
 

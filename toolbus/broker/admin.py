@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 from toolbus.broker import scripts
+from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.conversations.conversations import RedisConversations
 from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
+from toolbus.broker.pins.pins import RedisPins
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
+from toolbus.broker.recent.reader import after, newest
+from toolbus.broker.recent.records import RecentCall
 from toolbus.broker.registry.follower import read_items, read_services
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
+from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
+from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
@@ -29,6 +36,7 @@ from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ErrorIn
 from toolbus.settings import Settings
 
 _PAGE = 256
+_OVERVIEWS_AT_ONCE = 40
 
 
 class ServiceOverview(NamedTuple):
@@ -75,6 +83,9 @@ class Admin:
         self.dead_letters = cast("DeadLetters", NotOpen())
         self.tallies = cast("RedisTallies", NotOpen())
         self.conversations = cast("RedisConversations", NotOpen())
+        self.confirmations = cast("RedisConfirmations", NotOpen())
+        self.tokens = cast("RedisTokens", NotOpen())
+        self.pins = cast("RedisPins", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -85,6 +96,9 @@ class Admin:
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
         self.tallies = RedisTallies(self._link, self._keys)
         self.conversations = RedisConversations(self._link, self._keys, self._settings)
+        self.confirmations = RedisConfirmations(self._link, self._keys, self._settings.lease)
+        self.tokens = RedisTokens(self._link, self._keys)
+        self.pins = RedisPins(self._link, self._keys, self._registry)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -93,9 +107,24 @@ class Admin:
 
     async def services(self) -> list[ServiceOverview]:
         """Return every service in the registry, by id."""
+        return await self.overviews(await self.records())
+
+    async def records(self) -> list[ServiceRecord]:
+        """Return what is published of each service, without those that can't be read."""
         records = await read_services(self._link, self._keys)
-        found = [await self._overview(each.publication, live=each.live) for each in records.values() if isinstance(each, ServiceRecord)]
-        return sorted(found, key=lambda overview: overview.publication.service.id)
+        return [each for each in records.values() if isinstance(each, ServiceRecord)]
+
+    async def revision(self) -> bytes:
+        """Return a token that is another one whenever the registry has changed."""
+        found: bytes | None = await self._link.execute("HGET", self._keys.meta, "token")
+        return found or b""
+
+    async def overviews(self, records: Iterable[ServiceRecord]) -> list[ServiceOverview]:
+        """Return what is going on in services, by id."""
+        sought = sorted(records, key=lambda record: record.publication.service.id)
+        # A script of all services at once would keep the server from others for too long.
+        parts = [sought[at : at + _OVERVIEWS_AT_ONCE] for at in range(0, len(sought), _OVERVIEWS_AT_ONCE)]
+        return [overview for part in await asyncio.gather(*map(self._overviews, parts)) for overview in part]
 
     async def snapshot(self) -> tuple[dict[str, ServiceRecord | RefusedTool], dict[str, bytes | RefusedTool]]:
         """Return the services and static documents as agents read them, with the reason in place of what can't be read."""
@@ -175,6 +204,11 @@ class Admin:
             await self._link.execute("PUBLISH", keys.wake(queue), f"dead {service}")
         return len(found)
 
+    async def now(self) -> float:
+        """Return the server's time, in seconds since 1970."""
+        seconds, micros = await self._link.execute("TIME")
+        return integer(seconds) + integer(micros) / 1e6
+
     async def health(self) -> ServerHealth:
         """Look at the server: its memory policy, persistence, latency and clock."""
         memory = await self._info("memory")
@@ -185,8 +219,7 @@ class Admin:
             asked = time.perf_counter()
             await self._link.execute("PING")
             times.append((time.perf_counter() - asked) * 1000)
-        seconds, micros = await self._link.execute("TIME")
-        skew = integer(seconds) + integer(micros) / 1e6 - time.time()
+        skew = await self.now() - time.time()
         if self._link.server is None:
             raise BrokerError("the connection was lost")
         return ServerHealth(
@@ -201,13 +234,28 @@ class Admin:
             needs_replicas="min_slaves_good_slaves" in replication,
         )
 
+    async def statistics(self, service: str = "", *, patience: float = PATIENCE) -> Statistics:
+        """Ask all workers, or those of one service, for their statistics; wait ``patience`` seconds at most for their answers."""
+        return await ask(self._link, self._keys, service=service, queue=await self.queue(service) if service else "", patience=patience)
+
+    async def recent(self, limit: int = 200) -> list[RecentCall]:
+        """Return the newest of the recent calls' attempts, the newest first."""
+        return await newest(self._link, self._keys, limit)
+
+    async def recent_after(self, entry: str) -> tuple[list[RecentCall], str]:
+        """Return some recent calls after the ``entry`` of one, the oldest first, and the entry to go on after."""
+        return await after(self._link, self._keys, entry)
+
     # -- inside -----------------------------------------------------------------------------------
 
-    async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
-        service = publication.service.id
-        keys = overview_keys(self._keys, service, publication.service.queue)
-        queued, running, dead, paused, workers = await self._link.execute_script(scripts.OVERVIEW, keys, (service,))
-        return ServiceOverview(publication, live and int(workers) > 0, int(workers), int(queued), int(running), int(dead), bool(paused))
+    async def _overviews(self, records: Sequence[ServiceRecord]) -> list[ServiceOverview]:
+        services = [each.publication.service for each in records]
+        keys = tuple(key for each in services for key in overview_keys(self._keys, each.id, each.queue))
+        found = await self._link.execute_script(scripts.OVERVIEWS, keys, tuple(each.id for each in services))
+        return [
+            ServiceOverview(each.publication, each.live and workers > 0, workers, queued, running, dead, bool(paused))
+            for each, (queued, running, dead, paused, workers) in zip(records, found, strict=True)
+        ]
 
     async def queue(self, service: str) -> str:
         """Return the name of a service's queue; its id when it is not in the registry any more."""

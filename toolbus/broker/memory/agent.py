@@ -10,8 +10,10 @@ from toolbus import telemetry
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.conversations import MemoryConversations
 from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
+from toolbus.broker.memory.results import MemorySessionResults
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.memory.tasks import MemoryTasks
+from toolbus.broker.memory.tokens import MemoryTokens
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
 from toolbus.broker.protocols.sharing import ended_for_another, readdressed
 from toolbus.broker.reading import check_document
@@ -54,6 +56,16 @@ class MemoryAgentBroker:
     def conversations(self) -> MemoryConversations:
         """The conversations that are kept."""
         return self._joined().conversations
+
+    @property
+    def results(self) -> MemorySessionResults:
+        """The results of sessions' earlier calls."""
+        return self._joined().results
+
+    @property
+    def tokens(self) -> MemoryTokens:
+        """The records of bearer tokens."""
+        return self._joined().tokens
 
     @property
     def tasks(self) -> MemoryTasks:
