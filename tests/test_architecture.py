@@ -44,6 +44,7 @@ LOWEST = (
     "descriptors",
     "options",
     "tokens",
+    "pins",
     "settings",
     "urls",
     "deadlines",

@@ -54,7 +54,7 @@ FAULTS = {
 FAULT = sys.argv[1] if len(sys.argv) > 1 else "none"
 SCRIPTS = Path(sys.argv[2] if len(sys.argv) > 2 else "scripts")
 SERVICE = "conformance"
-PREFIX = f"tb:{{{os.environ['TOOLBUS_NAMESPACE']}}}:"
+PREFIX = f"tb:{{{os.environ.get('TOOLBUS_NAMESPACE', 'default')}}}:"
 LEASE_MS = int(float(os.environ.get("TOOLBUS_LEASE", "30")) * 1000)
 GRACE = float(os.environ.get("TOOLBUS_GRACE", "30"))
 SLOTS = 64
@@ -89,8 +89,8 @@ class Call:
 
     def frame(self, **rest: Any) -> dict[str, Any]:
         attempt = 1 if FAULT == "same-attempt" else self.attempt
-        id = uuid.uuid4().hex if FAULT == "wrong-id" else self.request["id"]
-        frame = {"id": id, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
+        call = uuid.uuid4().hex if FAULT == "wrong-id" else self.request["id"]
+        frame = {"id": call, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
         self.seq += 2 if FAULT == "skips-seq" and self.seq == 2 else 1
         return frame
 
@@ -126,27 +126,14 @@ class PlantedWorker:
         self.start, self.fence = found[1], (found[2], found[3])
 
     async def answer(self, call: Call) -> None:
-        request, error, texts = call.request, None, []
+        error, texts = self.refusal(call), []
         try:
-            name = str(request.get("tool", "")).removeprefix(f"{SERVICE}-")
-            if request.get("v", 1) != 1 and FAULT != "any-version":
-                error = {"type": "invalid_arguments", "message": "another version"}
-            elif name not in {"echo", "count"} and FAULT != "runs-unknown":
-                error = {"type": "not_found", "message": "no such tool"}
-            elif call.deadline <= time.time() and FAULT != "runs-expired":
-                error = {"type": "deadline_exceeded", "message": "too late"}
-            else:
-                if request.get("events") and FAULT != "no-start":
+            if error is None:
+                if call.request.get("events") and FAULT != "no-start":
                     await self.send(call, call.frame(kind="start"))
                 left = None if FAULT in {"ignores-deadline", "runs-expired"} else call.deadline - time.time()
                 async with asyncio.timeout(left):
-                    async for text in self.handle(name, request.get("arguments") or {}):
-                        if FAULT == "all-at-end":
-                            texts.append(text)
-                            continue
-                        for piece in self.pieces(text):
-                            if not await self.send(call, call.frame(response=piece)):
-                                raise asyncio.CancelledError
+                    texts = await self.stream(call)
         except TimeoutError:
             error = {"type": "deadline_exceeded", "message": "the time was up"}
             self.leaked += FAULT == "leaks-slots"
@@ -157,6 +144,28 @@ class PlantedWorker:
         if call.stopped != "handed back":
             await self.finish(call, error, "".join(texts) if texts else None)
         self.calls.pop(call.entry, None)
+
+    def refusal(self, call: Call) -> dict[str, str] | None:
+        name = str(call.request.get("tool", "")).removeprefix(f"{SERVICE}-")
+        if call.request.get("v", 1) != 1 and FAULT != "any-version":
+            return {"type": "invalid_arguments", "message": "another version"}
+        if name not in {"echo", "count"} and FAULT != "runs-unknown":
+            return {"type": "not_found", "message": "no such tool"}
+        if call.deadline <= time.time() and FAULT != "runs-expired":
+            return {"type": "deadline_exceeded", "message": "too late"}
+        return None
+
+    async def stream(self, call: Call) -> list[str]:
+        """Send the text as it comes, and return what is left for the end."""
+        texts = []
+        async for text in self.handle(str(call.request.get("tool", "")).removeprefix(f"{SERVICE}-"), call.request.get("arguments") or {}):
+            if FAULT == "all-at-end":
+                texts.append(text)
+                continue
+            for piece in self.pieces(text):
+                if not await self.send(call, call.frame(response=piece)):
+                    raise asyncio.CancelledError
+        return texts
 
     async def handle(self, name: str, arguments: dict[str, Any]) -> Any:
         if name != "count":
@@ -290,9 +299,9 @@ class PlantedWorker:
         self.draining = True
         if FAULT != "stays":
             await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{SERVICE}/{self.me}")
-        end = time.monotonic() + (0 if FAULT == "drops-at-end" else GRACE)
-        while self.calls and time.monotonic() < end:
-            await asyncio.sleep(0.02)
+        running = [call.task for call in self.calls.values() if call.task is not None]
+        if running and FAULT != "drops-at-end":
+            await asyncio.wait(running, timeout=GRACE)
         left = list(self.calls.values())
         for call in left:
             call.stopped = "handed back"

@@ -22,6 +22,7 @@ from toolbus.settings import misspelt
 
 _COMMANDS = {
     "agent": ("agent", "Let a model answer QUESTION with tools."),
+    "approve": ("pins", "Approve a tool as it is now, so that agents may use this form of it."),
     "call": ("calls", "Call a tool."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
     "conformance": ("conformance", "Try whether a worker or an agent in another language keeps the protocol."),
@@ -38,6 +39,7 @@ _COMMANDS = {
     "mount": ("mount", "Serve the tools of an MCP server, or the operations of an API."),
     "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
     "pause": ("operate", "Make a service's workers stop taking requests."),
+    "pins": ("pins", "Decide which form of a tool may be used."),
     "protocol": ("protocol", "Write the scripts and numbers that a worker or an agent in another language needs."),
     "purge": ("operate", "Remove the requests that wait for a service."),
     "put": ("items", "Store a static descriptor."),
@@ -45,6 +47,7 @@ _COMMANDS = {
     "rm": ("items", "Delete a static descriptor."),
     "services": ("inspection", "List the services, their workers and their backlog."),
     "settings": ("inspection", "Show each setting, its value, and the source of the value."),
+    "tokens": ("tokens", "Look after the bearer tokens of gateways."),
     "toolkit": ("toolkit", "Manage the graph of actions and tools."),
     "tools": ("inspection", "List the tools that can be called now."),
     "usage": ("usage", "Show the usage of tools by user."),

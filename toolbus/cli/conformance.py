@@ -34,7 +34,7 @@ def conformance_command() -> None:
 
 @conformance_command.command("worker", context_settings=_OPTIONS)
 @_of_level
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True)
 def worker_command(command: tuple[str, ...], level: int, only: tuple[str, ...], output: str) -> None:
     """Try the worker that COMMAND starts.
 
@@ -48,13 +48,15 @@ def worker_command(command: tuple[str, ...], level: int, only: tuple[str, ...], 
       toolbus conformance worker --level 3 -- toolbus worker toolbus.conformance.tools
     """
     from toolbus.conformance.running import try_worker
+    from toolbus.conformance.worker_checks import WORKER
 
+    _check_names(only, [check.name for check in WORKER.checks])
     _report(lambda told: try_worker(command, level, only, told), output)
 
 
 @conformance_command.command("agent", context_settings=_OPTIONS)
 @_of_level
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True)
 def agent_command(command: tuple[str, ...], level: int, only: tuple[str, ...], output: str) -> None:
     """Try the agent that COMMAND starts.
 
@@ -66,9 +68,17 @@ def agent_command(command: tuple[str, ...], level: int, only: tuple[str, ...], o
       toolbus conformance agent --level 1 -- node examples/node/agent.mjs
       toolbus conformance agent --level 2 -- python -m toolbus.conformance.agent
     """
+    from toolbus.conformance.agent_checks import AGENT
     from toolbus.conformance.running import try_agent
 
+    _check_names(only, [check.name for check in AGENT.checks])
     _report(lambda told: try_agent(command, level, only, told), output)
+
+
+def _check_names(only: tuple[str, ...], known: list[str]) -> None:
+    for name in only:
+        if name not in known:
+            raise click.UsageError(f"there is no check {name!r}; there are {', '.join(known)}")
 
 
 def _report(run: Callable[[Callable[[Outcome], None]], Coroutine[Any, Any, list[Outcome]]], output: str) -> None:
@@ -87,8 +97,6 @@ def _report(run: Callable[[Callable[[Outcome], None]], Coroutine[Any, Any, list[
                 for each in found
             ]
         )
-    elif not found:
-        raise click.UsageError("there is no such check")
     else:
         say(f"{len(found) - len(broken)} of {len(found)} hold")
     if broken:

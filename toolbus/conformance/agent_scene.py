@@ -39,8 +39,8 @@ class Taken(msgspec.Struct):
 class AgentScene:
     """Starts an agent, tells it what to call, takes its requests, and writes frames as it likes.
 
-    The agent reads a JSON object a line, ``{"call": NAME, "service", "tool", "arguments", "timeout"}`` or ``{"cancel": NAME}``, and writes one
-    a line: ``{"call", "text"}``, ``{"call", "reset": true}``, ``{"call", "end": {"text", "error"}}``.
+    The agent reads a JSON object a line, ``{"call": NAME, "service", "tool", "arguments", "timeout"}`` or ``{"cancel": NAME}``, and
+    writes one a line: ``{"call", "text"}``, ``{"call", "reset": true}``, ``{"call", "end": {"text", "error"}}``.
     """
 
     def __init__(self, settings: Settings, probe: Probe, program: Program) -> None:

@@ -75,8 +75,8 @@ class Table(Generic[T]):
         return add
 
     def chosen(self, level: int, only: tuple[str, ...] = ()) -> list[Check[T]]:
-        """Return the checks up to a level, lowest level first; with ``only``, those of these names."""
-        found = [check for check in self.checks if check.level <= level and (not only or check.name in only)]
+        """Return the checks up to a level, lowest level first; with ``only``, those of these names, of whatever level."""
+        found = [check for check in self.checks if (check.name in only if only else check.level <= level)]
         return sorted(found, key=lambda check: check.level)
 
 

@@ -86,11 +86,17 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
     other = await _dead_worker(scene)
     await scene.probe.run("HDEL", scene.fence, f"x:{other}")
     member = f"{SERVICE}/{other}"
-    await scene.probe.run("ZADD", scene.keys.live, "9999999999999", member)
-    # As every script that moves entries does: the counter of who loses one goes up.
-    await scene.probe.run("HINCRBY", scene.fence, f"c:{mine}", 1)
+    await scene.beat(member)
+    # As every script that moves entries does: the counter of who loses one goes up with the move.
+    await scene.probe.run(
+        "EVAL",
+        "redis.call('HINCRBY', KEYS[2], 'c:' .. ARGV[1], 1) "
+        "return redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', 2, 'JUSTID')",
+        2, scene.queue, scene.fence, mine, other, sent.entry,
+    )  # fmt: skip
     for _ in range(12):
         # The other one is alive and renews what it holds.
+        await scene.beat(member)
         await scene.probe.run("XCLAIM", scene.queue, "g", other, 0, sent.entry, "RETRYCOUNT", 2, "JUSTID")
         await scene.wait(LEASE / 10)
     frames = await scene.frames(sent)

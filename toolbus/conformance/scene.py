@@ -69,10 +69,18 @@ class WorkerScene:
         await self.probe.run("FLUSHDB")
         self._read = "0-0"
 
+    async def now(self) -> int:
+        """Return the server's time in milliseconds."""
+        seconds, micros = await self.probe.run("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def beat(self, member: str) -> None:
+        """Extend the lease of a worker that the kit plays."""
+        await self.probe.run("ZADD", self.keys.live, await self.now() + int(LEASE * 1000), member)
+
     async def instances(self) -> list[str]:
         """Return the instances of the service whose leases have not ended."""
-        seconds, micros = await self.probe.run("TIME")
-        now = int(seconds) * 1000 + int(micros) // 1000
+        now = await self.now()
         members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
         return [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
 
