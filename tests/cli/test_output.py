@@ -81,6 +81,7 @@ ENDING = {
     "doctor": ("doctor",),
     "get": ("get", "tool/evil_item"),
     "list": ("list",),
+    "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
     "pause": ("pause", EVIL),
     "protocol constants": ("protocol", "constants"),
@@ -89,6 +90,7 @@ ENDING = {
     "put": ("put", "tool/evil_item", "item.json"),
     "resume": ("resume", EVIL),
     "rm": ("rm", f"tool/{EVIL}"),
+    "serve": ("serve", "--host", EVIL),
     "services": ("services",),
     "settings": ("settings",),
     "learning convert": ("learning", "convert", "evil.json", "out.sqlite"),
@@ -114,7 +116,7 @@ ENDING = {
     "workers": ("workers",),
 }
 # These run until they are stopped, or need a model; that they print by `say` only is tested below.
-OTHERS = {"agent", "confirm watch", "demo", "dev"}
+OTHERS = {"agent", "confirm watch", "demo", "dev", "mcp"}
 
 
 def paths(command: click.Command, above: str = "") -> set[str]:
