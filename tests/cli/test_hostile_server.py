@@ -34,6 +34,7 @@ ASKING = {
     "pins rm": ("pins", "rm", "other"),
     "pins show": ("pins", "show", "other"),
     "call": ("call", "canary_echo", "text=x", "--timeout", "2"),
+    "calls": ("calls",),
     "confirm allow": ("confirm", "allow", "c1"),
     "confirm deny": ("confirm", "deny", "c1"),
     "confirm list": ("confirm", "list"),
@@ -55,6 +56,7 @@ ASKING = {
     "resume": ("resume", "canary"),
     "rm": ("rm", "tool/other", "--force"),
     "services": ("services",),
+    "stats": ("stats", "--patience", "0.5"),
     "toolkit draw": ("toolkit", "draw", "picture.html"),
     "toolkit export": ("toolkit", "export"),
     "toolkit recommend": ("toolkit", "recommend", "canary_echo"),
@@ -63,6 +65,7 @@ ASKING = {
     "tokens list": ("tokens", "list"),
     "tokens revoke": ("tokens", "revoke", "000000000000"),
     "tools": ("tools", "--all"),
+    "top": ("top", "--once", "--every", "0.2"),
     "usage": ("usage",),
 }
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import one_line, output_option, settings_of, settings_with_server
+from toolbus.cli.common import output_option, settings_of, settings_with_server
 from toolbus.cli.output import print_table, say
 from toolbus.cli.supervised import refusals, supervise
+from toolbus.display import one_line
 from toolbus.results import ConfigurationError, ToolbusError
 
 if TYPE_CHECKING:

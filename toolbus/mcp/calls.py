@@ -14,7 +14,7 @@ from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.arguments import Preparers
 from toolbus.client.tools.declared import task_after
 from toolbus.client.tools.tool import Tool
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.display import visible
 from toolbus.envelope import new_run
 from toolbus.mcp.caller import Caller, CallerOf, Context
@@ -66,7 +66,7 @@ class ToolCalls:
             ToolError: the arguments do not fit.
             ConfigurationError: the bus is not open.
         """
-        arguments, _ = self._preparers.prepare(tool, arguments)
+        arguments = self._preparers.prepare(tool, arguments, [])
         return caller.view(self._bus).stream(tool.name, arguments)
 
     async def _call(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class ToolCalls:
 
     def _confirmation(self, tool: Tool, arguments: dict[str, Any], caller: Caller) -> Confirmation:
         limit = self._bus.settings.max_request
-        return Confirmation(new_run(), "", tool, arguments, user=caller.user, session="", timeout=PATIENCE, limit=limit)
+        return Confirmation(new_run(), "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
 
     async def _confirmed(self, context: Context, client: Client, confirmation: Confirmation) -> None:
         """Wait until the client's user, or anybody elsewhere, allows the call.
