@@ -41,12 +41,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take bytes in, but not endless headers."""
         if self._waiting is not None:
             self._head += len(data)
-            # What comes with the headers in one piece may be the body.
-            if self._head > self.most_headers + len(data):
-                self._refuse()
-                return
         super().data_received(data)
-        if self._head > self.most_headers and self._waiting is not None and not self.transport.is_closing():
+        # The headers that have arrived by now are handed on; what came with them in one piece may be the body.
+        if self._waiting is not None and self._head > self.most_headers and not self.transport.is_closing():
             self._refuse()
 
     def on_message_begin(self) -> None:
