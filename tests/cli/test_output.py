@@ -89,6 +89,7 @@ ENDING = {
     "put": ("put", "tool/evil_item", "item.json"),
     "resume": ("resume", EVIL),
     "rm": ("rm", f"tool/{EVIL}"),
+    "serve": ("serve", "--host", EVIL),
     "services": ("services",),
     "settings": ("settings",),
     "learning convert": ("learning", "convert", "evil.json", "out.sqlite"),

@@ -45,6 +45,7 @@ _COMMANDS = {
     "put": ("items", "Store a static descriptor."),
     "resume": ("operate", "Let a paused service's workers take requests again."),
     "rm": ("items", "Delete a static descriptor."),
+    "serve": ("serve", "Offer the tools of the bus over HTTP."),
     "services": ("inspection", "List the services, their workers and their backlog."),
     "settings": ("inspection", "Show each setting, its value, and the source of the value."),
     "tokens": ("tokens", "Look after the bearer tokens of gateways."),

@@ -22,6 +22,15 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+GATEWAY_PORT = 8001
+"""The port at which gateways listen unless told otherwise."""
+
+
+def needs_gateway(error: ImportError) -> str:
+    """Return the message for packages of the gateway that are not installed."""
+    return f"the gateway needs more packages ({error}): pip install 'toolbus[gateway]'"
+
+
 class Seconds(click.FloatRange):
     """A number of seconds, above 0 and at most ``most``; not infinite and not NaN.
 

@@ -44,7 +44,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What is called."""
+        """The tool, or the service without one."""
         return self.tool or self.service
 
 
@@ -78,15 +78,14 @@ async def answered(request: Request, gateway: Gateway, call: Call, name: str) ->
     Raises:
         Problem: 422, an option is wrong.
     """
-    loop = asyncio.get_running_loop()
     watching: asyncio.Task[None] | None = None
 
     def watch() -> None:
         nonlocal watching
-        watching = loop.create_task(until_gone(request, gateway, call))
+        watching = asyncio.get_running_loop().create_task(until_gone(request, gateway, call))
 
-    timer = loop.call_later(_QUICK, watch)
     measures, began, error = gateway.measures, time.monotonic(), _LEFT
+    slot = gateway.deadlines.add(began + _QUICK, call.id, watch)
     measures.in_flight += 1
     try:
         with traced(request):
@@ -96,7 +95,7 @@ async def answered(request: Request, gateway: Gateway, call: Call, name: str) ->
         error = ErrorInfo("invalid_arguments")
         raise Problem(422, "invalid_request", str(wrong)) from None
     finally:
-        timer.cancel()
+        gateway.deadlines.remove(slot, call.id)
         if watching is not None:
             watching.cancel()
         measures.in_flight -= 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import cached_property
 
 from starlette.requests import HTTPConnection
 
 from toolbus.client.bus import ToolBus
+from toolbus.deadlines import Deadlines
 from toolbus.gateway.backlog import Backlog
 from toolbus.gateway.measures import Measures
 from toolbus.gateway.openapi_document import Documents
@@ -41,6 +43,7 @@ class Gateway:
         self.documents = Documents()
         self.backlog = Backlog(bus.settings)
         self._lost_since: float | None = None
+        self._looked = 0.0
 
     async def admitted(self, connection: HTTPConnection, permission: Permission = "call") -> Principal:
         """Return who sent a request, if they have a permission.
@@ -58,17 +61,25 @@ class Gateway:
         """True while commands reach the server, as far as is known."""
         return bool(self.bus.statistics().get("connected", 1))
 
+    @cached_property
+    def deadlines(self) -> Deadlines:
+        """The timers of requests, of which most are never due."""
+        return Deadlines(asyncio.get_running_loop(), _POLL)
+
     async def reachable(self) -> None:
         """Return when the server can be reached; a connection that was just lost is waited for.
 
         Raises:
             Problem: 503, it can't.
         """
+        now = time.monotonic()
+        if now - self._looked < _POLL:
+            return
         if self.connected:
-            self._lost_since = None
+            self._lost_since, self._looked = None, now
             return
         if self._lost_since is None:
-            self._lost_since = time.monotonic()
+            self._lost_since = now
         until = self._lost_since + self.options.outage
         while time.monotonic() < until:
             await asyncio.sleep(_POLL)

@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from toolbus import telemetry
 from toolbus.results import ErrorInfo, ErrorType
 
 MEDIA_TYPE = "application/problem+json"
@@ -85,6 +84,5 @@ async def on_broker_error(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """Answer an exception that nothing expected; the log has its traceback."""
-    telemetry.log.error("gateway.bug", exc_info=error, method=request.method, path=request.url.path)
+    """Answer an exception that nothing expected; the server logs its traceback."""
     return Problem(500, "internal_error", "the gateway has failed to answer; its log says why").response()

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from toolbus.gateway.bodies import read
 from toolbus.gateway.calls import Asked, answered, check_visible, made, result_response, trace_headers
+from toolbus.gateway.endpoint import Endpoint
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.headers import RESUME, call_options, wants_events
 from toolbus.gateway.media_types import require_json
@@ -86,6 +87,6 @@ def _resumed(request: Request, asked: Asked) -> Position | None:
 
 
 ROUTES = [
-    Route("/run_tool", run_tool, methods=["POST"]),
-    Route("/v1/tools/{name:path}/invoke", invoke, methods=["POST"]),
+    Route("/run_tool", Endpoint(run_tool), methods=["POST"]),
+    Route("/v1/tools/{name:path}/invoke", Endpoint(invoke), methods=["POST"]),
 ]
