@@ -37,6 +37,7 @@ LOWEST = (
     "scientific",
     "naming",
     "outbound",
+    "effects",
     "filter_keys",
     "rules",
     "results",

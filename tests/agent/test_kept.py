@@ -4,134 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
-from tests.agent.endpoint import Canned, Endpoint, Script, calls, endpoint, says
+from tests.agent.endpoint import Canned, calls, says
+from tests.agent.keeping import setting, told, until_recorded
 from tests.contract import Place
-from tests.faults import hostile
-from tests.pictures import png
 from tests.servers import eventually
-from toolbus import ToolBus, Worker, tool
-from toolbus.agent import Agent, ChatEndpoint, EndpointError, ModelText
+from toolbus import ToolBus
+from toolbus.agent import Agent, EndpointError, ModelText
 from toolbus.agent import records as of_records
 from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.keys import Keys
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Text
-from toolbus.results import ConfigurationError, ConversationBusy, ConversationError, ToolError
+from toolbus.results import ConfigurationError, ConversationBusy, ConversationError
 
 pytestmark = pytest.mark.anyio
-
-
-PICTURE = png()
-
-RECORDS = (
-    b'1 {"type": "reply", "message": {}, "calls": []}',
-    b'1 {"type": "reply", "message": {"role": "assistant", "tool_calls":[{"id":"a","function":{}}]}, "calls": [{"id": "a", "name": ""}]}',
-    b'1 {"type": "reply", "message": {"role": "assistant", "tool_calls": 5}, "calls": []}',
-    b'1 {"type": "results", "messages": [], "results": {"a": {"success": true}}}',
-    b'1 {"type": "result", "id": "a", "result": {}}',
-    b'1 {"type": "end", "reason": "other", "turns": 1}',
-    b'1 {"type": "question", "text": "\xff"}',
-    b"x {}",
-    b"1 {}",
-    b"1",
-)
-"""Records that nothing of toolbus writes."""
-
-
-class Tools:
-    """Tools that count how often they ran, and wait where a test wants it."""
-
-    def __init__(self) -> None:
-        self.ran: list[str] = []
-        self.gate = asyncio.Event()
-        self.running = asyncio.Event()
-
-    def all(self) -> list[Any]:
-        """The tools."""
-
-        @tool(service="kept")
-        async def note(text: str) -> str:
-            """Note a text."""
-            self.ran.append(text)
-            return f"noted {text}"
-
-        @tool(service="kept", effect="once")
-        async def launch(name: str) -> str:
-            """Launch something, once."""
-            self.ran.append(name)
-            return f"launched {name}"
-
-        @tool(service="kept")
-        async def story(name: str):
-            """Tell a story."""
-            self.ran.append(name)
-            yield "once upon "
-            self.running.set()
-            await self.gate.wait()
-            yield "a time"
-
-        @tool(service="kept")
-        async def big(size: int) -> dict[str, str]:
-            """Give a large result."""
-            self.ran.append("big")
-            return {"text": "x" * size}
-
-        @tool(service="kept")
-        async def draw() -> bytes:
-            """Draw."""
-            return PICTURE
-
-        @tool(service="kept")
-        async def fail() -> str:
-            """Fail."""
-            raise ToolError("no such table", code="no_table")
-
-        @tool(service="kept", output_limit=100)
-        async def leak() -> str:
-            """Give a long text of someone else's."""
-            return "leak " * 100
-
-        return [note, launch, story, big, draw, fail, leak]
-
-
-class Setting:
-    """A model, a worker, and agents that are made one after the other."""
-
-    def __init__(self, place: Place, model: Endpoint, tools: Tools) -> None:
-        self.place = place
-        self.model = model
-        self.tools = tools
-
-    @asynccontextmanager
-    async def agent(self, conversation: str | None = "c", session: str = "", user: str = "", **options: Any) -> AsyncIterator[Agent]:
-        """An agent with a bus of its own, as in another process."""
-        async with ToolBus(settings=self.place.settings) as bus, ChatEndpoint(self.model.url, "k") as chat:
-            await bus.wait_for_tool("note")
-            executor = bus.executor(model="m", session=session, user=user)
-            yield Agent(chat, executor, conversation=conversation, system="Be brief.", **options)
-
-
-@asynccontextmanager
-async def setting(place: Place, script: Script | list[Canned]) -> AsyncIterator[Setting]:
-    """A worker with the tools, and a model."""
-    tools = Tools()
-    async with endpoint(script) as model, Worker(tools.all(), settings=place.settings):
-        yield Setting(place, model, tools)
-
-
-def told(body: dict[str, Any]) -> list[tuple[str, str]]:
-    """The messages of a request, by role and content."""
-    return [
-        (each["role"], each["content"] or ",".join(call["function"]["name"] for call in each["tool_calls"])) for each in body["messages"]
-    ]
 
 
 async def test_a_conversation_goes_on_in_another_process(place: Place) -> None:
@@ -251,17 +142,6 @@ async def test_a_turn_that_was_given_up_is_shown_as_any_other(place: Place) -> N
     assert "\nNext: " in interrupted[last]
     assert [each["content"] for each in whole if isinstance(each["content"], list)] == [given_up[-2]["content"]]
     assert later[: len(given_up)] == given_up
-
-
-async def until_recorded(given: Setting, count: int) -> None:
-    """Wait until a conversation has so many records."""
-    async with ToolBus(settings=given.place.settings) as bus:
-        kept = bus.executor(model="m").conversations
-
-        async def recorded() -> bool:
-            return len(await kept.read("", "c")) >= count
-
-        await eventually(recorded, timeout=20.0)
 
 
 async def test_two_agents_do_not_continue_one_conversation(place: Place) -> None:
@@ -435,54 +315,6 @@ def vanish(agent: Agent) -> None:
     broker = agent._executor._state.dispatcher.opened().broker
     broker._steps.links.writing.run = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
     broker._steps.links.writing.send = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
-
-
-class Damage:
-    """A conversation of one question, whose key can be overwritten."""
-
-    def __init__(self, place: Place) -> None:
-        self.redis = redis.Redis.from_url(place.settings.url)
-        self._keys = Keys(place.settings.namespace)
-
-    def key(self) -> str:
-        """The one conversation's key."""
-        (member,) = self.redis.zrange(self._keys.conversations, 0, -1)
-        return self._keys.conversation(member.decode())
-
-
-async def test_damaged_conversations_end_in_one_error(redis_place: Place) -> None:
-    """Every hostile value in every field is passed over or one error that says what to do, and the conversation can be deleted."""
-    async with setting(redis_place, lambda body: says("yes")) as given, given.agent() as agent:
-        await agent.ask("first")
-        kept, damage = agent._executor.conversations, Damage(redis_place)
-        key = damage.key()
-        good = damage.redis.hgetall(key)
-        said: set[str] = set()
-        errors: set[str] = set()
-        for field in (*good, b"other", b"m:2"):
-            for value in (*hostile.BYTES, *RECORDS):
-                damage.redis.delete(key)
-                damage.redis.hset(key, mapping={**good, field: value})
-                # Another client sets no TTL.
-                damage.redis.expire(key, 60)
-                try:
-                    said.add((await agent.ask("second")).text)
-                except ConversationError as error:
-                    errors.add(str(error))
-                await kept.newest(10)
-        assert said == {"yes"}
-        assert len(errors) > 10
-        assert [error for error in errors if "`toolbus conversations rm`" not in error or "\n" in error] == []
-        damage.redis.delete(key)
-        damage.redis.rpush(key, "other")
-        damage.redis.expire(key, 60)
-        with pytest.raises(ConversationError, match="toolbus conversations rm"):
-            await agent.ask("third")
-        assert await kept.remove("", "c")
-        damage.redis.set(Keys(redis_place.settings.namespace).conversations, "other", ex=60)
-        assert (await agent.ask("fourth")).text == "yes"
-        assert [each.id for each in await kept.newest(10)] == ["c"]
-        damage.redis.close()
 
 
 async def test_a_server_that_restarts_in_the_middle_of_a_turn(fresh_server: Callable[..., EmbeddedServer]) -> None:

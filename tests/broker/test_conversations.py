@@ -53,7 +53,7 @@ async def test_a_conversation_that_loses_records_meanwhile_is_read_again(times: 
 
 
 async def test_a_conversation_without_one_of_its_records_is_damaged() -> None:
-    """What stays missing although nothing changes is said, and not looked for forever."""
+    """A record that stays missing although nothing changes is told, and not looked for forever."""
     server = Changing(0, damaged=True)
     with pytest.raises(ConversationError, match="record 4 is missing"):
         await conversations(server).read("", "c")

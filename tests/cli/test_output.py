@@ -64,6 +64,7 @@ ENDING = {
     "pins rm": ("pins", "rm", EVIL),
     "pins show": ("pins", "show", "evil_data"),
     "call": ("call", "evil_error"),
+    "calls": ("calls", "--tool", EVIL),
     "confirm allow": ("confirm", "allow", EVIL),
     "confirm deny": ("confirm", "deny", EVIL),
     "confirm list": ("confirm", "list"),
@@ -81,6 +82,7 @@ ENDING = {
     "doctor": ("doctor",),
     "get": ("get", "tool/evil_item"),
     "list": ("list",),
+    "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
     "pause": ("pause", EVIL),
     "protocol constants": ("protocol", "constants"),
@@ -92,6 +94,8 @@ ENDING = {
     "serve": ("serve", "--host", EVIL),
     "services": ("services",),
     "settings": ("settings",),
+    "stats": ("stats", EVIL),
+    "top": ("top", "--once", "--every", "0.2"),
     "learning convert": ("learning", "convert", "evil.json", "out.sqlite"),
     "learning diff": ("learning", "diff", EVIL),
     "toolkit draw": ("toolkit", "draw", f"{EVIL}.html"),
@@ -115,7 +119,7 @@ ENDING = {
     "workers": ("workers",),
 }
 # These run until they are stopped, or need a model; that they print by `say` only is tested below.
-OTHERS = {"agent", "confirm watch", "demo", "dev"}
+OTHERS = {"agent", "confirm watch", "demo", "dev", "mcp"}
 
 
 def paths(command: click.Command, above: str = "") -> set[str]:

@@ -1,4 +1,4 @@
-"""Which state of a session a bus takes note of: that of the answer which it gave its caller."""
+"""The state of a session that a bus takes note of is that of the answer which it gave its caller."""
 
 from __future__ import annotations
 

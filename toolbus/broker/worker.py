@@ -190,6 +190,10 @@ class RedisWorkerBroker:
         """Give up a session that has ended here."""
         self._steps.ownership.release(service, (user, session), lost=lost)
 
+    async def holds_session(self, delivery: StreamDelivery) -> bool:
+        """Return whether the session of a delivery is still this worker's."""
+        return await self._steps.ownership.holds(delivery)
+
     async def save_session(self, delivery: StreamDelivery, snapshot: Snapshot) -> bool:
         """Keep the snapshot of a delivery's session."""
         return await self._steps.snapshots.save(delivery, snapshot)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, settings_with_server
+from toolbus.cli.common import Failure, Seconds, fail, output_option, settings_with_server
 from toolbus.cli.given import read_text
 from toolbus.cli.output import print_json, say
 from toolbus.cli.prompt import TerminalPrompt
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus import ToolBus

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from toolbus.cli.common import fail, json_option, one_line, output_option, settings_of, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, output_option, settings_of, with_admin, with_bus
 from toolbus.cli.output import print_json, print_table, say, say_content
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -107,7 +107,7 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
       toolbus toolkit show
       toolbus toolkit show --file analysis.yaml --action query
     """
-    from toolbus.toolkit.items import kind_of
+    from toolbus.toolkit.items import edge_kind, kind_of
 
     graph = _graph(ctx, file)
     for action in actions:
@@ -119,9 +119,7 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
         keys = ("from", "from_kind", "to", "to_kind", "score")
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
         return
-    shown = [
-        (u, v, "next" if kind == "action" else "call" if of == "action" else "holds", f"{score:.2f}") for u, of, v, kind, score in rows
-    ]
+    shown = [(u, v, edge_kind(graph.item(u), graph.item(v)), f"{score:.2f}") for u, _, v, _, score in rows]
     print_table(("FROM", "TO", "EDGE", "SCORE"), shown[:_MOST_ROWS], empty="the graph is empty; `toolbus toolkit load FILE` publishes one")
     if len(rows) > _MOST_ROWS:
         say(f"… and {len(rows) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)

@@ -20,7 +20,7 @@ from toolbus.client.executor.state import BusState, MakeCall
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.client.views import BusView, ServiceView
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.encoding import whole_text
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, merged
@@ -162,7 +162,7 @@ class ToolBus:
         output_limit: int = LIMIT,
         attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = PATIENCE,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",

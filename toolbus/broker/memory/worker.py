@@ -206,6 +206,10 @@ class MemoryWorkerBroker:
                 queue.snapshots.pop((user, session), None)
             self._hub.arrived.set()
 
+    async def holds_session(self, delivery: MemoryDelivery) -> bool:
+        """Return True: in process no lease lapses."""
+        return True
+
     async def save_session(self, delivery: MemoryDelivery, snapshot: Snapshot) -> bool:
         """Keep the snapshot of a delivery's session."""
         snapshots, pair = delivery.queue.snapshots, session_of(delivery.request)

@@ -142,6 +142,12 @@ class WorkerBrokerOf(Protocol[D]):
         ``lost`` when nobody asked for its end: then whoever has it next is told, and its snapshot stays.
         """
 
+    async def holds_session(self, delivery: D) -> bool:
+        """Return whether the session of a delivery is still this worker's; False, and it is none of this worker's calls any more.
+
+        The server is asked only if this process was paused for so long that others may have taken its sessions.
+        """
+
     async def save_session(self, delivery: D, snapshot: Snapshot) -> bool:
         """Keep the snapshot of a delivery's session, before what is sent next; another failure than False is logged.
 

@@ -126,6 +126,10 @@ class Ownership:
         asked = None if pair is None else self._owned[delivery.queue].get(pair)
         return asked is not None and not self._certain(asked)
 
+    async def holds(self, delivery: StreamDelivery) -> bool:
+        """Return whether the session of a delivery is still this worker's; the server is asked only if that is in doubt."""
+        return not self.doubts(delivery) or bool(await self.settle([delivery]))
+
     def _is_unsure(self, owned: dict[SessionName, float], delivery: StreamDelivery, answered: set[str]) -> bool:
         pair = session_of(delivery.request)
         if pair is None:

@@ -35,7 +35,7 @@ class Snapshots:
         The answer is waited for only where nothing else would tell: for a call in the order of its session, the server says at its finish
         that another worker has it.
         """
-        if self._ownership.doubts(delivery) and not await self._ownership.settle([delivery]):
+        if not await self._ownership.holds(delivery):
             return False
         kept = asyncio.get_running_loop().create_future()
 

@@ -18,7 +18,7 @@ from toolbus.client.executor.parts import Observation, shown
 from toolbus.client.executor.state import BusState
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.results import ErrorInfo, ToolResult
 
 RULES: Mapping[str, rules.Rule] = {
@@ -31,7 +31,7 @@ RULES: Mapping[str, rules.Rule] = {
     "sequential": rules.TEXTS,
     "model": rules.TEXT,
 }
-_USUAL = (None, LIMIT, ATTACHMENTS, None, PATIENCE, None, (), "")
+_USUAL = (None, LIMIT, ATTACHMENTS, None, CONFIRM_TIMEOUT, None, (), "")
 
 
 class ExecutorContext:
@@ -58,7 +58,7 @@ class ExecutorContext:
         output_limit: int = LIMIT,
         attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = PATIENCE,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",

@@ -23,6 +23,7 @@ from toolbus.client.executor.observers import Confirming, ExecutionEvent, Reques
 from toolbus.client.executor.order import Place
 from toolbus.client.executor.parts import Observation
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
+from toolbus.client.executor.running import RunningCall, set_order
 from toolbus.client.executor.toolcalls import ModelCall, answers
 from toolbus.client.tools.tool import Tool
 from toolbus.envelope import SESSION_LOST, new_run
@@ -36,31 +37,6 @@ _MOST_BYTES = 1_048_576
 _MOST_CANDIDATES = 1000
 # Limit of how often a call is prepared again because its tool has changed.
 _MOST_REVISIONS = 5
-
-
-class _Running:
-    """One call of the turn."""
-
-    __slots__ = ("after", "call", "changes", "done", "index", "place", "requested", "result", "same", "started", "tool")
-
-    def __init__(self, call: ModelCall, index: int, tool: Tool | None) -> None:
-        self.call = call
-        self.index = index
-        self.tool = tool
-        self.place: Place | None = None
-        self.after: list[_Running] = []
-        self.same: _Running | None = None
-        self.done = asyncio.Event()
-        self.requested: Requested | None = None
-        # What was changed in the model's arguments, also when they are refused all the same.
-        self.changes: list[str] = []
-        self.result: ToolResult | None = None
-        self.started = time.monotonic()
-
-    @property
-    def name(self) -> str:
-        """The tool's own name, or what the model called it."""
-        return self.call.name if self.tool is None else self.tool.name
 
 
 class Turn:
@@ -86,7 +62,7 @@ class Turn:
             raise ConfigurationError(f"{len(calls)} calls need as many places, and not {len(places)}")
         self._executor = executor
         self._places = places
-        self._calls = [_Running(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
+        self._calls = [RunningCall(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
         self._streaming = streaming
         self._group = asyncio.TaskGroup()
         self._stack = AsyncExitStack()
@@ -97,26 +73,11 @@ class Turn:
         self._room = asyncio.Event()
         self._room.set()
         self._trouble: ConfigurationError | None = None
-        self._order(concurrent)
+        set_order(self._calls, executor, concurrent=concurrent)
         for running in self._calls:
             running.result = (known or {}).get(running.call.id)
             if running.result is not None:
                 running.done.set()
-
-    def _order(self, concurrent: bool) -> None:
-        """Set which calls wait for others: those of sequential tools, and repetitions of a call under its own id."""
-        barrier: _Running | None = None
-        seen: dict[str, _Running] = {}
-        for running in self._calls:
-            alone = not concurrent or self._executor.is_sequential(running.tool)
-            if alone:
-                running.after = self._calls[: running.index]
-                barrier = running
-            elif barrier is not None:
-                running.after = [barrier]
-            twin = seen.setdefault(running.call.id, running)
-            if twin is not running and (twin.call.name, twin.call.arguments) == (running.call.name, running.call.arguments):
-                running.same = twin
 
     # -- for callers ------------------------------------------------------------------------------
 
@@ -190,7 +151,7 @@ class Turn:
 
     # -- one call ---------------------------------------------------------------------------------
 
-    async def _run(self, running: _Running) -> None:
+    async def _run(self, running: RunningCall) -> None:
         result = ToolResult.fail(ErrorInfo("cancelled", message="the turn was cancelled"))
         try:
             for other in running.after:
@@ -211,7 +172,7 @@ class Turn:
         finally:
             self._finish(running, result)
 
-    def _finish(self, running: _Running, result: ToolResult) -> None:
+    def _finish(self, running: RunningCall, result: ToolResult) -> None:
         executor = self._executor
         if running.changes:
             result = msgspec.structs.replace(result, meta=msgspec.structs.replace(result.meta, changes=tuple(running.changes)))
@@ -228,7 +189,7 @@ class Turn:
         running.done.set()
         self._arrived.set()
 
-    async def _result(self, running: _Running) -> ToolResult:
+    async def _result(self, running: RunningCall) -> ToolResult:
         call, executor = running.call, self._executor
         if running.place is not None and running.place.in_vain:
             raise ToolError("an earlier call found that the state of this session was lost; this one did not run", code=SESSION_LOST)
@@ -251,7 +212,7 @@ class Turn:
         message = f"the tool {running.name!r} changed again and again while the call was prepared"
         raise ToolError(message, type="unavailable", code="revised", retryable=True)
 
-    async def _present(self, running: _Running, patience: float) -> tuple[Tool, float]:
+    async def _present(self, running: RunningCall, patience: float) -> tuple[Tool, float]:
         """Wait for the tool if it may appear, and return it with the seconds that are left to wait.
 
         Raises:
@@ -275,7 +236,7 @@ class Turn:
         return tool, patience
 
     async def _attempt(
-        self, running: _Running, tool: Tool, arguments: dict[str, Any], repairs: list[str], patience: float
+        self, running: RunningCall, tool: Tool, arguments: dict[str, Any], repairs: list[str], patience: float
     ) -> ToolResult | None:
         """Prepare, confirm and make the call of one revision of the tool: the one way to a publication.
 
@@ -298,7 +259,7 @@ class Turn:
             return None
         return result
 
-    async def _call(self, running: _Running, grant: Grant, arguments: dict[str, Any], patience: float) -> ToolResult:
+    async def _call(self, running: RunningCall, grant: Grant, arguments: dict[str, Any], patience: float) -> ToolResult:
         call = self._executor.stream(grant, arguments, running.call.id or str(running.index), patience)
         confirmer = self._executor.confirmer
         if not self._streaming and not self._executor.events and confirmer is None:
@@ -320,11 +281,11 @@ class Turn:
                 relay.cancel()
             await asyncio.gather(*relays, return_exceptions=True)
 
-    async def _resolved(self, running: _Running, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _resolved(self, running: RunningCall, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with references replaced by earlier results, after waiting for those of this turn."""
         earlier = self._calls[: running.index]
 
-        def latest(reference: str) -> _Running | None:
+        def latest(reference: str) -> RunningCall | None:
             """Return an earlier call of this turn, by its id or its tool."""
             by_id = next((other for other in earlier if other.call.id == reference), None)
             return by_id or next((other for other in reversed(earlier) if reference in {other.name, other.call.name}), None)
@@ -346,7 +307,7 @@ class Turn:
         made: dict[str, Any] = resolved(arguments, find, where=where)
         return made
 
-    async def _confirmed(self, running: _Running, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    async def _confirmed(self, running: RunningCall, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Wait for a confirmation; return the arguments that it is for, and their digest.
 
         Raises:
@@ -363,7 +324,7 @@ class Turn:
             raise ToolError(refused)
         return confirmation.arguments, confirmation.digest
 
-    def _confirmation(self, running: _Running, tool: Tool, arguments: dict[str, Any], asked: Asked | None = None) -> Confirmation:
+    def _confirmation(self, running: RunningCall, tool: Tool, arguments: dict[str, Any], asked: Asked | None = None) -> Confirmation:
         """Return the request for a call before it runs, or for the question of its running handler."""
         executor = self._executor
         return Confirmation(
@@ -380,7 +341,7 @@ class Turn:
 
     # -- telling ----------------------------------------------------------------------------------
 
-    def _emit(self, running: _Running, event: ExecutionEvent) -> None:
+    def _emit(self, running: RunningCall, event: ExecutionEvent) -> None:
         executor = self._executor
         if not self._streaming and not executor.events:
             return
@@ -393,7 +354,7 @@ class Turn:
                 self._room.clear()
             self._arrived.set()
 
-    def _log(self, running: _Running, result: ToolResult) -> None:
+    def _log(self, running: RunningCall, result: ToolResult) -> None:
         ms = round((time.monotonic() - running.started) * 1000, 3)
         fields: dict[str, Any] = {"tool": running.name, "user": self._executor.user, "id": running.call.id, "ms": ms}
         if result.error is None:

@@ -19,6 +19,7 @@ from toolbus.encoding import encode_json
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object
 from toolbus.schema.dialects import ANTHROPIC, OPENAI, Dialect, flat, strict
+from toolbus.schema.sizes import MOST_STRICT_TOOLS, MOST_UNIONS, unions
 
 Definition = dict[str, Any]
 Key = tuple[Format, bool, bool, Hashable]
@@ -165,6 +166,8 @@ class Definitions:
                     known = of_tools[name] = (tool, _made(make, tool, wanted, enforce))
                 if known[1] is not None and name not in refused:
                     made.append(known)  # type: ignore[arg-type]
+        if wanted == "anthropic" and enforce:
+            made = _within_limits(made)
         listed = _in_namespaces(made) if wanted == "responses" and namespaces else [definition for _, definition in made]
         self._lists[key] = (self._catalogue.version, listed)
         if len(self._lists) > _MOST_LISTS:
@@ -226,6 +229,20 @@ def _schema(tool: Tool, dialect: Dialect | None) -> tuple[dict[str, Any], bool]:
 
 def _short(description: str) -> str:
     return description if len(description) <= _OPENAI_DESCRIPTION else f"{description[: _OPENAI_DESCRIPTION - 1]}…"
+
+
+def _within_limits(made: Sequence[tuple[Tool, Definition]]) -> list[tuple[Tool, Definition]]:
+    """Return the definitions for one request to Anthropic: those first in order are strict, as far as its limits on all of them go."""
+    tools, left = MOST_STRICT_TOOLS, MOST_UNIONS
+    found: list[tuple[Tool, Definition]] = []
+    for tool, definition in made:
+        counted = unions(definition["input_schema"]) if tools and "strict" in definition else 0
+        if tools and "strict" in definition and counted <= left:
+            tools, left = tools - 1, left - counted
+            found.append((tool, definition))
+        else:
+            found.append((tool, {key: value for key, value in definition.items() if key != "strict"}))
+    return found
 
 
 def _in_namespaces(made: Sequence[tuple[Tool, Definition]]) -> list[Definition]:

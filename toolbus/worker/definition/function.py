@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from toolbus import rules
-from toolbus.descriptors import Effect, effect_flaw
+from toolbus.effects import Effect, effect_flaw
 from toolbus.results import ConfigurationError
 from toolbus.worker.definition.options import TOOL
 from toolbus.worker.definition.retry import Retry

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolbus import rules
-from toolbus.descriptors import effect_flaw
+from toolbus.effects import effect_flaw
 from toolbus.results import ConfigurationError
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService

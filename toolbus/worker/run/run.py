@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Delivery, Ending
+from toolbus.broker.protocols import Delivery, Ending, session_of
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.display import shortened
 from toolbus.encoding import exact_text, whole_text
@@ -258,7 +258,13 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def session_state(self) -> Any:
-        """The state of this call's session, as its service made it."""
+        """The state of this call's session, as its service made it.
+
+        Raises:
+            ToolError: the service makes one for each session, and this call is in none.
+        """
+        if self.served.opens_sessions and session_of(self.delivery.request) is None:
+            raise reasons.no_session(self.delivery.request)
         sessions = self.served.sessions
         return None if sessions is None else sessions.value(self.delivery.request)
 

@@ -12,7 +12,6 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.descriptors import (
-    Effect,
     Publication,
     ServiceDescriptor,
     ToolDescriptor,
@@ -21,6 +20,7 @@ from toolbus.descriptors import (
     parse_service,
     parse_tool,
 )
+from toolbus.effects import Effect
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.safe_text import type_name

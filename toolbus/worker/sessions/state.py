@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import MOST_SNAPSHOT, Delivery, Snapshot, WorkerBroker
+from toolbus.broker.protocols import MOST_SNAPSHOT, Delivery, EntryNumbers, Snapshot, WorkerBroker, numbers_of
 from toolbus.encoding import encode_data
 from toolbus.envelope import NEW_STATE, SESSION_LOST, new_run
 from toolbus.results import BrokerError, ErrorInfo
@@ -16,8 +16,6 @@ from toolbus.safe_text import reason_of
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.session import Session
-
-Position = tuple[int, ...]
 
 _SAVED_WITHIN = 10.0
 # Seconds between two looks at calls that run elsewhere.
@@ -42,7 +40,7 @@ class SessionState:
 
     __slots__ = ("_begun", "_changing", "_entered", "_lock", "_served", "_session", "inherited", "token", "value")
 
-    def __init__(self, served: Served, session: Session, inherited: Position = ()) -> None:
+    def __init__(self, served: Served, session: Session, inherited: EntryNumbers = ()) -> None:
         self._served = served
         self._session = session
         self._lock = asyncio.Lock()
@@ -72,7 +70,7 @@ class SessionState:
                 return error
         if delivery.request.state == NEW_STATE:
             # Its caller has closed the session: those behind it are meant for this state, and not for the one that was lost.
-            self.inherited = min(self.inherited, position_of(delivery.entry))
+            self.inherited = min(self.inherited, numbers_of(delivery.entry))
         if not self.is_lost_for(delivery) or self._served.session_lost == "restart":
             return None
         telemetry.log.warning("session.lost", service=self._served.id, user=self._session.user, session=self._session.id)
@@ -83,7 +81,7 @@ class SessionState:
         known = delivery.request.state
         if known:
             return known not in {self.token, NEW_STATE}
-        return bool(self.inherited) and position_of(delivery.entry) <= self.inherited
+        return bool(self.inherited) and numbers_of(delivery.entry) <= self.inherited
 
     async def _until_here(self, delivery: Delivery, broker: WorkerBroker) -> None:
         """Wait until a worker that leaves has kept what its last calls in the session changed. Calls in its order have waited before."""
@@ -115,7 +113,7 @@ class SessionState:
             self.value = await without_exits(self._served.load_session(self._session, saved))
         except Exception:  # noqa: BLE001 - the service's own code, or what stands on the server: then the state is lost, which is told
             telemetry.log.exception("session.unrestored", service=self._served.id, user=self._session.user, session=self._session.id)
-            self.inherited = max(self.inherited, position_of(delivery.entry))
+            self.inherited = max(self.inherited, numbers_of(delivery.entry))
             # The loss is told now, so that state must not come back later.
             self.forget(delivery, broker)
             return None
@@ -175,8 +173,3 @@ def lost(session: Session, *, again: bool) -> ErrorInfo:
     ran = "this call was not run again" if again else "this call did not run"
     message = f"the state of {which} was lost, as its worker or the session in it ended, so {ran}; the next one begins anew"
     return ErrorInfo("tool_error", SESSION_LOST, message)
-
-
-def position_of(entry: bytes) -> Position:
-    """Return the number of an entry, by which entries are in order."""
-    return tuple(map(int, entry.split(b"-")))
