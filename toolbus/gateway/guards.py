@@ -134,7 +134,7 @@ class _Guarded:
     def refusal(self) -> Problem | None:
         """Return why the request is not even looked at, or None."""
         if self._length and (not self._length.isdigit() or len(self._length) > 15 or int(self._length) > self._options.body):
-            return Problem(413, "body_too_large", f"the body has more than {self._options.body:,} bytes", {"Connection": "close"})
+            return Problem(413, "body_too_large", f"the body has more than {self._options.body:,} bytes")
         if self.origin and self._scope["method"] not in _READING and not self._is_own and not self._is_allowed:
             # A browser sends some requests of a foreign page without asking first.
             return Problem(403, "foreign_origin", "pages of other sites may not use this gateway; `--cors` names those that may")
@@ -176,7 +176,7 @@ class _Guarded:
             return message
         self._seen += len(message.get("body", b""))
         if self._seen > self._options.body:
-            raise Problem(413, "body_too_large", f"the body has more than {self._options.body:,} bytes", {"Connection": "close"})
+            raise Problem(413, "body_too_large", f"the body has more than {self._options.body:,} bytes")
         self._whole = not message.get("more_body", False)
         return message
 
