@@ -1,4 +1,4 @@
-"""What an MCP server answers, as results."""
+"""Turn what an MCP server answers into results."""
 
 from __future__ import annotations
 
