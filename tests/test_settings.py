@@ -36,7 +36,15 @@ def test_empty_variable_counts_as_unset() -> None:
 @pytest.mark.parametrize("name", Settings.__struct_fields__)
 def test_every_setting_reads_its_variable(name: str) -> None:
     """Each field can be given as TOOLBUS_<NAME>, as text."""
-    words = {"namespace": "other", "url": "redis://x", "owner": "me", "log_level": "debug", "log_format": "json", "wait_timeout": "2"}
+    words = {
+        "namespace": "other",
+        "url": "redis://x",
+        "owner": "me",
+        "log_level": "debug",
+        "log_format": "json",
+        "recent": "arguments",
+        "wait_timeout": "2",
+    }
     given = words.get(name, "1000")
     settings = Settings.load({f"TOOLBUS_{name.upper()}": given})
     assert str(getattr(settings, name)).removesuffix(".0") == given

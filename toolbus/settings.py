@@ -24,7 +24,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 PREFIX = "TOOLBUS_"
 # Settings whose values are words, in upper or lower case.
-_WORDS = frozenset({"log_level", "log_format"})
+_WORDS = frozenset({"log_level", "log_format", "recent"})
 # Files may have names of any bytes; other texts are sent.
 _FILES = frozenset({"password_file", "tls_ca", "tls_cert", "tls_key"})
 
@@ -62,6 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     conversation_ttl: _Positive = 604_800.0
     wait_replicas: Annotated[int, msgspec.Meta(ge=0)] = 0
     wait_timeout: Annotated[float, msgspec.Meta(gt=0, le=5)] = 1.0
+    recent: Literal["off", "on", "arguments"] = "on"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 

@@ -37,6 +37,7 @@ class Recovery:
         self.refuses_to_count: set[bytes] = set()
         abandoned = AbandonedCalls(bench.as_link, KEYS, bench.clock, bench.streams, outbox=cast("Any", self), listener=bench.as_listener)
         self.finished: list[Any] = []
+        self.retaken: list[tuple[str, int, bytes]] = []
         self.abandoned = abandoned
         self.upkeep = Upkeep(
             bench.as_link,
@@ -50,6 +51,7 @@ class Recovery:
             notes=DeadlineNotes(bench.as_link, KEYS, bench.clock, 60.0),
             abandoned=abandoned,
             register_lost=self.register_lost,
+            on_lost_elsewhere=lambda delivery, owner: self.retaken.append((delivery.request.id, delivery.attempt, owner)),
         )
 
     def _noted(self, name: str) -> Any:

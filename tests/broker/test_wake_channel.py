@@ -31,6 +31,7 @@ class Waking:
             upkeep=cast("Any", self),
             intake=cast("Any", self),
             start=bench.start,
+            asked=lambda question: self.said.append(("asked", question)),
         )
 
     async def take_back(self, stream: RequestStream) -> None:

@@ -60,6 +60,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 # These run until they are stopped, ask no server, or bring one of their own.
 OTHERS = {"confirm watch", "demo", "dev", "new", "serve", "settings", "worker", "workers"}
+OTHERS |= {"conformance agent", "conformance worker", "protocol constants", "protocol scripts"}
 OTHERS |= {f"toolkit {name}" for name in ("load", "presets", "schema")}
 OTHERS |= {f"learning {name}" for name in ("convert", "diff", "evaluate", "learn", "revisions", "rollback", "run")}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 from toolbus.broker import scripts
+from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.conversations.conversations import RedisConversations
 from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
@@ -15,9 +17,13 @@ from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
+from toolbus.broker.recent.reader import after, newest
+from toolbus.broker.recent.records import RecentCall
 from toolbus.broker.registry.follower import read_items, read_services
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
+from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
+from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
@@ -75,6 +81,8 @@ class Admin:
         self.dead_letters = cast("DeadLetters", NotOpen())
         self.tallies = cast("RedisTallies", NotOpen())
         self.conversations = cast("RedisConversations", NotOpen())
+        self.confirmations = cast("RedisConfirmations", NotOpen())
+        self.tokens = cast("RedisTokens", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -85,6 +93,8 @@ class Admin:
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
         self.tallies = RedisTallies(self._link, self._keys)
         self.conversations = RedisConversations(self._link, self._keys, self._settings)
+        self.confirmations = RedisConfirmations(self._link, self._keys, self._settings.lease)
+        self.tokens = RedisTokens(self._link, self._keys)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -93,8 +103,21 @@ class Admin:
 
     async def services(self) -> list[ServiceOverview]:
         """Return every service in the registry, by id."""
+        return await self.overviews(await self.records())
+
+    async def records(self) -> list[ServiceRecord]:
+        """Return what is published of each service, without those that can't be read."""
         records = await read_services(self._link, self._keys)
-        found = [await self._overview(each.publication, live=each.live) for each in records.values() if isinstance(each, ServiceRecord)]
+        return [each for each in records.values() if isinstance(each, ServiceRecord)]
+
+    async def revision(self) -> bytes:
+        """Return a token that is another one whenever the registry has changed."""
+        found: bytes | None = await self._link.execute("HGET", self._keys.meta, "token")
+        return found or b""
+
+    async def overviews(self, records: Iterable[ServiceRecord]) -> list[ServiceOverview]:
+        """Return what is going on in services, by id."""
+        found = await asyncio.gather(*(self._overview(each.publication, live=each.live) for each in records))
         return sorted(found, key=lambda overview: overview.publication.service.id)
 
     async def snapshot(self) -> tuple[dict[str, ServiceRecord | RefusedTool], dict[str, bytes | RefusedTool]]:
@@ -175,6 +198,11 @@ class Admin:
             await self._link.execute("PUBLISH", keys.wake(queue), f"dead {service}")
         return len(found)
 
+    async def now(self) -> float:
+        """Return the server's time, in seconds since 1970."""
+        seconds, micros = await self._link.execute("TIME")
+        return integer(seconds) + integer(micros) / 1e6
+
     async def health(self) -> ServerHealth:
         """Look at the server: its memory policy, persistence, latency and clock."""
         memory = await self._info("memory")
@@ -185,8 +213,7 @@ class Admin:
             asked = time.perf_counter()
             await self._link.execute("PING")
             times.append((time.perf_counter() - asked) * 1000)
-        seconds, micros = await self._link.execute("TIME")
-        skew = integer(seconds) + integer(micros) / 1e6 - time.time()
+        skew = await self.now() - time.time()
         if self._link.server is None:
             raise BrokerError("the connection was lost")
         return ServerHealth(
@@ -200,6 +227,18 @@ class Admin:
             # The server says it only when `min-replicas-to-write` is set.
             needs_replicas="min_slaves_good_slaves" in replication,
         )
+
+    async def statistics(self, service: str = "", *, patience: float = PATIENCE) -> Statistics:
+        """Ask all workers, or those of one service, for their statistics; wait ``patience`` seconds at most for their answers."""
+        return await ask(self._link, self._keys, service=service, queue=await self.queue(service) if service else "", patience=patience)
+
+    async def recent(self, limit: int = 200) -> list[RecentCall]:
+        """Return the newest of the recent calls' attempts, the newest first."""
+        return await newest(self._link, self._keys, limit)
+
+    async def recent_after(self, entry: str) -> tuple[list[RecentCall], str]:
+        """Return some recent calls after the ``entry`` of one, the oldest first, and the entry to go on after."""
+        return await after(self._link, self._keys, entry)
 
     # -- inside -----------------------------------------------------------------------------------
 

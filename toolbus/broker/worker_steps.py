@@ -16,6 +16,7 @@ from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.lease.thread import Beat, LeaseThread
 from toolbus.broker.limits.tallies import RedisTallies, days_back
 from toolbus.broker.protocols import WorkerListener
+from toolbus.broker.recent.writer import RecentWriter
 from toolbus.broker.recover.abandoned import AbandonedCalls
 from toolbus.broker.recover.key_repair import KeyRepair
 from toolbus.broker.recover.upkeep import Upkeep
@@ -23,6 +24,7 @@ from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
 from toolbus.broker.sessions.snapshots import Snapshots
+from toolbus.broker.statistics.answering import Answering
 from toolbus.broker.take.begin import Beginnings
 from toolbus.broker.take.intake import Intake
 from toolbus.broker.take.requests import RequestStream
@@ -75,7 +77,7 @@ class WorkerSteps:
         # Register.
         registry = RedisRegistry(link, keys, settings)
         self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
-        self.snapshots = Snapshots(link, keys, instance)
+        self.snapshots = Snapshots(link, keys, self.ownership)
         self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt)
         # Finish.
         self.outbox = Outbox(
@@ -88,6 +90,18 @@ class WorkerSteps:
             failing=Failing(settings.lease, "no calls could be finished", listener.on_failed),
         )
         self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
+        # Tell operators.
+        self.recent = RecentWriter(link, keys, clock, instance, settings.recent, self.outbox.before_sending)
+        self.answering = Answering(
+            link,
+            keys,
+            clock,
+            instance,
+            self.streams,
+            listener=listener,
+            retaken=lambda: self.upkeep.retaken,
+            traffic=self._traffic,
+        )
         # Recover.
         self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)
         self.upkeep = Upkeep(
@@ -102,6 +116,7 @@ class WorkerSteps:
             notes=self.notes,
             abandoned=abandoned,
             register_lost=self._register_lost,
+            on_lost_elsewhere=self.recent.lost,
         )
         # Take.
         self.beginnings = Beginnings(self.links.replicated, self.links.mastership, self.replication, keys, clock, settings.retention)
@@ -126,6 +141,7 @@ class WorkerSteps:
             upkeep=self.upkeep,
             intake=self.intake,
             start=self.links.start,
+            asked=self.answering.answer,
         )
         # Keep the leases.
         self._beats = BeatEffects(
@@ -159,10 +175,15 @@ class WorkerSteps:
         async with self.links.opening():
             await tell_time(self.link, self._clock)
             await warn_of_eviction(self.link, self._connector.display)
+        self.link.subscribe(self._keys.wake_all)
         self._clock.distrust()
         self.leases.start()
         self.links.keep("mender", self.key_repair.run, every=0)
         self.links.keep("upkeep", self.upkeep.run, every=self.upkeep.every)
+
+    def _traffic(self) -> tuple[int, int]:
+        statistics = self.link.statistics()
+        return statistics.commands, statistics.connects
 
     def stream_of(self, service: ServiceDescriptor) -> RequestStream:
         """Return the request stream of a service, of which nothing has been taken yet."""

@@ -147,12 +147,6 @@ def json_option(function: F) -> F:
     return click.option("--output", type=click.Choice(["json"]), default="json", expose_value=False, help=means)(function)
 
 
-def one_line(text: str, most: int) -> str:
-    """Return the text in one line of at most ``most`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
-
-
 def reason(error: OSError) -> str:
     """Return the system's message for an error, with the file's name if there is one."""
     message = error.strerror or reason_of(error)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, settings_with_server
+from toolbus.cli.common import fail, output_option, settings_with_server
 from toolbus.cli.output import print_json, print_table
+from toolbus.display import one_line
 from toolbus.results import BrokerError, ToolbusError
 from toolbus.settings import Settings
 

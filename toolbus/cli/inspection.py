@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, json_option, namespace_of, one_line, output_option, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, namespace_of, output_option, with_admin, with_bus
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.client.tools.formats import FORMATS, Format
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 from toolbus.settings import PREFIX, Settings
 
 if TYPE_CHECKING:

@@ -56,11 +56,14 @@ class Problem(Exception):
         found = {name: value for name, value in (("code", error.code), ("details", error.details)) if value}
         return cls(STATUS[error.type], error.type, error.message or str(error), headers, retryable=error.retryable, **found)
 
+    def document(self) -> dict[str, Any]:
+        """Return the problem details."""
+        kind = f"urn:toolbus:error:{self.type}"
+        return {"type": kind, "title": self.type, "status": self.status, "detail": self.detail, **self.members}
+
     def response(self) -> Response:
         """Return the answer."""
-        kind = f"urn:toolbus:error:{self.type}"
-        document = {"type": kind, "title": self.type, "status": self.status, "detail": self.detail, **self.members}
-        return Response(msgspec.json.encode(document), self.status, self.headers, MEDIA_TYPE)
+        return Response(msgspec.json.encode(self.document()), self.status, self.headers, MEDIA_TYPE)
 
 
 async def on_problem(request: Request, error: Exception) -> Response:

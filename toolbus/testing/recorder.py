@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack, cast
 
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Note, WorkerBroker
+from toolbus.broker.protocols import Beginning, Delivery, Ending, Note, WorkerBroker
 from toolbus.client.calls.assembly import Assembly
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import decode_frames, join_frames
@@ -25,6 +25,7 @@ from toolbus.worker.run.context import ContextRun
 from toolbus.worker.run.invocation import Caller
 from toolbus.worker.run.outcome import result_of
 from toolbus.worker.run.threads import Threads
+from toolbus.worker.statistics.sampling import Sampling
 
 INSTANCE = "testing"
 
@@ -49,6 +50,7 @@ class Recorder:
         self.isolation = isolation
         self.middleware = middleware
         self.clock = time.monotonic
+        self.sampling = Sampling(self.note, enabled=False)
         self.most_gathered = settings.max_frame // 2
         self.broker = cast("WorkerBroker", self)
         self.instance = INSTANCE
@@ -69,6 +71,9 @@ class Recorder:
         raise RuntimeError("the run ended without a result")
 
     # -- the worker -------------------------------------------------------------------------------
+
+    def note(self, delivery: Delivery, ending: Ending) -> None:
+        """Do nothing: there are no operators to tell."""
 
     def ended(self, run: ContextRun) -> None:
         """Do nothing: there are no slots to free."""

@@ -14,7 +14,7 @@ import pytest
 
 from toolbus import Retry, Settings, ToolError, tool
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Note
+from toolbus.broker.protocols import Beginning, Delivery, Ending, Note
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import Frame, Request, decode_frames, join_frames
 from toolbus.worker.isolation.pool import Isolation
@@ -102,6 +102,7 @@ class FakeBroker:
         self.ends: list[End] = []
         self.buried: list[Buried] = []
         self.handed_back: list[Delivery] = []
+        self.noted: list[tuple[str, int, Ending]] = []
         self.retried: list[Delivery] = []
         self.retry_answers: list[Any] = []
         self.asked_for: list[int] = []
@@ -175,6 +176,9 @@ class FakeBroker:
 
     def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
         pass
+
+    def note(self, delivery: Delivery, ending: Ending) -> None:
+        self.noted.append((delivery.request.tool, delivery.attempt, ending))
 
     def follows(self, delivery: Delivery) -> bytes:
         return b""

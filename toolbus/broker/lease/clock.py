@@ -65,3 +65,7 @@ class ServerClock:
     def server_ms(self) -> float:
         """Return the server's time now, in milliseconds, as well as it is known here."""
         return (self.monotonic() + self._middle) * 1000
+
+    def server_time(self, at: float) -> float:
+        """Return the server's time, in seconds, at a local monotonic time."""
+        return at + self._middle

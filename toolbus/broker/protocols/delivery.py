@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Self
 import msgspec
 
 from toolbus.envelope import Request
+from toolbus.results import ErrorInfo
 
 Beginning = Literal["started", "began", "unsure", "unconfirmed", "lost"]
 """The answer to whether a ``once`` handler may begin: ``started``; ``began`` (an earlier attempt did); ``unsure`` (the server may have
@@ -44,6 +45,24 @@ class Delivery(msgspec.Struct, eq=False):
         return msgspec.structs.replace(self, attempt=attempt, run=run)
 
 
+class Ending(NamedTuple):
+    """The end of one attempt, for the record of recent calls; times are local monotonic seconds, 0 when there were none.
+
+    Attributes:
+        outcome: ``succeeded``, ``failed``, ``cancelled``, ``retried`` or ``dead``.
+        started: when it began to run.
+        first: when its first text was sent.
+        ended: when it was answered.
+        error: why it failed.
+    """
+
+    outcome: Literal["succeeded", "failed", "cancelled", "retried", "dead"]
+    started: float
+    first: float
+    ended: float
+    error: ErrorInfo | None
+
+
 class Note(NamedTuple):
     """The time at which a call's time is up, for its next run; local monotonic seconds.
 
@@ -60,18 +79,31 @@ class Note(NamedTuple):
         return self.deadline + max(0.0, min(now, self.until) - self.since)
 
 
+MOST_SNAPSHOT = 262_144
+"""Most bytes of a snapshot."""
+
+
 class Snapshot(NamedTuple):
     """The state of a session after one of its calls, as its service wrote it down.
 
     Attributes:
         state: the token of the state.
         call: the id of the call; empty when there was none yet.
-        document: JSON; empty to forget what was kept before.
+        document: JSON of at most ``MOST_SNAPSHOT`` bytes.
     """
 
     state: str
     call: str
     document: bytes
+
+
+EntryNumbers = tuple[int, ...]
+"""The numbers of an entry's id, by which entries are in order; empty before all."""
+
+
+def numbers_of(entry: bytes) -> EntryNumbers:
+    """Return the numbers of an entry's id."""
+    return tuple(map(int, entry.split(b"-")))
 
 
 def session_of(request: Request) -> tuple[str, str] | None:

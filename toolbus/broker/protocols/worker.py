@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from toolbus.broker.protocols.delivery import Beginning, Delivery, Note, Snapshot
+from toolbus.broker.protocols.delivery import Beginning, Delivery, Ending, Note, Snapshot
 from toolbus.broker.protocols.tallies import Tallies
+from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.results import ErrorInfo, ToolbusError
@@ -71,6 +72,9 @@ class WorkerListener(Protocol):
     def busy(self) -> bool:
         """Return whether anything runs or waits here."""
 
+    def answer(self) -> InstanceAnswer:
+        """Return the statistics of this worker, as far as the broker does not know them better."""
+
 
 D = TypeVar("D", bound=Delivery)
 
@@ -94,7 +98,7 @@ class WorkerBrokerOf(Protocol[D]):
         """
 
     async def register(self, publication: Publication, origin: str = "") -> None:
-        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``.
+        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``; again for a new revision.
 
         Args:
             publication: what to publish.
@@ -138,11 +142,32 @@ class WorkerBrokerOf(Protocol[D]):
         ``lost`` when nobody asked for its end: then whoever has it next is told, and its snapshot stays.
         """
 
-    def save_session(self, delivery: D, snapshot: Snapshot) -> None:
-        """Keep the snapshot of a delivery's session, before what is sent next. Returns at once; a failure is logged."""
+    async def holds_session(self, delivery: D) -> bool:
+        """Return whether the session of a delivery is still this worker's; False, and it is none of this worker's calls any more.
+
+        The server is asked only if this process was paused for so long that others may have taken its sessions.
+        """
+
+    async def save_session(self, delivery: D, snapshot: Snapshot) -> bool:
+        """Keep the snapshot of a delivery's session, before what is sent next; another failure than False is logged.
+
+        Returns:
+            False when another worker has the session: what the call changed is lost. That of a call in the order of its session is not,
+            whoever has the session meanwhile, as long as the call is this worker's.
+        """
+
+    def forget_session(self, delivery: D) -> None:
+        """Forget the snapshot of a delivery's session, before what is sent next. Returns at once; a failure is logged."""
 
     async def load_session(self, delivery: D) -> Snapshot | None:
         """Return the snapshot of a delivery's session, or None.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+
+    async def is_elsewhere(self, delivery: D) -> bool:
+        """Return whether another worker, which leaves, still runs a call in the order of a delivery's session.
 
         Raises:
             BrokerError: the server can't be asked.
@@ -190,6 +215,9 @@ class WorkerBrokerOf(Protocol[D]):
 
         ``reason`` is ``max_deliveries``, ``retries_exhausted`` or ``failed``; ``error`` the last failure in words.
         """
+
+    def note(self, delivery: D, ending: Ending) -> None:
+        """Tell operators of an attempt that has ended, with what is sent next. Returns at once."""
 
     async def aclose(self) -> None:
         """Send what is still to be sent, and disconnect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -17,13 +18,14 @@ from toolbus.broker.recover.passed_over import PassedOver
 from toolbus.broker.recover.reaping import ReapedEntry, reap
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import Fence, RequestStream
+from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, BrokerUnavailable
 
 _MOST_TAKEN_OVER = 256
 # The registry is swept in every third turn, once a lease.
 _TURNS_A_LEASE = 3
+_MOST_TOOLS = 1_000
 
 
 class Upkeep:
@@ -32,10 +34,12 @@ class Upkeep:
     Args:
         streams: the request streams by service, read afresh at each turn.
         register_lost: restores, once a lease, what was lost of the registration.
+        on_lost_elsewhere: called with a delivery that was taken over, and the worker whose attempt was lost.
 
     Attributes:
         taking: whether this worker still takes requests; False while it drains.
         recovered: how many requests of other workers it took over.
+        retaken: how many of them another worker had begun to run, by service and tool.
         postponed: streams in which something may wait that there was no slot for, in the order in which they are reaped; the value says
             whether to reap everything or only what was handed back.
     """
@@ -54,6 +58,7 @@ class Upkeep:
         notes: DeadlineNotes,
         abandoned: AbandonedCalls,
         register_lost: Callable[[], Awaitable[None]],
+        on_lost_elsewhere: Callable[[StreamDelivery, bytes], None],
     ) -> None:
         self._link = link
         self._keys = keys
@@ -66,9 +71,11 @@ class Upkeep:
         self._notes = notes
         self._abandoned = abandoned
         self._register_lost = register_lost
+        self._on_lost_elsewhere = on_lost_elsewhere
         self._passed_over = PassedOver(link)
         self.taking = True
         self.recovered = 0
+        self.retaken: Counter[tuple[str, str]] = Counter()
         self.postponed: dict[RequestStream, bool] = {}
         # Two reaps at once would count on the same free slots.
         self._one = asyncio.Lock()
@@ -193,6 +200,8 @@ class Upkeep:
         deliveries = stream.deliveries([(entry.id, entry.attempt, entry.fields)], fence)
         for delivery in deliveries:
             delivery.recovered = True
+            if entry.counted and entry.owner != stream.consumer.encode() and not entry.owner.startswith(b"~"):
+                self._note_lost(delivery, entry.owner)
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
         if stream.sticky:
@@ -202,3 +211,9 @@ class Upkeep:
         # They may have been lost again meanwhile.
         self._listener.on_recovered([delivery for delivery in deliveries if stream.held.get(delivery.entry) is delivery])
         await asyncio.sleep(0)
+
+    def _note_lost(self, delivery: StreamDelivery, owner: bytes) -> None:
+        tool = (delivery.request.service, delivery.request.tool)
+        # Names of tools are what callers say, without end.
+        self.retaken[tool if tool in self.retaken or len(self.retaken) < _MOST_TOOLS else (tool[0], "")] += 1
+        self._on_lost_elsewhere(delivery, owner)

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.failing import Failing
-from toolbus.broker.protocols import WorkerListener
+from toolbus.broker.protocols import EntryNumbers, WorkerListener
 from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import GROUP, EntryNumbers, RequestStream, StreamDelivery, tell_delivered_again
+from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery, tell_delivered_again
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.links import Links

@@ -30,6 +30,7 @@ class WakeChannel:
     Args:
         streams: the request streams by service, read afresh at each message.
         start: runs a coroutine beside the others.
+        asked: takes in a question for statistics.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class WakeChannel:
         upkeep: Upkeep,
         intake: Intake,
         start: Callable[[Coroutine[Any, Any, None]], None],
+        asked: Callable[[str], None],
     ) -> None:
         self._link = link
         self._clock = clock
@@ -54,6 +56,7 @@ class WakeChannel:
         self._upkeep = upkeep
         self._intake = intake
         self._start = start
+        self._asked = asked
 
     async def follow(self, stream: RequestStream) -> None:
         """Receive the messages of a stream's service from now on; calls that were cancelled before are passed on first."""
@@ -109,6 +112,8 @@ class WakeChannel:
             self._listener.on_extended(identifier(call), integer(deadline) / 1000 - self._clock.offset)
         elif word == "confirm":
             self._confirmations.answered(identifier(rest))
+        elif word == "stats":
+            self._asked(identifier(rest))
         elif word == "back" and rest in self._streams:
             self._start(self._upkeep.take_back(self._streams[rest]))
         elif word == "dead" and rest in self._streams:

@@ -7,6 +7,7 @@ import msgspec
 from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
+from toolbus.envelope import NOT_FINISHED, NOT_TAKEN
 from toolbus.results import ConfigurationError, ErrorInfo
 from toolbus.rules import told
 from toolbus.safe_text import type_name
@@ -22,10 +23,6 @@ def check_name(name: object) -> None:
         raise ConfigurationError(f"the name of a tool is a text, not {told(name)}")
 
 
-NOT_TAKEN = "not_taken"
-"""The code of a call whose time was up before a worker took it."""
-NOT_FINISHED = "not_finished"
-"""The code of a call whose time was up while a worker had it."""
 FOR_PROGRAMS = "; pass wait=… to wait for one"
 """The end of a message that is of no use to a model."""
 WORKER_LOST = "worker_lost"

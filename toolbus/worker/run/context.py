@@ -14,6 +14,7 @@ from toolbus.worker.run.invocation import Caller
 from toolbus.worker.run.states import RunState
 from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.handlers import Handler
+from toolbus.worker.statistics.sampling import Sampling
 
 
 class ContextRun(Protocol):
@@ -37,6 +38,7 @@ class RunContext(Protocol):
     Attributes:
         most_gathered: bytes of text that gather for one frame, about.
         clock: returns monotonic seconds.
+        sampling: takes in which attempts have ended.
     """
 
     broker: WorkerBroker
@@ -46,6 +48,7 @@ class RunContext(Protocol):
     most_gathered: int
     middleware: tuple[Middleware, ...]
     clock: Callable[[], float]
+    sampling: Sampling
 
     def ended(self, run: ContextRun) -> None:
         """Free a run's slot."""

@@ -1,15 +1,49 @@
-"""The log lines of runs that have ended, and of requests that were set aside, beside their metrics."""
+"""The log lines and counts of runs that have ended, and of requests that were set aside, beside their metrics."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from typing import Protocol
+
 from toolbus import telemetry
-from toolbus.broker.protocols import Delivery
+from toolbus.broker.protocols import Delivery, Ending
 from toolbus.display import shortened
 from toolbus.results import EnvelopeError, ErrorInfo
 from toolbus.safe_text import is_a
+from toolbus.worker.statistics.counts import SECONDS, ToolCounts
+from toolbus.worker.statistics.sampling import Sampling
 
 # Characters of an error's message in a log line.
 _MOST_MESSAGE = 400
+
+
+class StoppedRun(Protocol):
+    """A run that was stopped, as its counts need it."""
+
+    delivery: Delivery
+
+    @property
+    def began(self) -> float:
+        """The monotonic time at which it began to run; 0 before."""
+
+    @property
+    def first_text(self) -> float:
+        """The monotonic time at which its first text was sent; 0 when there was none."""
+
+
+def count_stopped(run: StoppedRun, counts: ToolCounts, sampling: Sampling, now: float, error: ErrorInfo | None) -> None:
+    """Count the end of an attempt that the handler did not end; the error is None when the delivery is lost."""
+    began = run.began or now
+    if error is None:
+        counts.cancelled += 1
+    elif error.type == "cancelled":
+        counts.cancelled += 1
+        sampling.tell(run.delivery, Ending("cancelled", run.began, run.first_text, now, error))
+    else:
+        counts.buckets[bisect_left(SECONDS, now - began)] += 1
+        counts.seconds += now - began
+        counts.fail(error, run.delivery.request.id)
+        sampling.tell(run.delivery, Ending("failed", run.began, run.first_text, now, error))
 
 
 def report_buried(delivery: Delivery, reason: str) -> None:

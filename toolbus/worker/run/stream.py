@@ -31,6 +31,9 @@ class StreamingRun(Protocol):
     def send(self, frame: Frame) -> None:
         """Send a frame that is not the last one."""
 
+    def now(self) -> float:
+        """Return monotonic seconds."""
+
     def emit(self, item: Progress) -> None:
         """Send progress."""
 
@@ -45,9 +48,10 @@ class Stream:
         gathered: texts that were not sent yet.
         has_text: whether the caller was sent any text, or is about to be.
         blobs: how many blobs the caller was sent.
+        first: when the first text was sent, in monotonic seconds; 0 before.
     """
 
-    __slots__ = ("_broker", "_most_gathered", "_run", "_sent", "_settings", "_size", "blobs", "gathered", "has_text")
+    __slots__ = ("_broker", "_most_gathered", "_run", "_sent", "_settings", "_size", "blobs", "first", "gathered", "has_text")
 
     def __init__(self, run: StreamingRun, broker: WorkerBroker, settings: Settings, most_gathered: int) -> None:
         self._run = run
@@ -57,6 +61,7 @@ class Stream:
         self._sent = 0
         self._size = 0
         self.blobs = 0
+        self.first = 0.0
         self.gathered: list[str] = []
         self.has_text = False
 
@@ -124,6 +129,7 @@ class Stream:
         """Send the texts that gathered, as one frame."""
         texts, self.gathered, self._size = self.gathered, [], 0
         if texts:
+            self.first = self.first or self._run.now()
             frame = self._run.frame("text")
             if len(texts) == 1:
                 frame.response = texts[0]
@@ -137,6 +143,7 @@ class Stream:
         Raises:
             ToolError: the call has sent more than it may.
         """
+        self.first = self.first or self._run.now()
         for piece in pieces(text, self._settings.max_frame):
             self._count(len(piece))
             frame = self._run.frame(kind)

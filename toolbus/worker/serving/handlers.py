@@ -6,11 +6,12 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolbus.confirmations import digest_of
-from toolbus.descriptors import Effect, Publication
+from toolbus.descriptors import Publication
+from toolbus.effects import Effect
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo, ToolError
 from toolbus.worker.definition.function import FunctionTool
@@ -20,6 +21,7 @@ from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.serving.pace import Pace
 from toolbus.worker.sessions.session import Session, SessionBook
+from toolbus.worker.statistics.counts import ToolCounts
 
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
@@ -72,10 +74,11 @@ class Handler:
         tenants: the only users whose calls run; empty for every user's.
         cache: whether an earlier answer may stand for a later one; None when only the caller has the tool's descriptor.
         pace: how long its calls take in a thread.
+        counts: of its runs.
         beside: its calls run beside the others of their session, and are taken to change nothing of its state.
     """
 
-    __slots__ = ("beside", "cache", "check", "coroutine", "effect", "isolated", "pace", "retry", "start", "tenants", "threaded")
+    __slots__ = ("beside", "cache", "check", "coroutine", "counts", "effect", "isolated", "pace", "retry", "start", "tenants", "threaded")
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Handler:
         generates = inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called)
         self.threaded = isolated is None and not self.coroutine and not generates
         self.pace = Pace()
+        self.counts = ToolCounts()
         self.effect = effect
         self.retry = None if effect == "once" else retry
         self.tenants = frozenset(tenants)
@@ -111,9 +115,10 @@ class Served:
         origin: the file of its code, when its owner is named after that alone.
         sessions: the open ones, while a worker serves a service that has any.
         session_idle, max_sessions: what the service says of them.
-        sticky: the calls of each are at one worker.
-        opens_sessions, restores_sessions: the service makes their states, and keeps snapshots of them.
+        sticky: the calls of each session are at one worker, and it has a state that may be lost.
+        opens_sessions, restores_sessions: the service makes the states, and keeps snapshots of them.
         session_lost: ``error``, ``restart`` or ``restore``.
+        unknown: counts of the requests of tools that it does not have.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class Served:
         self._untyped = untyped
         self._service = service
         self.sessions: SessionBook | None = None
+        self.unknown = ToolCounts()
         self._cleans_sessions = service is not None and _positional(service.cleanup) > 0
         self.session_idle = math.inf if service is None else service.session_idle
         self.max_sessions = 0 if service is None else service.max_sessions
@@ -137,6 +143,14 @@ class Served:
     def id(self) -> str:
         """The service's id."""
         return self.publication.service.id
+
+    def is_of(self, service: ToolService) -> bool:
+        """Return whether this is how the service is served."""
+        return self._service is service
+
+    def revise(self, made: Served) -> None:
+        """Take on the tools of a later revision of the same service; calls that run go on with the handlers that they have."""
+        self.publication, self._handlers, self._untyped = made.publication, made._handlers, made._untyped
 
     def handler(self, request: Request) -> Handler:
         """Return the handler of a request.
@@ -171,6 +185,17 @@ class Served:
         if allowed != request.confirmed:
             raise ToolError(f"a person allowed another call of {request.tool!r} than this one", type="forbidden", code="unconfirmed")
 
+    def handlers(self) -> Iterator[tuple[str, Handler]]:
+        """Yield each handler with its tool's name, which is empty for what runs tools that only callers know."""
+        yield from self._handlers.items()
+        if self._untyped is not None:
+            yield "", self._untyped
+
+    def counts_of(self, tool: str) -> ToolCounts:
+        """Return the counts of a tool, or of all that it does not have."""
+        found = self._handlers.get(tool) or self._untyped
+        return self.unknown if found is None else found.counts
+
     @property
     def tools(self) -> Iterable[str]:
         """The names of its tools."""
@@ -197,12 +222,7 @@ class Served:
     @property
     def has_sessions(self) -> bool:
         """True if its sessions must be kept: the service cleans up after them, or wants the calls of each at one worker."""
-        return self._cleans_sessions or self.sticky or self.opens_sessions
-
-    @property
-    def keeps_state(self) -> bool:
-        """True if its sessions have a state that may be lost."""
-        return self.sticky or self.opens_sessions
+        return self._cleans_sessions or self.sticky
 
     async def open_session(self, session: Session, initial: dict[str, Any]) -> Any:
         """Return the state of a session, as the service makes it."""

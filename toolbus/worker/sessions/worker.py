@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from toolbus import telemetry
+from toolbus.broker.statistics.answers import OpenSession
 from toolbus.results import ToolbusError
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.service import OpenSessions, SessionContext
@@ -32,6 +33,10 @@ class WorkerSessions:
 
     def __len__(self) -> int:
         return sum(map(len, self._services.values()))
+
+    def opened(self) -> dict[str, list[OpenSession]]:
+        """Return the open sessions by service, those used last first."""
+        return {service: each.opened() for service, each in self._services.items()}
 
     # -- SessionListener --------------------------------------------------------------------------
 

@@ -7,12 +7,14 @@ import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from toolbus import telemetry
 from toolbus.background import keep_running
-from toolbus.broker.protocols import Delivery, WorkerBroker
+from toolbus.broker.protocols import Delivery, Ending, WorkerBroker
+from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.deadlines import Deadlines
-from toolbus.envelope import NOT_BEGUN
+from toolbus.envelope import NOT_BEGUN, NOT_TAKEN
 from toolbus.middleware.chain import Middleware
 from toolbus.results import ErrorInfo, ToolbusError, ToolError
 from toolbus.settings import Settings
@@ -32,6 +34,8 @@ from toolbus.worker.slots.lines import Lines
 from toolbus.worker.slots.retries import Retries
 from toolbus.worker.slots.taking import Taking
 from toolbus.worker.slots.waiting import Waiting
+from toolbus.worker.statistics.answer import answer_of
+from toolbus.worker.statistics.sampling import Sampling
 
 _EARLY_CANCELS = 10_000
 _MOST_GATHERED = 16_384
@@ -54,7 +58,7 @@ class Slots:
         clock: returns monotonic seconds, as the event loop's ``time`` does.
 
     Attributes:
-        sessions, deadlines, threads: what runs share beside them.
+        sessions, deadlines, threads, sampling: what runs share beside them.
         free: how many slots are free.
         started, finished: how many runs began, and ended.
         overgrown: set when half of the slots are held by handlers that can't be stopped.
@@ -75,6 +79,7 @@ class Slots:
         self.broker = broker
         self.isolation = isolation
         self.clock = clock
+        self.sampling = Sampling(broker.note, enabled=settings.recent != "off")
         # Half of what a frame may hold: the piece that fills it comes on top.
         self.most_gathered = min(_MOST_GATHERED, settings.max_frame // 2)
         self._served = served
@@ -163,6 +168,8 @@ class Slots:
         self.threads.close()
 
     async def _finish_running(self) -> None:
+        # A read that was under way may have brought calls that wait for others of their sessions.
+        await self.hand_back_waiting()
         deadline = self.clock() + self.settings.grace
         while self._runs and (left := deadline - self.clock()) > 0:
             self._wake.clear()
@@ -214,7 +221,7 @@ class Slots:
             self._bury(delivery)
             return
         elif delivery.deadline <= self.clock():
-            error = ErrorInfo("deadline_exceeded", message=f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
+            error = ErrorInfo("deadline_exceeded", NOT_TAKEN, f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
         elif served is None:
             error = ErrorInfo("not_found", message=f"this worker does not serve {request.service!r}")
         if error is not None or served is None:
@@ -273,6 +280,11 @@ class Slots:
         self.start_due()
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo | None) -> None:
+        served, request = self._served.get(delivery.request.service), delivery.request
+        if error is not None and served is not None:
+            served.counts_of(request.tool).refuse(error, request.id)
+        outcome: Any = "cancelled" if error is not None and error.type == "cancelled" else "failed"
+        self.sampling.tell(delivery, Ending(outcome, 0.0, 0.0, self.clock(), error))
         self.broker.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
         if delivery.request.ordered:
             self._lines.leave(delivery)
@@ -282,6 +294,7 @@ class Slots:
         message = f"given up at attempt {delivery.attempt}: the workers of all {before} before died or lost their leases while it ran"
         report_buried(delivery, message)
         error = ErrorInfo("tool_error", "max_deliveries", message)
+        self.sampling.tell(delivery, Ending("dead", 0.0, 0.0, self.clock(), error))
         self.broker.bury(delivery, "max_deliveries", message, refusal(delivery, self.broker.instance, error))
         if delivery.request.ordered:
             self._lines.leave(delivery)
@@ -337,6 +350,11 @@ class Slots:
         self._lines.empty((service, user, session), moved=moved)
 
     # -- WorkerListener ---------------------------------------------------------------------------
+
+    def answer(self) -> InstanceAnswer:
+        """Return the statistics of this worker."""
+        slots, waiting = self.settings.concurrency, len(self._waiting)
+        return answer_of(self._served, self._runs.values(), slots=slots, waiting=waiting, sessions=self.sessions.opened())
 
     def free_slots(self) -> int:
         """Return how many more deliveries can run now."""

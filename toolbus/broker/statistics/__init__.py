@@ -1,0 +1,1 @@
+"""Statistics of workers, which they answer when they are asked."""

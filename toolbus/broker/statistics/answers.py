@@ -1,0 +1,111 @@
+"""``InstanceAnswer``: the statistics of one worker, as it tells them to who asks."""
+
+from __future__ import annotations
+
+import msgspec
+
+BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 2_500.0, 5_000.0, 10_000.0, 25_000.0, 60_000.0)
+"""Upper bounds of the latency buckets, in milliseconds; one more bucket has what takes longer."""
+
+BUCKETS = len(BOUNDS) + 1
+"""The number of latency buckets."""
+
+
+class LastError(msgspec.Struct, frozen=True):
+    """The last failure of a tool at one worker.
+
+    Attributes:
+        at: seconds since 1970, by the server's clock.
+        type, code: as in results.
+        message: shortened; empty for refused arguments, which it would quote.
+        call: the id of the call.
+    """
+
+    at: float
+    type: str
+    code: str = ""
+    message: str = ""
+    call: str = ""
+
+
+class ToolStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The counts of one tool at one worker, since the worker started.
+
+    Attributes:
+        service, tool: which; ``tool`` is empty for the calls of a service without typed tools.
+        started: attempts that began.
+        succeeded: attempts that ended with a result.
+        failed: attempts that ended with an error, by its type.
+        cancelled: attempts that were cancelled or whose worker let go of them.
+        retaken: attempts that continued what another worker had begun.
+        refused: requests that were answered without being run, by the error's type.
+        running: attempts that run now.
+        total_ms: milliseconds that all ended attempts ran.
+        buckets: ended attempts by latency, see ``BOUNDS``; not cumulative.
+        last_error: the last failure.
+    """
+
+    service: str
+    tool: str
+    started: int = 0
+    succeeded: int = 0
+    failed: dict[str, int] = {}
+    cancelled: int = 0
+    retaken: int = 0
+    refused: dict[str, int] = {}
+    running: int = 0
+    total_ms: float = 0.0
+    buckets: tuple[int, ...] = ()
+    last_error: LastError | None = None
+
+
+class ServedService(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A service that a worker serves: its queue, the digest of what was published, and how many sessions of it are open."""
+
+    id: str
+    queue: str = ""
+    digest: str = ""
+    paused: bool = False
+    sessions: int = 0
+
+
+class OpenSession(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A session that a worker has open: how many of its calls run, and the seconds since its last one began."""
+
+    service: str
+    user: str = ""
+    session: str = ""
+    running: int = 0
+    idle: float = 0.0
+
+
+class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The statistics of one worker process.
+
+    Attributes:
+        instance: its id.
+        host, pid, version, python: where it runs, and of which version of toolbus and Python.
+        started: when its process began to serve: seconds since 1970 by the server's clock.
+        uptime: seconds since then.
+        slots, running, waiting: how many calls may run at once, run now, and wait here for a retry or their turn.
+        services: what it serves.
+        tools: counts of the tools that were called.
+        sessions: open sessions, the last used ones first; some hundred at most.
+        commands, connects: commands sent to the server, and connections made, since it started.
+    """
+
+    instance: str
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    python: str = ""
+    started: float = 0.0
+    uptime: float = 0.0
+    slots: int = 0
+    running: int = 0
+    waiting: int = 0
+    services: tuple[ServedService, ...] = ()
+    tools: tuple[ToolStatistics, ...] = ()
+    sessions: tuple[OpenSession, ...] = ()
+    commands: int = 0
+    connects: int = 0

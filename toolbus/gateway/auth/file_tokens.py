@@ -1,0 +1,109 @@
+"""Bearer tokens whose records stand in a file, which is read again when it has changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.gateway.auth.credentials import Credential, Refused, of_record
+from toolbus.results import ConfigurationError
+from toolbus.tokens import TokenFile, TokenRecord, id_of
+
+_LOOK_EVERY = 1.0
+_MOST_BYTES = 16_777_216
+_decoder = msgspec.json.Decoder(TokenFile)
+
+
+class FileTokens:
+    """A ``Source`` of the tokens in a file.
+
+    A changed file counts within a second. One that can't be read any more leaves the tokens as they were; one that is gone, none.
+
+    Raises:
+        ConfigurationError: the file can't be read.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._now = now
+        self._seen = _stamp(path)
+        self._records: Mapping[str, TokenRecord] = read(path)
+        self._looked = clock()
+
+    def takes(self, token: str) -> bool:
+        """Return whether a token has the form of toolbus's own."""
+        return id_of(token) is not None
+
+    async def credential(self, token: str) -> Credential | None:
+        """Return whom a token of the file stands for."""
+        self._look()
+        record = self._records.get(id_of(token) or "")
+        return None if record is None else accepted(record, token, self._now())
+
+    def _look(self) -> None:
+        if self._clock() < self._looked + _LOOK_EVERY:
+            return
+        self._looked = self._clock()
+        stamp = _stamp(self._path)
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        if stamp is None:
+            self._records = {}
+            telemetry.log.error("tokens.gone", path=str(self._path), error="the file is gone, so none of its tokens is accepted")
+            return
+        try:
+            self._records = read(self._path)
+        except ConfigurationError as error:
+            telemetry.log.error("tokens.unreadable", path=str(self._path), error=str(error))
+        else:
+            telemetry.log.info("tokens.loaded", path=str(self._path), tokens=len(self._records))
+
+
+def read(path: Path) -> dict[str, TokenRecord]:
+    """Return the records of a file, by id.
+
+    Raises:
+        ConfigurationError: it can't be read; no message shows what is in it.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"the tokens in {path} can't be read: {error.strerror or type(error).__name__}") from None
+    if len(data) > _MOST_BYTES:
+        raise ConfigurationError(f"{path} has more than {_MOST_BYTES:,} bytes")
+    try:
+        found = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise ConfigurationError(f"{path} is no file of tokens: {str(error)[:200]}; `toolbus tokens add --file` writes one") from None
+    records = {record.id: record for record in found.tokens}
+    if len(records) != len(found.tokens):
+        raise ConfigurationError(f"{path} has two tokens of one id")
+    return records
+
+
+def accepted(record: TokenRecord, token: str, now: float) -> Credential:
+    """Return whom a token stands for by its record.
+
+    Raises:
+        Refused: it is another token, or has expired.
+    """
+    if not record.is_of(token):
+        raise Refused("the token is not known")
+    if record.has_expired(now):
+        raise Refused("the token has expired")
+    return of_record(record)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

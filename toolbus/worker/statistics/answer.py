@@ -1,0 +1,66 @@
+"""Make the answer to a question for statistics, from the counts of a worker's tools."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from toolbus.broker.statistics.answers import InstanceAnswer, OpenSession, ServedService
+from toolbus.worker.run.context import ContextRun
+from toolbus.worker.run.states import RunState
+from toolbus.worker.serving.handlers import Served
+
+
+def answer_of(
+    served: Mapping[str, Served], runs: Iterable[ContextRun], *, slots: int, waiting: int, sessions: Mapping[str, list[OpenSession]]
+) -> InstanceAnswer:
+    """Return what this process knows; its broker adds the rest.
+
+    Args:
+        served: the services by id.
+        runs: those that hold a slot.
+        slots, waiting: how many calls may run at once, and wait here.
+        sessions: open ones by service.
+    """
+    held = list(runs)
+    # A handler that was told to stop and still runs is not counted: its attempt has ended.
+    running = Counter(id(run.handler) for run in held if run.state < RunState.ANSWERED)
+    tools = [
+        found
+        for each in served.values()
+        for tool, handler in each.handlers()
+        if (found := handler.counts.statistics(each.id, tool, running[id(handler)])) is not None
+    ]
+    unknown = [found for each in served.values() if (found := each.unknown.statistics(each.id, "", 0)) is not None]
+    services = [
+        ServedService(each.id, each.publication.service.queue, each.publication.digest, sessions=len(sessions.get(each.id, ())))
+        for each in served.values()
+    ]
+    return InstanceAnswer(
+        instance="",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=_version(),
+        python=platform.python_version(),
+        slots=slots,
+        running=len(held),
+        waiting=waiting,
+        services=tuple(services),
+        tools=(*tools, *unknown),
+        sessions=tuple(each for found in sessions.values() for each in found),
+    )
+
+
+@functools.cache
+def _version() -> str:
+    # It takes as long to load as a third of a worker's start.
+    import importlib.metadata  # noqa: PLC0415
+
+    try:
+        return importlib.metadata.version("toolbus")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
