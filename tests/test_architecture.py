@@ -45,6 +45,7 @@ LOWEST = (
     "descriptors",
     "options",
     "tokens",
+    "pins",
     "settings",
     "urls",
     "deadlines",

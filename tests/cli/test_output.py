@@ -57,7 +57,14 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # Each command that can end by itself; the folder has the files.
 ENDING = {
+    "approve": ("approve", "evil_data"),
+    "pins approve": ("pins", "approve", EVIL),
+    "pins list": ("pins", "list"),
+    "pins reject": ("pins", "reject", EVIL, "--reason", EVIL),
+    "pins rm": ("pins", "rm", EVIL),
+    "pins show": ("pins", "show", "evil_data"),
     "call": ("call", "evil_error"),
+    "calls": ("calls", "--tool", EVIL),
     "confirm allow": ("confirm", "allow", EVIL),
     "confirm deny": ("confirm", "deny", EVIL),
     "confirm list": ("confirm", "list"),
@@ -75,6 +82,7 @@ ENDING = {
     "doctor": ("doctor",),
     "get": ("get", "tool/evil_item"),
     "list": ("list",),
+    "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
     "pause": ("pause", EVIL),
     "protocol constants": ("protocol", "constants"),
@@ -86,6 +94,8 @@ ENDING = {
     "serve": ("serve", "--host", EVIL),
     "services": ("services",),
     "settings": ("settings",),
+    "stats": ("stats", EVIL),
+    "top": ("top", "--once", "--every", "0.2"),
     "learning convert": ("learning", "convert", "evil.json", "out.sqlite"),
     "learning diff": ("learning", "diff", EVIL),
     "toolkit draw": ("toolkit", "draw", f"{EVIL}.html"),
@@ -100,13 +110,16 @@ ENDING = {
     "learning rollback": ("learning", "rollback", "--scores", EVIL),
     "toolkit schema": ("toolkit", "schema"),
     "toolkit show": ("toolkit", "show", EVIL),
+    "tokens add": ("tokens", "add", EVIL),
+    "tokens list": ("tokens", "list"),
+    "tokens revoke": ("tokens", "revoke", EVIL),
     "tools": ("tools", "--all"),
     "usage": ("usage",),
     "worker": ("worker", EVIL),
     "workers": ("workers",),
 }
 # These run until they are stopped, or need a model; that they print by `say` only is tested below.
-OTHERS = {"agent", "confirm watch", "demo", "dev"}
+OTHERS = {"agent", "confirm watch", "demo", "dev", "mcp"}
 
 
 def paths(command: click.Command, above: str = "") -> set[str]:

@@ -56,10 +56,15 @@ def places(keys: Keys, names: Names) -> dict[str, Place]:
         "services": Place(keys.services, "hash", (service,)),
         "names": Place(keys.names, "hash", (f"s:{service}", f"q:{service}", "t:canary_echo")),
         "meta": Place(keys.meta, "hash", ("token", "start")),
-        "items": Place(keys.items, "hash", ("tool/other", "tool-service/other", "toolkit/other")),
+        "items": Place(keys.items, "hash", ("tool/other", "tool-service/other", "toolkit/other", "pin/other")),
+        "tokens": Place(keys.tokens, "hash", ("000000000000",)),
+        "results": Place(keys.results(names.digest), "list"),
         "paused": Place(keys.paused, "set"),
         "confirmations": Place(keys.confirmations, "zset"),
         "confirmed": Place(keys.confirmed, "channel", ("asked", "closed")),
+        "recent": Place(keys.recent, "stream", ("c",)),
+        "wake_all": Place(keys.wake_all, "channel", ("stats",)),
+        "answers": Place(keys.answers(names.call), "stream", ("a",)),
         "queue": Place(keys.queue(service), "stream", ("r", "d", "s", "p")),
         "fence": Place(keys.fence(service), "hash", ("generation", f"c:{instance}", f"l:{instance}", "scan", "room")),
         "cancelled": Place(keys.cancelled(service), "zset"),
@@ -105,6 +110,8 @@ def _put(pipe: Any, place: Place, value: bytes) -> None:
                 pipe.zadd(place.key, {value + score.encode(): score})
             for member in place.fields:
                 pipe.zadd(place.key, {member: "inf"})
+        case "list":
+            pipe.rpush(place.key, value)
         case "channel":
             pipe.publish(place.key, value)
             for word in place.fields:

@@ -15,6 +15,8 @@ from tests.contract import Place
 from tests.forking import ForkServer, Program
 from tests.servers import eventually, put_down
 from toolbus import ToolBus
+from toolbus.broker.admin import Admin
+from toolbus.broker.recent.records import RecentCall
 from toolbus.events import Finished, Reset, Started, Text
 from toolbus.results import StreamReset
 
@@ -101,6 +103,32 @@ async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(
             os.kill(pid_of(first), signal.SIGCONT)
             results = await asyncio.gather(*(bus.call("count", {"n": 2}) for _ in range(20)))
             assert {result.output for result in results} == {"0 1 "}
+
+
+async def test_the_lost_attempt_of_a_killed_worker_is_told(redis_place: Place, spawn: Spawn) -> None:
+    """Operators see both attempts of the call, at which workers they were, and how many calls a worker has taken over."""
+    spawn()
+    spawn()
+    async with bus_of(redis_place) as bus, Admin(redis_place.settings) as admin:
+        await workers_up(bus, redis_place, 2)
+        first = ""
+        async with bus.stream("count", {"n": 60}, timeout=30.0, user="ann") as call:
+            async for event in call.events():
+                if isinstance(event, Started):
+                    first = event.worker
+                    os.kill(pid_of(first), signal.SIGKILL)
+
+        async def told() -> list[RecentCall]:
+            found = [each for each in await admin.recent() if each.id == call.id]
+            return found if len(found) == 2 else []
+
+        last, lost = await eventually(told, timeout=20.0)
+        statistics = await admin.statistics(patience=20.0)
+    assert (lost.attempt, lost.outcome, lost.instance, lost.user, lost.tool) == (1, "lost", first, "ann", "count")
+    assert (last.attempt, last.outcome, last.instance) == (2, "succeeded", lost.by)
+    assert lost.queued == last.queued <= lost.ended <= last.ended
+    [answer] = statistics.answers.values()
+    assert (answer.instance, [tool.retaken for tool in answer.tools]) == (lost.by, [1])
 
 
 async def test_a_diverging_attempt_is_an_explicit_reset(redis_place: Place, spawn: Spawn) -> None:

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.anyio
 REACHED = (
     "CLIENT", "DEL", "EXISTS", "HGET", "HMGET", "HSCAN", "INFO", "PING", "TIME", "XADD", "XRANGE", "XREAD", "XREADGROUP", "XREVRANGE",
     "XTRIM", "ZRANGE", "finish/finish", "finish/finish_each", "limits/quota", "limits/spend", "publish/cancel", "publish/leave",
-    "publish/listen", "publish/publish", "publish/share", "recover/mend", "recover/reap", "recover/rescue", "registry/overview",
+    "publish/listen", "publish/publish", "publish/share", "recover/mend", "recover/reap", "recover/rescue", "registry/overviews",
+    "recent/note", "statistics/tell",
     "registry/sweep", "take/start",
 )  # fmt: skip
 
@@ -43,7 +44,14 @@ class Stage:
             await self.canary.sings()
             with suppress(ToolbusError):
                 await self._agent()
-            for operation in (Admin.services, Admin.health, lambda admin: admin.purge("nobody"), lambda admin: admin.item("tool/x")):
+            for operation in (
+                Admin.services,
+                Admin.statistics,
+                Admin.recent,
+                Admin.health,
+                lambda admin: admin.purge("nobody"),
+                lambda admin: admin.item("tool/x"),
+            ):
                 with suppress(ToolbusError):
                     async with Admin(self.canary.settings) as admin:
                         await operation(admin)

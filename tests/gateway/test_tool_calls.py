@@ -130,7 +130,7 @@ async def test_a_stream_tells_what_happens_and_ends_with_the_messages(place: Pla
         assert answered.headers["content-type"].startswith("text/event-stream")
         events = [(kind, json.loads(data)) for kind, data in events_of(answered.text)]
         first = [(kind, data) for kind, data in events if data.get("id") == "c1"]
-        assert [kind for kind, _ in first] == ["requested", "started", "text", "text", "text", "finished"]
+        assert [kind for kind, _ in first] == ["requested", "started", "text", "text", "text", "end"]
         assert "".join(data["text"] for kind, data in first if kind == "text") == "0 1 2 "
         kind, last = events[-1]
         assert (kind, last["messages"]) == ("messages", plain["messages"])
@@ -184,7 +184,7 @@ async def test_an_image_goes_beside_the_answer(place: Place) -> None:
         streamed = await client.post("/v1/tool_calls", json=[chat("c1", "draw", {})], headers={"Accept": "text/event-stream"})
         kinds = dict(events_of(streamed.text))
         assert json.loads(kinds["blob"])["media_type"] == "image/png"
-        assert json.loads(kinds["finished"])["success"] is True
+        assert json.loads(kinds["end"])["success"] is True
 
 
 HOSTILE = [

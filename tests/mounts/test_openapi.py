@@ -183,7 +183,7 @@ async def test_secrets_are_sent_and_never_shown(
         assert pets.last.target.endswith("third-secret")
         key.unlink()
         assert failure(await bus.call("find_pets", {})).code == "no_secret"
-    assert "secret" not in caplog.text.replace("no_secret", "")
+    assert not [word for word in ("first-secret", "second-secret", "third-secret") if word in caplog.text]
     elsewhere = {**PETS, "servers": [{"url": "https://attacker.example"}]}
     hostile = MountedApi("pets", document(tmp_path, elsewhere), headers=secrets["headers"])
     with pytest.raises(ConfigurationError, match="only hosts that you name get your headers"):
@@ -216,7 +216,7 @@ async def test_answers_are_results(valkey: Place, tmp_path: Path, answer: Answer
     async with api(lambda _: answer) as served, mounted(valkey, PETS, tmp_path, served.address) as (bus, _):
         result = await bus.call("getPet", {"id": "1"})
         assert (result.success, result.data, result.content) == (True, expected.data, expected.content)
-        assert (result.output or "") == (expected.output or "")
+        assert expected.output is None or result.output == expected.output
 
 
 @pytest.mark.parametrize(

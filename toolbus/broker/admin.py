@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self, cast
 
@@ -15,6 +15,7 @@ from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
+from toolbus.broker.pins.pins import RedisPins
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
 from toolbus.broker.recent.reader import after, newest
@@ -35,6 +36,7 @@ from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ErrorIn
 from toolbus.settings import Settings
 
 _PAGE = 256
+_OVERVIEWS_AT_ONCE = 40
 
 
 class ServiceOverview(NamedTuple):
@@ -83,6 +85,7 @@ class Admin:
         self.conversations = cast("RedisConversations", NotOpen())
         self.confirmations = cast("RedisConfirmations", NotOpen())
         self.tokens = cast("RedisTokens", NotOpen())
+        self.pins = cast("RedisPins", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -95,6 +98,7 @@ class Admin:
         self.conversations = RedisConversations(self._link, self._keys, self._settings)
         self.confirmations = RedisConfirmations(self._link, self._keys, self._settings.lease)
         self.tokens = RedisTokens(self._link, self._keys)
+        self.pins = RedisPins(self._link, self._keys, self._registry)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -117,8 +121,10 @@ class Admin:
 
     async def overviews(self, records: Iterable[ServiceRecord]) -> list[ServiceOverview]:
         """Return what is going on in services, by id."""
-        found = await asyncio.gather(*(self._overview(each.publication, live=each.live) for each in records))
-        return sorted(found, key=lambda overview: overview.publication.service.id)
+        sought = sorted(records, key=lambda record: record.publication.service.id)
+        # A script of all services at once would keep the server from others for too long.
+        parts = [sought[at : at + _OVERVIEWS_AT_ONCE] for at in range(0, len(sought), _OVERVIEWS_AT_ONCE)]
+        return [overview for part in await asyncio.gather(*map(self._overviews, parts)) for overview in part]
 
     async def snapshot(self) -> tuple[dict[str, ServiceRecord | RefusedTool], dict[str, bytes | RefusedTool]]:
         """Return the services and static documents as agents read them, with the reason in place of what can't be read."""
@@ -242,11 +248,14 @@ class Admin:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    async def _overview(self, publication: Publication, *, live: bool) -> ServiceOverview:
-        service = publication.service.id
-        keys = overview_keys(self._keys, service, publication.service.queue)
-        queued, running, dead, paused, workers = await self._link.execute_script(scripts.OVERVIEW, keys, (service,))
-        return ServiceOverview(publication, live and int(workers) > 0, int(workers), int(queued), int(running), int(dead), bool(paused))
+    async def _overviews(self, records: Sequence[ServiceRecord]) -> list[ServiceOverview]:
+        services = [each.publication.service for each in records]
+        keys = tuple(key for each in services for key in overview_keys(self._keys, each.id, each.queue))
+        found = await self._link.execute_script(scripts.OVERVIEWS, keys, tuple(each.id for each in services))
+        return [
+            ServiceOverview(each.publication, each.live and workers > 0, workers, queued, running, dead, bool(paused))
+            for each, (queued, running, dead, paused, workers) in zip(records, found, strict=True)
+        ]
 
     async def queue(self, service: str) -> str:
         """Return the name of a service's queue; its id when it is not in the registry any more."""

@@ -83,6 +83,7 @@ SCRIPTS = _forms(
         "registry/transfer": int,
         "registry/overview": tuple[int, int, int, int, int],
         "results/keep": int,
+        "registry/overviews": list[tuple[int, int, int, int, int]],
         "limits/spend": int,
         "limits/quota": int,
         "limits/usage": bytes,

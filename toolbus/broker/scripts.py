@@ -64,6 +64,7 @@ BEAT = Script("lease/beat")
 ITEM = Script("registry/item")
 TRANSFER = Script("registry/transfer")
 OVERVIEW = Script("registry/overview")
+OVERVIEWS = Script("registry/overviews")
 PURGE = Script("dead_letters/purge")
 SPEND = Script("limits/spend")
 QUOTA = Script("limits/quota")
@@ -87,7 +88,7 @@ KEEP = Script("results/keep")
 
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
-    REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, PURGE, SPEND, QUOTA, USAGE,
+    REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, OVERVIEWS, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
     OWN, DISOWN, PASS_ON, LINE, SAVE, FORGET, LOAD, ELSEWHERE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
     HOLD, APPEND, RENEW_HOLD, REMOVE, NOTE, TELL, KEEP,

@@ -55,7 +55,7 @@ async def _examine(settings: Settings) -> list[Finding]:
         async with Admin(settings) as admin:
             health = await admin.health()
             services = await admin.services()
-            catalogue = catalogue_of(await admin.snapshot())
+            catalogue = catalogue_of(await admin.snapshot(), require_approval=settings.require_approval)
     except BrokerError as error:
         return [*findings, Finding("server", "fail", str(error))]
     except ToolbusError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import one_line, output_option, settings_of, settings_with_server
+from toolbus.cli.common import output_option, settings_of, settings_with_server
 from toolbus.cli.output import print_table, say
 from toolbus.cli.supervised import refusals, supervise
-from toolbus.results import ConfigurationError
+from toolbus.display import one_line
+from toolbus.results import ConfigurationError, ToolbusError
 
 if TYPE_CHECKING:
     from toolbus.mounts.mount import Mount
@@ -52,7 +54,7 @@ _LIBRARIES = ("mcp", "client", "httpx2", "httpcore2", "fastmcp", "FastMCP")
     "--allow-host", "hosts", multiple=True, metavar="HOST", help="Reach this host of --openapi, public or not, and send it headers."
 )
 @click.option("--start", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds that the server may take to start.")
-@click.option("--pin", is_flag=True, help="Approve what is served now, if nothing of it was ever approved.")
+@click.option("--pin", is_flag=True, help="Approve tools that were never decided about, as they are now; see `toolbus pins`.")
 @output_option
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
@@ -154,7 +156,6 @@ def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
 
 
 async def _serve(service: Mount, settings: Settings, lifeline: int | None, *, pin: bool) -> int:
-    from toolbus.mounts.pinning import pin_first
     from toolbus.mounts.serving import mounted
     from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
     from toolbus.worker.worker import Worker
@@ -164,10 +165,34 @@ async def _serve(service: Mount, settings: Settings, lifeline: int | None, *, pi
     async with mounted([service]) as serve_with:
         worker = Worker(service, settings=settings)
         serve_with(worker)
-        if pin:
-            await pin_first(settings, service)
-        await worker.run(lambda: tell(lifeline, Told(instance=worker.instance)))
+        serving = asyncio.Event()
+
+        def on_open() -> None:
+            tell(lifeline, Told(instance=worker.instance))
+            serving.set()
+
+        pinning = asyncio.create_task(_pin(settings, service.id, serving)) if pin else None
+        try:
+            await worker.run(on_open)
+        finally:
+            if pinning is not None:
+                pinning.cancel()
+                await asyncio.wait({pinning})
     return 0
+
+
+async def _pin(settings: Settings, mount: str, serving: asyncio.Event) -> None:
+    """Approve what is served, once it is; a failure is told, and what is served goes on."""
+    from toolbus import telemetry
+    from toolbus.mounts.pinning import pin_new
+
+    await serving.wait()
+    try:
+        names = await pin_new(settings, mount)
+    except ToolbusError as error:
+        telemetry.log.error("mount.not_pinned", mount=mount, error=str(error))
+    else:
+        telemetry.log.info("mount.pinned", mount=mount, tools=names)
 
 
 async def _list(service: Mount, output: str) -> int:

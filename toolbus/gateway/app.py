@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from toolbus.gateway import chat, groups, health, mcp, metrics, openapi, run, tool_calls, tools
+from toolbus.gateway.auth import metadata
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.page import routes as page
 from toolbus.gateway.problems import Problem, on_broker_error, on_bug, on_http_exception, on_problem
@@ -22,6 +23,7 @@ ROUTES: list[BaseRoute] = [
     *metrics.ROUTES,
     *openapi.ROUTES,
     *tool_calls.ROUTES,
+    *metadata.ROUTES,
     *mcp.ROUTES,
     *page.ROUTES,
 ]

@@ -11,7 +11,7 @@ import msgspec
 
 from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.encoding import encode_json
-from toolbus.events import Finished, Text
+from toolbus.events import Answered, Asked, Finished, Text
 
 HEARTBEAT = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy takes the connection for dead."""
@@ -34,10 +34,14 @@ def of_call(told: ToolEvent) -> bytes:
         case Requested(arguments, changes):
             return event("requested", {**about, "arguments": arguments, "changes": changes})
         case Confirming(confirmation):
-            asked = {"question": confirmation.request.question, "timeout": confirmation.timeout, "arguments": confirmation.arguments}
-            return event("confirming", {**about, "confirmation": {"id": confirmation.id, **asked}})
+            asked = {"confirmation": confirmation.id, "question": confirmation.request.question, "timeout": confirmation.timeout}
+            return event("confirm", {**about, **asked, "arguments": confirmation.arguments})
+        case Asked(ident, question, timeout):
+            return event("confirm", {**about, "confirmation": ident, "question": question, "timeout": timeout})
+        case Answered(ident, allowed):
+            return event("answered", {**about, "confirmation": ident, "allowed": allowed})
         case Finished(result):
-            return event("finished", {**about, "success": result.success, "error": result.error})
+            return event("end", {**about, "success": result.success, "error": result.error})
         case other:
             return event(type(other).__name__.lower(), {**about, **msgspec.structs.asdict(other)})
 

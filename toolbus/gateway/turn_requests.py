@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.toolcalls import ModelCall, tool_calls
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.gateway import bodies
 from toolbus.gateway.problems import Problem
 from toolbus.results import ConfigurationError
@@ -44,7 +44,7 @@ class TurnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequential: tuple[str, ...] = ()
     output_limit: int = LIMIT
     attachment_limit: int = ATTACHMENTS
-    confirm_timeout: float = PATIENCE
+    confirm_timeout: float = CONFIRM_TIMEOUT
     confirm_anywhere: bool | None = None
 
     def of_the_executor(self) -> dict[str, Any]:

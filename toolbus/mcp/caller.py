@@ -19,7 +19,7 @@ Context = ServerRequestContext[Any, Any]
 
 
 class Caller(Protocol):
-    """Who sends a request, as authenticated; the gateway's ``Principal`` is one."""
+    """The sender of a request, as authenticated; the gateway's ``Principal`` is one."""
 
     @property
     def name(self) -> str:

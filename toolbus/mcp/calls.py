@@ -8,12 +8,13 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams
 
 from toolbus.client.bus import ToolBus
+from toolbus.client.calls.call import Call
 from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.arguments import Preparers
 from toolbus.client.tools.declared import task_after
 from toolbus.client.tools.tool import Tool
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.display import visible
 from toolbus.envelope import new_run
 from toolbus.mcp.caller import Caller, CallerOf, Context
@@ -27,6 +28,7 @@ from toolbus.results import BrokerError, ConfigurationError, ToolError
 _TASK = "task "
 _CONFIRM = "confirm "
 _CONFIRMATION = "confirm"
+_MOST_DIGITS = 6
 
 
 class ToolCalls:
@@ -52,6 +54,20 @@ class ToolCalls:
             return await self._call(context, caller, client, tool, params)
         except (BrokerError, ConfigurationError, TimeoutError) as error:
             raise MCPError(INTERNAL_ERROR, f"the tools can't be reached now: {error}") from None
+
+    def tool(self, caller: Caller, name: str) -> Tool | None:
+        """Return a tool that a caller sees, or None."""
+        return caller.sees(self._bus).by_wire_name(name)
+
+    def plain(self, caller: Caller, tool: Tool, arguments: dict[str, Any]) -> Call:
+        """Return a call that needs no confirmation and whose result is all that is wanted.
+
+        Raises:
+            ToolError: the arguments do not fit.
+            ConfigurationError: the bus is not open.
+        """
+        arguments = self._preparers.prepare(tool, arguments, [])
+        return caller.view(self._bus).stream(tool.name, arguments)
 
     async def _call(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
         try:
@@ -98,13 +114,14 @@ class ToolCalls:
         return {
             "resultType": "input_required",
             "inputRequests": {each.id: form(str(each)) for each in following.questions},
-            "requestState": f"{_TASK}{task.id}",
+            "requestState": f"{_TASK}{task.id} 1",
         }
 
     async def _resume(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
         """Go on with a call whose handler had asked the client's user."""
         tasks = self._bus.tasks
-        task = await tasks.find(str(params.request_state).removeprefix(_TASK), caller.user)
+        name, _, number = str(params.request_state).removeprefix(_TASK).partition(" ")
+        task = await tasks.find(name, caller.user)
         if task is None or task.record.tool != tool.name:
             raise MCPError(INVALID_PARAMS, "the request state stands for no call of this tool; it may have expired")
         questions = OpenQuestions(self._bus, caller)
@@ -121,13 +138,14 @@ class ToolCalls:
             if call.done:
                 return content_of(await call.result(), tool, modern=True)
         requests = {each.id: form(str(each)) for each in following.questions}
-        return {"resultType": "input_required", "inputRequests": requests, "requestState": params.request_state}
+        following_round = int(number) + 1 if number.isdecimal() and len(number) < _MOST_DIGITS else 1
+        return {"resultType": "input_required", "inputRequests": requests, "requestState": f"{_TASK}{task.id} {following_round}"}
 
     # -- confirmations before a call --------------------------------------------------------------
 
     def _confirmation(self, tool: Tool, arguments: dict[str, Any], caller: Caller) -> Confirmation:
         limit = self._bus.settings.max_request
-        return Confirmation(new_run(), "", tool, arguments, user=caller.user, session="", timeout=PATIENCE, limit=limit)
+        return Confirmation(new_run(), "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
 
     async def _confirmed(self, context: Context, client: Client, confirmation: Confirmation) -> None:
         """Wait until the client's user, or anybody elsewhere, allows the call.

@@ -1,4 +1,4 @@
-"""What the client of a request can do."""
+"""Tell what the client of a request can do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TASKS = "io.modelcontextprotocol/tasks"
 
 
 class Client(msgspec.Struct, frozen=True):
-    """What the client of a request can do.
+    """The abilities of the client of a request.
 
     Attributes:
         modern: it is of revision 2026-07-28 or later.

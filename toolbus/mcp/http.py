@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.transport_security import TransportSecuritySettings
-from starlette.requests import HTTPConnection
-from starlette.types import Receive, Scope, Send
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from starlette.requests import HTTPConnection, Request
+from starlette.types import Message, Receive, Scope, Send
 
 from toolbus.client.bus import ToolBus
 from toolbus.mcp.caller import SCOPE_KEY, Caller, caller_of_request
+from toolbus.mcp.quick import QuickCalls
 from toolbus.mcp.server import BusServer
 
 MOST_BODY = 1_048_576
@@ -43,6 +44,8 @@ class McpEndpoint:
         hosts = [name for host in _LOOPBACK for name in (host, f"{host}:*")]
         origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
         security = TransportSecuritySettings(enable_dns_rebinding_protection=loopback, allowed_hosts=hosts, allowed_origins=origins)
+        self._security = TransportSecurityMiddleware(security)
+        self._quick = QuickCalls(self._server.calls, self._server.server_info_stamp, MOST_BODY)
         self._manager = StreamableHTTPSessionManager(self._server, security_settings=security, max_request_body_size=MOST_BODY)
 
     @asynccontextmanager
@@ -65,10 +68,34 @@ class McpEndpoint:
             Exception: what ``admit`` raises, which the application around answers.
         """
         caller = await self._admit(HTTPConnection(scope))
+        if scope["method"] == "POST":
+            refused = await self._security.validate_request(Request(scope), is_post=True)
+            if refused is not None:
+                await refused(scope, receive, send)
+                return
+            read = await self._quick.answer(caller, scope, receive, send)
+            if read is None:
+                return
+            if read:
+                receive = _replayed(read, receive)
         # The SDK lets only the one who has begun a session of the older revisions use it.
         token = AccessToken(token="", client_id=caller.name, scopes=[], subject=caller.user)
-        inner = {**scope, SCOPE_KEY: caller, "user": AuthenticatedUser(token)}
+        # A header's value has no blanks around it, and not every server has taken them away.
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        inner = {**scope, "headers": headers, SCOPE_KEY: caller, "user": AuthenticatedUser(token)}
         await self._manager.handle_request(inner, receive, send)
+
+
+def _replayed(read: list[Message], receive: Receive) -> Receive:
+    """Return what receives again what was read, and then the rest."""
+    waiting = iter(read)
+
+    async def again() -> Message:
+        for message in waiting:
+            return message
+        return await receive()
+
+    return again
 
 
 class LazyEndpoint:

@@ -44,9 +44,9 @@ def allowed(answer: object) -> bool | None:
 
 
 async def asked_by_client(context: Context, text: str) -> bool | None:
-    """Ask the user of a client that is connected; None when the client can't."""
+    """Ask the user of a client that is connected; None when the client can't. What is no answer to the form allows nothing."""
     try:
-        return allowed(await context.session.elicit_form(shortened(text, _MOST_MESSAGE), _SCHEMA, context.request_id))
+        return allowed(await context.session.elicit_form(shortened(text, _MOST_MESSAGE), _SCHEMA, context.request_id)) is True
     except (MCPError, NoBackChannelError, ValueError) as error:
         # Others may answer meanwhile, so the call goes on.
         telemetry.log.warning("mcp.elicitation_failed", error=str(error))

@@ -32,6 +32,9 @@ class BusServer(Server[None]):
     Args:
         bus: open while the server runs.
         caller_of: returns who sent a request.
+
+    Attributes:
+        calls: answers calls of tools.
     """
 
     def __init__(self, bus: ToolBus, caller_of: CallerOf) -> None:
@@ -39,6 +42,7 @@ class BusServer(Server[None]):
         self._caller_of = caller_of
         self._changes = ListChanges(bus)
         self._group: asyncio.TaskGroup | None = None
+        self.calls = ToolCalls(bus, caller_of)
         tasks = TaskMethods(bus, caller_of)
         self._subscriptions = Subscriptions(bus, caller_of, self._changes, tasks)
         super().__init__(
@@ -47,7 +51,7 @@ class BusServer(Server[None]):
             lifespan=self._running,
             get_tool_input_schema=self._input_schema,
             on_list_tools=self._list,
-            on_call_tool=ToolCalls(bus, caller_of).call,  # type: ignore[arg-type] # results are JSON already
+            on_call_tool=self.calls.call,  # type: ignore[arg-type] # results are JSON already
             on_subscriptions_listen=self._subscriptions.listen,  # type: ignore[arg-type]
         )
         self.extensions[TASKS] = {}

@@ -1,4 +1,4 @@
-"""``Connection``: one client of an MCP server that all calls share, made again when the server ends or hangs."""
+"""``ServerConnection``: one client of an MCP server that all calls share, made again when the server ends or hangs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _QUICK = 1.0
 _CHANGES = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 
 
-class Connection:
+class ServerConnection:
     """Keeps a client connected while ``run`` runs.
 
     Args:
@@ -45,6 +45,10 @@ class Connection:
         target: the server.
         options: its limits.
         on_listing: called with what the server lists, at the start and after each change.
+
+    Attributes:
+        starts: how often the server was started.
+        calls_running: how many calls it runs.
     """
 
     def __init__(self, mount: str, target: Target, options: Options, on_listing: Callable[[Listing], Awaitable[None]]) -> None:
@@ -55,7 +59,7 @@ class Connection:
         self._client: Client | None = None
         # Set while calls may be sent; not while the server starts, or may hang.
         self._ready = asyncio.Event()
-        self._running = 0
+        self.calls_running = 0
         self._suspected = asyncio.Event()
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
@@ -101,14 +105,14 @@ class Connection:
             ToolError: ``unavailable`` when the server is not there within ``patience`` seconds, or ``options.patience`` if that is less.
         """
         client = await self._connected(min(patience, self._options.patience))
-        self._running += 1
+        self.calls_running += 1
         try:
             yield client
         except asyncio.CancelledError:
             self._suspected.set()
             raise
         finally:
-            self._running -= 1
+            self.calls_running -= 1
 
     async def _connected(self, patience: float) -> Client:
         if not self._ready.is_set():
@@ -241,7 +245,7 @@ class Connection:
             # Calls that come now wait, so that those that run come to an end.
             self._ready.clear()
             while not await _answers(client, self._options.patience):
-                if not self._running:
+                if not self.calls_running:
                     self.restart(f"it left a call unanswered, and gave no sign of life for {self._options.patience:g} s")
                     return
             self._ready.set()

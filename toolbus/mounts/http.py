@@ -30,7 +30,7 @@ async def http(address: Address, most_bytes: int) -> AsyncIterator[tuple[Any, An
 
     async def fill_in(request: httpx2.Request) -> None:
         for name, source in address.headers.items():
-            request.headers[name] = source.value()
+            request.headers[name] = source if isinstance(source, str) else source.value()
 
     def client(headers: dict[str, str] | None = None, timeout: object = None, auth: httpx2.Auth | None = None) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
@@ -42,7 +42,8 @@ async def http(address: Address, most_bytes: int) -> AsyncIterator[tuple[Any, An
         )
 
     for source in address.headers.values():
-        source.value()
+        if not isinstance(source, str):
+            source.value()
     if address.transport == "sse":
         async with sse_client(address.url, httpx_client_factory=client) as streams:
             yield streams[0], streams[1]

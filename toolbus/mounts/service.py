@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from mcp_types import Tool
 
-from toolbus.mounts.connection import Connection
+from toolbus.mounts.connection import ServerConnection
 from toolbus.mounts.described import Described, Run
 from toolbus.mounts.extras import Extras
 from toolbus.mounts.listing import Listing
@@ -35,7 +35,7 @@ class MountedServer(Mount):
         super().__init__(name, target.shown, options)
         self._home: asyncio.Task[None] | None = None
         self._listed = asyncio.Event()
-        self.connection = Connection(name, target, self.options, self._take_in)
+        self.connection = ServerConnection(name, target, self.options, self._take_in)
         self.session = Session(self.connection)
         self._extras = Extras(name, self.session)
 

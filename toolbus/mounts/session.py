@@ -13,7 +13,7 @@ from mcp_types import Tool
 
 from toolbus.display import harmless
 from toolbus.mounts.answers import bad_answer, error_of, result_of
-from toolbus.mounts.connection import Connection
+from toolbus.mounts.connection import ServerConnection
 from toolbus.results import ToolError, ToolResult
 from toolbus.worker.run.invocation import Invocation
 
@@ -26,7 +26,7 @@ _MOST_TEXT = 1_000
 class Session:
     """Runs calls over a connection that all of them share."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
 
     @asynccontextmanager

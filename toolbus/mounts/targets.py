@@ -42,12 +42,12 @@ class Address(msgspec.Struct, frozen=True):
 
     Attributes:
         url: its MCP endpoint.
-        headers: sources of header values by name, see ``secret``.
+        headers: header values by name, or where secret ones are, see ``secret``.
         transport: ``http`` (streamable HTTP), or ``sse`` for servers of before 2025.
     """
 
     url: str
-    headers: Mapping[str, Secret] = {}
+    headers: Mapping[str, Secret | str] = {}
     transport: Transport = "http"
 
     @property

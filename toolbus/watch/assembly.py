@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from toolbus.broker.admin import ServiceOverview
 from toolbus.broker.dead_letters.dead_letters import DeadLetter
 from toolbus.broker.statistics.answers import InstanceAnswer, ToolStatistics
 from toolbus.broker.statistics.asking import Statistics, merged
+from toolbus.descriptors import ToolDescriptor
 from toolbus.display import shortened
-from toolbus.watch.counts import Ended, Source, newest_error, rates
+from toolbus.watch.activity import Activity
+from toolbus.watch.counts import newest_error
 from toolbus.watch.views import DeadLetterView, InstanceView, ServiceView, SessionView, ToolView
 
 _MOST_DESCRIPTION = 300
-
-
-class Activity:
-    """The calls that ended, by worker, service and tool.
-
-    Args:
-        now: since the workers started.
-        recent: within the window.
-        window: seconds; 0 when nothing is known of earlier.
-    """
-
-    def __init__(self, now: Mapping[Source, Ended], recent: Mapping[Source, Ended], window: float) -> None:
-        self.window = window
-        self._now = _grouped(now)
-        self._recent = _grouped(recent)
-
-    def ended(self, *group: str) -> list[Ended]:
-        """Return what ended of an instance (one word), a service (two, the first is empty) or a tool."""
-        return self._now.get(group, [])
-
-    def recent(self, *group: str) -> list[Ended]:
-        """Return what ended within the window."""
-        return self._recent.get(group, [])
-
-
-def _grouped(found: Mapping[Source, Ended]) -> dict[tuple[str, ...], list[Ended]]:
-    groups: dict[tuple[str, ...], list[Ended]] = defaultdict(list)
-    for (instance, service, tool), each in found.items():
-        groups[(instance,)].append(each)
-        groups[("", service)].append(each)
-        groups[("", service, tool)].append(each)
-    return dict(groups)
 
 
 def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> tuple[ServiceView, ...]:
@@ -53,8 +22,7 @@ def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> t
     found = []
     for each in overviews:
         publication = each.publication
-        everything = activity.ended("", publication.service.id)
-        speed = rates(activity.recent("", publication.service.id), everything, activity.window)
+        everything, speed = activity.service(publication.service.id)
         found.append(
             ServiceView(
                 id=publication.service.id,
@@ -67,7 +35,7 @@ def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> t
                 running=max(0, each.running),
                 dead=each.dead,
                 tools=len(publication.tools),
-                calls=sum(ended.count for ended in everything),
+                calls=everything.count,
                 calls_per_s=speed.calls_per_s,
                 failures_per_s=speed.failures_per_s,
                 p50_ms=speed.p50_ms,
@@ -84,7 +52,7 @@ def instance_views(statistics: Statistics, activity: Activity) -> tuple[Instance
 
 
 def _instance(answer: InstanceAnswer, activity: Activity) -> InstanceView:
-    everything = activity.ended(answer.instance)
+    everything, speed = activity.instance(answer.instance)
     return InstanceView(
         id=answer.instance,
         answered=True,
@@ -98,51 +66,45 @@ def _instance(answer: InstanceAnswer, activity: Activity) -> InstanceView:
         slots=answer.slots,
         running=answer.running,
         waiting=answer.waiting,
-        calls=sum(each.count for each in everything),
-        failures=sum(each.failures for each in everything),
-        cancelled=sum(each.cancelled for each in everything),
+        calls=everything.count,
+        failures=everything.failures,
+        cancelled=sum(tool.cancelled for tool in answer.tools),
         retaken=sum(tool.retaken for tool in answer.tools),
-        calls_per_s=rates(activity.recent(answer.instance), (), activity.window).calls_per_s,
+        calls_per_s=speed.calls_per_s,
         commands=answer.commands,
         connects=answer.connects,
     )
 
 
-def tool_views(overviews: Iterable[ServiceOverview], answers: Iterable[InstanceAnswer], activity: Activity) -> tuple[ToolView, ...]:
-    """Return the tools that are published, and those that workers count, by service and name."""
-    counted: dict[tuple[str, str], list[ToolStatistics]] = defaultdict(list)
-    for answer in answers:
-        for counts in answer.tools:
-            counted[counts.service, counts.tool].append(counts)
-    described = {(each.publication.service.id, tool.name): tool for each in overviews for tool in each.publication.tools}
-    found = []
-    for service, name in sorted({*counted, *described}):
-        descriptor = described.get((service, name))
-        found.append(
-            _tool(
-                service,
-                name,
-                counted.get((service, name), []),
-                activity,
-                effect="" if descriptor is None else descriptor.effect,
-                description="" if descriptor is None else shortened(descriptor.description, _MOST_DESCRIPTION),
-            )
-        )
-    return tuple(found)
+class ToolViews:
+    """Makes the views of tools, and keeps those of the tools that are quiet."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], tuple[list[ToolStatistics], ToolDescriptor | None, ToolView]] = {}
+
+    def make(self, overviews: Iterable[ServiceOverview], activity: Activity) -> tuple[ToolView, ...]:
+        """Return the tools that are published, and those that workers count, by service and name."""
+        described = {(each.publication.service.id, tool.name): tool for each in overviews for tool in each.publication.tools}
+        kept, self._kept = self._kept, {}
+        for name in sorted({*activity.tools, *described}):
+            counts, descriptor = activity.tools.get(name, []), described.get(name)
+            old = kept.get(name)
+            if old is not None and name not in activity.recent and old[1] is descriptor and old[0] == counts and not old[2].calls_per_s:
+                self._kept[name] = old
+            else:
+                self._kept[name] = counts, descriptor, _tool(*name, counts, activity, descriptor)
+        return tuple(view for _, _, view in self._kept.values())
 
 
-def _tool(service: str, name: str, counts: list[ToolStatistics], activity: Activity, *, effect: str, description: str) -> ToolView:
-    if not counts:
-        # Most tools of a large registry have not been called.
-        return ToolView(service=service, name=name, effect=effect, description=description)
-    speed = rates(activity.recent("", service, name), activity.ended("", service, name), activity.window)
+def _tool(service: str, name: str, counts: list[ToolStatistics], activity: Activity, descriptor: ToolDescriptor | None) -> ToolView:
+    speed = activity.tool(service, name)
     failed = merged(each.failed for each in counts)
     timed = sum(sum(each.buckets) for each in counts)
     return ToolView(
         service=service,
         name=name,
-        effect=effect,
-        description=description,
+        effect="" if descriptor is None else descriptor.effect,
+        description="" if descriptor is None else shortened(descriptor.description, _MOST_DESCRIPTION),
         started=sum(each.started for each in counts),
         succeeded=sum(each.succeeded for each in counts),
         failed=failed,

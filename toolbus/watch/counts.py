@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -12,18 +13,15 @@ from toolbus.broker.statistics.latency import added, quantile
 Source = tuple[str, str, str]
 """An instance, a service and a tool."""
 
+Counted = Mapping[Source, ToolStatistics]
 
-class Ended(msgspec.Struct):
-    """Attempts that ended: how many failed, how many were cancelled, and the latencies of all others."""
 
+class Ended(msgspec.Struct, frozen=True):
+    """Attempts that ended: all, those that failed, and the latencies of those that were not cancelled."""
+
+    count: int = 0
     failures: int = 0
-    cancelled: int = 0
     buckets: Sequence[int] = ()
-
-    @property
-    def count(self) -> int:
-        """The number of them."""
-        return sum(self.buckets) + self.cancelled
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -35,46 +33,58 @@ class Rates(msgspec.Struct, frozen=True):
     p99_ms: float | None = None
 
 
-def ended_of(answers: Iterable[InstanceAnswer]) -> dict[Source, Ended]:
-    """Return what each tool at each worker has ended."""
-    return {(each.instance, tool.service, tool.tool): ended(tool) for each in answers for tool in each.tools}
+def counted(answers: Iterable[InstanceAnswer]) -> dict[Source, ToolStatistics]:
+    """Return the counts of each tool at each worker."""
+    return {(each.instance, tool.service, tool.tool): tool for each in answers for tool in each.tools}
 
 
 def ended(tool: ToolStatistics) -> Ended:
     """Return what a tool at a worker has ended."""
-    return Ended(sum(tool.failed.values()), tool.cancelled, tool.buckets)
+    return Ended(sum(tool.buckets) + tool.cancelled, sum(tool.failed.values()), tool.buckets)
 
 
-def since(now: Mapping[Source, Ended], before: Sequence[Mapping[Source, Ended]], unheard: Container[str]) -> dict[Source, Ended]:
-    """Return what ended since the first of the earlier counts that has a source. A tool that is in none had ended nothing.
+def total(parts: Iterable[Ended]) -> Ended:
+    """Return the sum of what ended in several places."""
+    found = list(parts)
+    if len(found) == 1:
+        return found[0]
+    return Ended(sum(each.count for each in found), sum(each.failures for each in found), added(each.buckets for each in found))
+
+
+def since(now: Counted, before: Mapping[str, Counted]) -> dict[Source, Ended]:
+    """Return what ended since the earlier counts, where anything did.
 
     Args:
         now: the present counts.
-        before: earlier ones, the oldest first.
-        unheard: workers of which nothing is known of the time before; what they ended is not counted.
+        before: earlier ones for each worker; what other workers ended is not counted.
     """
     found: dict[Source, Ended] = {}
-    for source, each in now.items():
-        if source[0] in unheard:
+    for source, tool in now.items():
+        counts = before.get(source[0])
+        if counts is None:
             continue
-        old = next((counts[source] for counts in before if source in counts), None)
-        # An instance id is of one process, whose counts only grow; anything else is a stranger's.
-        if old is None or each.count < old.count:
-            found[source] = each
-        elif each.count > old.count:
-            buckets = [max(0, new - was) for new, was in zip(each.buckets, old.buckets or [0] * len(each.buckets), strict=False)]
-            found[source] = Ended(max(0, each.failures - old.failures), max(0, each.cancelled - old.cancelled), buckets)
+        old = counts.get(source)
+        # Most tools are quiet.
+        if tool == old:
+            continue
+        difference = _difference(ended(tool), Ended() if old is None else ended(old))
+        if difference.count:
+            found[source] = difference
     return found
 
 
-def rates(recent: Iterable[Ended], everything: Iterable[Ended], window: float) -> Rates:
+def _difference(new: Ended, old: Ended) -> Ended:
+    # An instance id is of one process, whose counts only grow; anything else is a stranger's.
+    if new.count < old.count:
+        return new
+    buckets = [max(0, now - was) for now, was in zip_longest(new.buckets, old.buckets, fillvalue=0)]
+    return Ended(new.count - old.count, max(0, new.failures - old.failures), buckets)
+
+
+def rates(recent: Ended, everything: Ended, window: float) -> Rates:
     """Return rates over ``window`` seconds, and the latencies of what ended in them, or else of everything."""
-    inside = list(recent)
-    buckets = added(each.buckets for each in inside)
-    if not any(buckets):
-        buckets = added(each.buckets for each in everything)
-    count, failures = sum(each.count for each in inside), sum(each.failures for each in inside)
-    calls_per_s, failures_per_s = (round(each / window, 2) if window > 0 else 0.0 for each in (count, failures))
+    buckets = recent.buckets if any(recent.buckets) else everything.buckets
+    calls_per_s, failures_per_s = (round(each / window, 2) if window > 0 else 0.0 for each in (recent.count, recent.failures))
     return Rates(calls_per_s, failures_per_s, quantile(buckets, 0.5), quantile(buckets, 0.99))
 
 

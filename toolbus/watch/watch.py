@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 from toolbus.broker.admin import Admin, ServiceOverview
 from toolbus.broker.protocols import ServiceRecord
@@ -17,8 +17,8 @@ from toolbus.broker.transport.command import ReplyError
 from toolbus.confirmations import ConfirmationRequest
 from toolbus.results import BrokerError, EnvelopeError
 from toolbus.settings import Settings
-from toolbus.watch.assembly import Activity, dead_letter_view, instance_views, service_views, session_views, tool_views
-from toolbus.watch.counts import Ended, Source, ended_of, since
+from toolbus.watch.activity import Activity
+from toolbus.watch.assembly import ToolViews, dead_letter_view, instance_views, service_views, session_views
 from toolbus.watch.views import DeadLetterView, Snapshot
 
 T = TypeVar("T")
@@ -30,14 +30,6 @@ WINDOW = 10.0
 _READ_ANEW_AFTER = 30.0
 _MOST_DEAD = 50
 _MOST_PAGES = 20
-
-
-class _Sample(NamedTuple):
-    """What had ended at a local monotonic time."""
-
-    at: float
-    instances: frozenset[str]
-    ended: dict[Source, Ended]
 
 
 class Watch:
@@ -52,13 +44,13 @@ class Watch:
 
     def __init__(self, settings: Settings, *, window: float = WINDOW, patience: float = 0.5, calls: int = 200) -> None:
         self._settings = settings
-        self._window = window
+        self._activity = Activity(window)
+        self._tools = ToolViews()
         self._patience = patience
         self._admin: Admin | None = None
         self._revision: bytes | None = None
         self._records: list[ServiceRecord] = []
         self._read_at = 0.0
-        self._samples: deque[_Sample] = deque()
         self._calls: deque[RecentCall] = deque(maxlen=calls)
         self._last_call = ""
         self._dead: dict[str, tuple[int, list[DeadLetterView]]] = {}
@@ -107,7 +99,8 @@ class Watch:
         at = await admin.now()
         overviews: list[ServiceOverview] = await read("services", self._services(admin), [])
         statistics = await read("statistics", admin.statistics(patience=self._patience), Statistics({}, {}))
-        activity = self._activity(statistics)
+        activity = self._activity
+        activity.take_in(statistics.answers)
         calls: list[RecentCall] = await read("recent calls", self._recent(admin), [])
         dead: list[DeadLetterView] = await read("dead letters", self._dead_letters(admin, overviews), [])
         waiting: list[ConfirmationRequest] = await read("confirmations", admin.confirmations.pending(), [])
@@ -118,7 +111,7 @@ class Watch:
             window=round(activity.window, 2),
             services=service_views(overviews, activity),
             instances=instance_views(statistics, activity),
-            tools=tool_views(overviews, answers, activity),
+            tools=self._tools.make(overviews, activity),
             recent=tuple(calls),
             dead=tuple(dead),
             confirmations=tuple(waiting),
@@ -137,24 +130,6 @@ class Watch:
             self._records = await admin.records()
             self._revision, self._read_at = revision, now
         return await admin.overviews(self._records)
-
-    def _activity(self, statistics: Statistics) -> Activity:
-        """Return what ended since the workers started and within the window."""
-        answers = statistics.answers
-        now = _Sample(time.monotonic(), frozenset(answers), ended_of(answers.values()))
-        # One sample stays that is as old as the window.
-        while len(self._samples) > 1 and self._samples[1].at <= now.at - self._window:
-            self._samples.popleft()
-        if not self._samples:
-            self._samples.append(now)
-            return Activity(now.ended, {}, 0.0)
-        first = self._samples[0]
-        self._samples.append(now)
-        earlier = list(self._samples)[:-1]
-        # A worker that was silent, and began before the window, would look as if it had done everything just now.
-        heard = frozenset[str]().union(*(sample.instances for sample in earlier))
-        unheard = {name for name, answer in answers.items() if name not in heard and answer.uptime > now.at - first.at}
-        return Activity(now.ended, since(now.ended, [sample.ended for sample in earlier], unheard), now.at - first.at)
 
     async def _recent(self, admin: Admin) -> list[RecentCall]:
         """Return the recent calls, the newest first, of which only new ones are read."""
@@ -177,5 +152,7 @@ class Watch:
         self._dead = {queue: kept for queue, kept in self._dead.items() if queue in queues}
         for queue, count in queues.items():
             if queue not in self._dead or self._dead[queue][0] != count or count > _MOST_DEAD:
-                self._dead[queue] = count, [dead_letter_view(each) for each in await admin.dead_letters.newest(queue, _MOST_DEAD)]
+                letters = [dead_letter_view(each) for each in await admin.dead_letters.newest(queue, _MOST_DEAD)]
+                # There may be others by now than those that were counted.
+                self._dead[queue] = len(letters), letters
         return sorted((letter for _, letters in self._dead.values() for letter in letters), key=lambda each: each.at, reverse=True)

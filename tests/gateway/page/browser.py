@@ -35,7 +35,9 @@ class ScriptError(Exception):
 
 
 class Page:
-    """One tab. ``errors`` has what its console, its scripts and its content security policy complained of."""
+    """One tab. ``errors`` has what its console, its scripts and its content security policy complained of;
+    ``requests`` and ``bodies`` what it asked for.
+    """
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -44,6 +46,7 @@ class Page:
         self._reading = asyncio.create_task(self._read())
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self.bodies: list[str] = []
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and return its result."""
@@ -62,7 +65,14 @@ class Page:
 
     async def run(self, script: str) -> Any:
         """Return the value of an expression, awaited if it is a promise."""
-        found = await self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True)
+        found = await self.send(
+            "Runtime.evaluate",
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
+            userGesture=True,
+            allowUnsafeEvalBlockedByCSP=False,
+        )
         if "exceptionDetails" in found:
             raise ScriptError(found["exceptionDetails"].get("exception", {}).get("description", str(found)))
         return found["result"].get("value")
@@ -88,7 +98,10 @@ class Page:
 
     async def click(self, selector: str, text: str = "") -> None:
         """Click the first element of a selector that shows a text, as soon as there is one."""
-        found = f"[...document.querySelectorAll({json.dumps(selector)})].find((each) => each.checkVisibility() && each.innerText.includes({json.dumps(text)}))"
+        found = (
+            f"[...document.querySelectorAll({json.dumps(selector)})]"
+            f".find((each) => each.checkVisibility() && each.innerText.includes({json.dumps(text)}))"
+        )
         await self.wait(f"Boolean({found})")
         await self.run(f"{found}.click()")
 
@@ -96,9 +109,8 @@ class Page:
         """Fill in the field of a label."""
         found = f"[...document.querySelectorAll('label')].find((each) => each.innerText.includes({json.dumps(label)}))?.control"
         await self.wait(f"Boolean({found})")
-        await self.run(
-            f"{{ const field = {found}; field.value = {json.dumps(value)}; field.dispatchEvent(new Event('input', {{ bubbles: true }})); 0 }}"
-        )
+        change = f"field.value = {json.dumps(value)}; field.dispatchEvent(new Event('input', {{ bubbles: true }}))"
+        await self.run(f"{{ const field = {found}; {change}; 0 }}")
 
     async def press(self, key: str) -> None:
         """Press a key where the focus is."""
@@ -111,10 +123,9 @@ class Page:
         await self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
         await self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 
-    async def picture(self, path: Path) -> None:
-        """Save what is shown as a PNG file."""
-        found = await self.send("Page.captureScreenshot", format="png", optimizeForSpeed=False)
-        path.write_bytes(base64.b64decode(found["data"]))
+    async def picture(self) -> bytes:
+        """Return what is shown as a PNG image."""
+        return base64.b64decode((await self.send("Page.captureScreenshot", format="png"))["data"])
 
     async def close(self) -> None:
         """Stop listening."""
@@ -141,6 +152,7 @@ class Page:
             self.errors.append(f"issue: {json.dumps(params['issue'])[:500]}")
         elif method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+            self.bodies.append(params["request"].get("postData", ""))
 
 
 class Browser:

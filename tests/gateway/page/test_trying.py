@@ -43,7 +43,7 @@ async def tell(topic: str):
 def echo(name: str, kind: Literal["a", "b"], count: int = 3, share: float | None = None, loud: bool = False,
          tags: list[str] = [], address: Address | None = None, anything: Any = None):
     """Return what was given."""
-    return invocation().arguments
+    return name
 
 
 @tool
@@ -103,9 +103,7 @@ async def test_a_form_has_a_field_for_every_kind_of_value(page: Page, tools: Pat
     """Texts, numbers, choices, lists, objects and JSON become the arguments; what is left empty is left out."""
     await page.run("location.hash = '#/tools/echo'")
     await page.fill("name", "Ada")
-    await page.run(
-        "{ const field = [...document.querySelectorAll('label')].find((each) => each.innerText.startsWith('kind')).control; field.value = '1'; 0 }"
-    )
+    await page.fill("kind", "1")
     await page.fill("share", "0.5")
     await page.fill("anything", '{"deep": [1, null]}')
     await page.click("button", "Add an item")
@@ -113,8 +111,8 @@ async def test_a_form_has_a_field_for_every_kind_of_value(page: Page, tools: Pat
     await page.fill("street", "Main Street")
     await page.click("button", "Run")
     await page.sees("Done", ".answer")
-    told = json.loads(await page.text(".answer details .output"))
-    assert told == {
+    sent = json.loads(next(body for body in page.bodies if body))
+    assert sent == {
         "name": "Ada",
         "kind": "b",
         "share": 0.5,
@@ -123,7 +121,7 @@ async def test_a_form_has_a_field_for_every_kind_of_value(page: Page, tools: Pat
         "anything": {"deep": [1, None]},
     }
     await page.click("button", "Edit as JSON")
-    assert json.loads(await page.run("document.querySelector('.tryout textarea.mono[rows=\"8\"]').value")) == told
+    assert json.loads(await page.run("document.querySelector('.tryout textarea.mono[rows=\"8\"]').value")) == sent
 
 
 async def test_a_missing_field_is_shown_before_anything_is_sent(page: Page, tools: Path) -> None:

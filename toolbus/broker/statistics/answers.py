@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 2_500.0, 5_000.0, 10_000.0, 25_000.0, 60_000.0)
@@ -9,6 +11,9 @@ BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 
 
 BUCKETS = len(BOUNDS) + 1
 """The number of latency buckets."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 class LastError(msgspec.Struct, frozen=True):
@@ -21,7 +26,7 @@ class LastError(msgspec.Struct, frozen=True):
         call: the id of the call.
     """
 
-    at: float
+    at: _Time
     type: str
     code: str = ""
     message: str = ""
@@ -41,21 +46,21 @@ class ToolStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
         refused: requests that were answered without being run, by the error's type.
         running: attempts that run now.
         total_ms: milliseconds that all ended attempts ran.
-        buckets: ended attempts by latency, see ``BOUNDS``; not cumulative.
+        buckets: ended attempts by latency, see ``BOUNDS``; not cumulative, and without the zeros at the end.
         last_error: the last failure.
     """
 
     service: str
     tool: str
-    started: int = 0
-    succeeded: int = 0
-    failed: dict[str, int] = {}
-    cancelled: int = 0
-    retaken: int = 0
-    refused: dict[str, int] = {}
-    running: int = 0
-    total_ms: float = 0.0
-    buckets: tuple[int, ...] = ()
+    started: _Count = 0
+    succeeded: _Count = 0
+    failed: dict[str, _Count] = {}
+    cancelled: _Count = 0
+    retaken: _Count = 0
+    refused: dict[str, _Count] = {}
+    running: _Count = 0
+    total_ms: _Time = 0.0
+    buckets: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=BUCKETS)] = ()
     last_error: LastError | None = None
 
 
@@ -66,7 +71,7 @@ class ServedService(msgspec.Struct, frozen=True, omit_defaults=True):
     queue: str = ""
     digest: str = ""
     paused: bool = False
-    sessions: int = 0
+    sessions: _Count = 0
 
 
 class OpenSession(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,8 +80,8 @@ class OpenSession(msgspec.Struct, frozen=True, omit_defaults=True):
     service: str
     user: str = ""
     session: str = ""
-    running: int = 0
-    idle: float = 0.0
+    running: _Count = 0
+    idle: _Time = 0.0
 
 
 class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -96,16 +101,16 @@ class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     instance: str
     host: str = ""
-    pid: int = 0
+    pid: _Count = 0
     version: str = ""
     python: str = ""
-    started: float = 0.0
-    uptime: float = 0.0
-    slots: int = 0
-    running: int = 0
-    waiting: int = 0
+    started: _Time = 0.0
+    uptime: _Time = 0.0
+    slots: _Count = 0
+    running: _Count = 0
+    waiting: _Count = 0
     services: tuple[ServedService, ...] = ()
     tools: tuple[ToolStatistics, ...] = ()
     sessions: tuple[OpenSession, ...] = ()
-    commands: int = 0
-    connects: int = 0
+    commands: _Count = 0
+    connects: _Count = 0

@@ -12,7 +12,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
 from toolbus.broker.reading import document, integer, shown, text
-from toolbus.broker.statistics.answers import BUCKETS, InstanceAnswer, ToolStatistics
+from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.broker.transport.replies import fields_of
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import new_id
@@ -95,7 +95,7 @@ async def _read(link: Transport, key: str, after: bytes, expected: Iterable[str]
         for entry, flat in entries:
             after = b"(" + entry
             try:
-                answer = checked(document(fields_of(flat).get(b"a", b""), _answers))
+                answer = document(fields_of(flat).get(b"a", b""), _answers)
             except EnvelopeError as error:
                 telemetry.log.warning("statistics.unreadable", entry=shown(entry), error=str(error))
                 continue
@@ -103,32 +103,6 @@ async def _read(link: Transport, key: str, after: bytes, expected: Iterable[str]
                 found.setdefault(answer.instance, answer)
         if len(entries) < _PAGE:
             return after
-
-
-def checked(answer: InstanceAnswer) -> InstanceAnswer:
-    """Return an answer of which every number is possible.
-
-    Raises:
-        EnvelopeError: a part of it is not.
-    """
-    numbers = [answer.pid, answer.slots, answer.running, answer.waiting, answer.commands, answer.connects]
-    for tool in answer.tools:
-        numbers += _numbers(tool)
-    numbers += [each.sessions for each in answer.services] + [each.running for each in answer.sessions]
-    if min(numbers) < 0 or max(numbers) > 2**53:
-        raise EnvelopeError("a count is below 0, or larger than any count can be")
-    times = [answer.started, answer.uptime, *(tool.total_ms for tool in answer.tools), *(each.idle for each in answer.sessions)]
-    times += [tool.last_error.at for tool in answer.tools if tool.last_error is not None]
-    if not all(0 <= each < 1e15 for each in times):
-        raise EnvelopeError("a time is below 0, or later than any date")
-    return answer
-
-
-def _numbers(tool: ToolStatistics) -> list[int]:
-    if len(tool.buckets) not in {0, BUCKETS}:
-        raise EnvelopeError(f"the latencies of a tool are in {len(tool.buckets)} buckets instead of {BUCKETS}")
-    counts: list[int] = [tool.started, tool.succeeded, tool.cancelled, tool.retaken, tool.running]
-    return [*counts, *tool.buckets, *tool.failed.values(), *tool.refused.values()]
 
 
 def merged(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from toolbus.broker.statistics.answers import BOUNDS, BUCKETS
 
 
 def added(histograms: Iterable[Sequence[int]]) -> list[int]:
-    """Return the sum of histograms; an empty one counts as zeros."""
+    """Return the sum of histograms, each of which may lack zeros at its end."""
     total = [0] * BUCKETS
     for histogram in histograms:
         for at, count in enumerate(histogram):

@@ -39,7 +39,8 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
     """
     check_name(name)
     # One that is there is hidden from this user, who learns nothing of what became of its name.
-    if name not in catalogue.tools:
+    withheld = catalogue.withholding.tools.get(name)
+    if name not in catalogue.tools and (withheld is None or withheld.is_for(user)):
         for refused in catalogue.refused():
             if refused.name == name:
                 return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
@@ -52,7 +53,10 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
 
 
 def withdrawn(tool: Tool, catalogue: Catalogue) -> ErrorInfo:
-    """Return ``unavailable`` for a tool that this bus has known and nobody offers now."""
+    """Return ``unavailable`` for a tool that this bus has known and nobody offers now, or the reason why it is withheld."""
+    reason = catalogue.withholding.reason(tool.name)
+    if reason:
+        return ErrorInfo("not_found", "refused", f"the tool {tool.name!r} of {tool.service!r} can't be used: {reason}")
     ago = catalogue.former.seconds(tool.name)
     message = (
         f"the tool {tool.name!r} was there until {max(1.0, ago):.0f} s ago; its service {tool.service!r} has stopped, or offers it no more"

@@ -13,7 +13,7 @@ from toolbus.results import Progress, ToolResult
 
 
 class TaskState(msgspec.Struct):
-    """What is known of a task.
+    """The state of a task, as far as it is known.
 
     Attributes:
         text: what the call has said so far.

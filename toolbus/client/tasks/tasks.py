@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -19,14 +20,15 @@ from toolbus.client.tasks.state import TaskState, state_of
 from toolbus.client.tools.tool import Tool
 from toolbus.envelope import Request
 from toolbus.options import merged
-from toolbus.results import ErrorInfo, ToolResult
+from toolbus.results import BrokerUnavailable, ErrorInfo, ToolResult
 
 _ENTROPY = 24
 _LONGEST_ID = 64
 _POLL = 0.01
 # Seconds past its deadline after which a call is taken for ended although nobody has said so.
 _GRACE = 30.0
-_CANCELLING = 5.0
+# Seconds that the server has to answer; while it is away a command waits for it.
+_PATIENCE = 10.0
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -62,13 +64,14 @@ class Tasks:
         call.grant = grant
         await call.__aenter__()
         try:
-            while not call.entry and not call.done:
-                # Its answer comes after that of the publication, unless that waits for a server that is surely the master.
-                await self._store.get(user, token)
-                await asyncio.sleep(0 if call.entry or call.done else _POLL)
-            task = Task(token, user, self._record(tool, call))
-            if call.entry:
-                await self._store.put(user, token, task.record)
+            async with self._patience():
+                while not call.entry and not call.done:
+                    # Its answer comes after that of the publication, unless that waits for a server that is surely the master.
+                    await self._store.get(user, token)
+                    await asyncio.sleep(0 if call.entry or call.done else _POLL)
+                task = Task(token, user, self._record(tool, call))
+                if call.entry:
+                    await self._store.put(user, token, task.record)
         except BaseException:
             call.cancel()
             raise
@@ -82,7 +85,8 @@ class Tasks:
         """
         if not id or len(id) > _LONGEST_ID or not id.isascii():
             return None
-        record = await self._store.get(user, id)
+        async with self._patience():
+            record = await self._store.get(user, id)
         return None if record is None else Task(id, user, record)
 
     async def state(self, task: Task) -> TaskState | None:
@@ -91,7 +95,8 @@ class Tasks:
         Raises:
             BrokerError: the server can't be reached.
         """
-        found = await self._store.frames(task.record.call)
+        async with self._patience():
+            found = await self._store.frames(task.record.call)
         if found is None:
             return None
         state = state_of(found.frames, max(found.updated, task.record.created, task.record.cancelled))
@@ -131,12 +136,20 @@ class Tasks:
 
         left = record.created + record.kept - time.time()
         self._dispatcher.check().broker.cancel(request, record.queue, record.entry, on_fate, waited=max(0.0, left - record.timeout))
-        async with asyncio.timeout(_CANCELLING):
+        async with self._patience():
             fate = await heard
-        changed = msgspec.structs.replace(record, cancelled=time.time(), removed=record.removed or fate == "removed")
-        await self._store.put(task.user, task.id, changed)
+            changed = msgspec.structs.replace(record, cancelled=time.time(), removed=record.removed or fate == "removed")
+            await self._store.put(task.user, task.id, changed)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                yield
+        except TimeoutError:
+            raise BrokerUnavailable(f"the server has not answered within {_PATIENCE:g} s") from None
 
     @property
     def _dispatcher(self) -> Dispatcher:

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from toolbus import telemetry
 from toolbus.client.bus import ToolBus
 from toolbus.gateway.auth.credentials import Credential, Refused, Source
-from toolbus.gateway.auth.metadata import metadata_url
+from toolbus.gateway.auth.metadata import Resource
 from toolbus.gateway.principals import Principal
 from toolbus.gateway.problems import Problem
 from toolbus.results import BrokerError
@@ -30,14 +30,14 @@ class BearerAuthenticator:
     Args:
         bus: counts requests together with every other replica.
         sources: the first one that knows a token counts.
-        public_url: the URL of the gateway as clients see it; by default what each request names.
+        resource: what clients are told about where tokens come from.
         rate: how many requests a token may send that has no rate of its own.
     """
 
-    def __init__(self, bus: ToolBus, sources: Sequence[Source], *, public_url: str = "", rate: Rate | None = None) -> None:
+    def __init__(self, bus: ToolBus, sources: Sequence[Source], *, resource: Resource | None = None, rate: Rate | None = None) -> None:
         self._bus = bus
         self._sources = sources
-        self._public_url = public_url
+        self.resource = resource or Resource()
         self._rate = rate
 
     async def principal(self, connection: HTTPConnection) -> Principal:
@@ -76,7 +76,7 @@ class BearerAuthenticator:
 
     def _unauthorized(self, connection: HTTPConnection, reason: str, error: str) -> Problem:
         words = [f'error="{error}"', f'error_description="{reason}"'] if error else []
-        words.append(f'resource_metadata="{metadata_url(connection, self._public_url)}"')
+        words.append(f'resource_metadata="{self.resource.metadata_url(connection)}"')
         return Problem(401, "unauthorized", reason, {"WWW-Authenticate": f"Bearer {', '.join(words)}"})
 
     async def _count(self, found: Credential) -> None:

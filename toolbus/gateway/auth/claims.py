@@ -19,7 +19,7 @@ _MOST_VALUES = 1_000
 
 
 class ClaimMap(msgspec.Struct, frozen=True, kw_only=True):
-    """Which claims say what; a name with dots leads into objects (``realm_access.roles``), unless there is a claim of that whole name.
+    """The claims that are read, and for what; a name with dots leads into objects (``realm_access.roles``), unless there is a claim of that whole name.
 
     Attributes:
         issuer: what ``iss`` must be.
@@ -38,7 +38,7 @@ class ClaimMap(msgspec.Struct, frozen=True, kw_only=True):
     groups: str = ""
     tools: str = ""
     permissions: str = ""
-    words: Mapping[str, Permission] = dict(zip(SCOPES, PERMISSIONS, strict=True))
+    words: Mapping[str, Permission] = msgspec.field(default_factory=lambda: dict(zip(SCOPES, PERMISSIONS, strict=True)))
     leeway: float = 30.0
 
     def __post_init__(self) -> None:

@@ -6,16 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from toolbus import telemetry
 from toolbus.gateway.auth.credentials import Credential, Refused, of_record
+from toolbus.gateway.auth.records_file import read
 from toolbus.results import ConfigurationError
-from toolbus.tokens import TokenFile, TokenRecord, id_of
+from toolbus.tokens import TokenRecord, id_of
 
 _LOOK_EVERY = 1.0
-_MOST_BYTES = 16_777_216
-_decoder = msgspec.json.Decoder(TokenFile)
 
 
 class FileTokens:
@@ -63,29 +60,6 @@ class FileTokens:
             telemetry.log.error("tokens.unreadable", path=str(self._path), error=str(error))
         else:
             telemetry.log.info("tokens.loaded", path=str(self._path), tokens=len(self._records))
-
-
-def read(path: Path) -> dict[str, TokenRecord]:
-    """Return the records of a file, by id.
-
-    Raises:
-        ConfigurationError: it can't be read; no message shows what is in it.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"the tokens in {path} can't be read: {error.strerror or type(error).__name__}") from None
-    if len(data) > _MOST_BYTES:
-        raise ConfigurationError(f"{path} has more than {_MOST_BYTES:,} bytes")
-    try:
-        found = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise ConfigurationError(f"{path} is no file of tokens: {str(error)[:200]}; `toolbus tokens add --file` writes one") from None
-    records = {record.id: record for record in found.tokens}
-    if len(records) != len(found.tokens):
-        raise ConfigurationError(f"{path} has two tokens of one id")
-    return records
 
 
 def accepted(record: TokenRecord, token: str, now: float) -> Credential:

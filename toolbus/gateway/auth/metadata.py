@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from toolbus.gateway.bodies import answer
+from toolbus.gateway.gateway import gateway_of
 
 PATH = "/.well-known/oauth-protected-resource"
 RESOURCES = ("", "/mcp")
@@ -18,36 +19,53 @@ RESOURCES = ("", "/mcp")
 SCOPES = ("toolbus:call", "toolbus:observe", "toolbus:operate")
 
 
-def metadata_url(connection: HTTPConnection, public_url: str = "") -> str:
-    """Return the URL of the metadata of the resource that a request asked for."""
-    path = connection.url.path
-    resource = next((each for each in RESOURCES if each and (path == each or path.startswith(f"{each}/"))), "")
-    return f"{base_of(connection, public_url)}{PATH}{resource}"
+class Resource(msgspec.Struct, frozen=True):
+    """The gateway as an OAuth resource.
+
+    Attributes:
+        url: the gateway's URL as clients see it; by default what each request names.
+        issuers: authorization servers whose tokens it accepts.
+    """
+
+    url: str = ""
+    issuers: tuple[str, ...] = ()
+
+    def base(self, connection: HTTPConnection) -> str:
+        """Return the URL of the gateway as a client sees it, without a slash at its end."""
+        found = self.url or f"{connection.url.scheme}://{connection.url.netloc}"
+        # A host of a client's own making must not end the quoted string of a header.
+        return found.rstrip("/").replace('"', "").replace("\\", "")
+
+    def metadata_url(self, connection: HTTPConnection) -> str:
+        """Return the URL of the metadata of the resource that a request asked for."""
+        path = connection.url.path
+        resource = next((each for each in RESOURCES if each and (path == each or path.startswith(f"{each}/"))), "")
+        return f"{self.base(connection)}{PATH}{resource}"
 
 
-def base_of(connection: HTTPConnection, public_url: str = "") -> str:
-    """Return the URL of the gateway as its clients see it, without a slash at its end."""
-    found = public_url or f"{connection.url.scheme}://{connection.url.netloc}"
-    # A host of a client's own making must not end the quoted string of a header.
-    return found.rstrip("/").replace('"', "").replace("\\", "")
+@runtime_checkable
+class Described(Protocol):
+    """An authenticator that says which tokens it accepts."""
+
+    resource: Resource
 
 
-def routes(issuers: Sequence[str] = (), public_url: str = "") -> list[BaseRoute]:
-    """Return the routes of the metadata, which anybody may read."""
+def _route(path: str) -> Route:
+    async def metadata(request: Request) -> Response:
+        """Answer the metadata of one resource, which anybody may read."""
+        authenticator = gateway_of(request).authenticator
+        resource = authenticator.resource if isinstance(authenticator, Described) else Resource()
+        document: dict[str, Any] = {
+            "resource": f"{resource.base(request)}{path}",
+            "resource_name": "toolbus",
+            "bearer_methods_supported": ["header"],
+            "scopes_supported": list(SCOPES),
+        }
+        if resource.issuers:
+            document["authorization_servers"] = list(resource.issuers)
+        return answer(document, headers={"Cache-Control": "public, max-age=300"})
 
-    def of(resource: str) -> Any:
-        async def metadata(request: Request) -> Response:
-            """Answer the metadata of one resource."""
-            document: dict[str, Any] = {
-                "resource": f"{base_of(request, public_url)}{resource}",
-                "resource_name": "toolbus",
-                "bearer_methods_supported": ["header"],
-                "scopes_supported": list(SCOPES),
-            }
-            if issuers:
-                document["authorization_servers"] = list(issuers)
-            return answer(document, headers={"Cache-Control": "public, max-age=300"})
+    return Route(f"{PATH}{path}", metadata)
 
-        return metadata
 
-    return [Route(f"{PATH}{resource}", of(resource)) for resource in RESOURCES]
+ROUTES: list[BaseRoute] = [_route(path) for path in RESOURCES]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Iterable, Iterator
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -32,10 +31,10 @@ _MOST_PENDING = 4_194_304
 _encode = msgspec.json.Encoder().encode
 
 
-class Takes(Protocol):
+class Sampler(Protocol):
     """Takes snapshots of a namespace."""
 
-    async def take(self) -> Snapshot:
+    async def sample(self) -> Snapshot:
         """Return the state of the namespace now.
 
         Raises:
@@ -46,10 +45,6 @@ class Takes(Protocol):
 def event(name: str, document: Any) -> bytes:
     """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(document))
-
-
-def _is_of(audience: Audience, watcher: Watcher) -> bool:
-    return watcher.audience is audience
 
 
 class Watcher:
@@ -103,12 +98,12 @@ class Board:
 
     Args:
         bus: the gateway's bus, which is open while the board runs.
-        source: takes snapshots.
+        sampler: takes the snapshots.
     """
 
-    def __init__(self, bus: ToolBus, source: Takes) -> None:
+    def __init__(self, bus: ToolBus, sampler: Sampler) -> None:
         self._bus = bus
-        self._source = source
+        self._sampler = sampler
         self._sections: Sections = {}
         self._problems: list[str] = []
         self._silent: tuple[str, ...] = ()
@@ -133,7 +128,7 @@ class Board:
                     task.cancel()
 
     @contextlib.contextmanager
-    def watched(self, principal: Principal) -> Any:
+    def watched(self, principal: Principal) -> Iterator[Watcher]:
         """Yield a ``Watcher`` that gets every change within the ``with``."""
         key = audience_key(principal)
         audience = self._audiences.get(key)
@@ -193,7 +188,7 @@ class Board:
     async def _sample_once(self) -> None:
         change: dict[str, Any]
         try:
-            snapshot = await self._source.take()
+            snapshot = await self._sampler.sample()
         except (ToolbusError, OSError) as error:
             problems = [f"the state of the namespace can't be read: {error}"]
             change = {} if problems == self._problems else {"problems": problems, "silent": self._silent}
@@ -209,7 +204,7 @@ class Board:
                 change |= {"problems": problems, "silent": snapshot.silent}
             self._problems, self._silent = problems, snapshot.silent
         if change:
-            self._tell(event("change", change), lambda watcher: watcher.observes)
+            self._tell(event("change", change), self._observers())
 
     async def _follow(self) -> None:
         """Tell of changes of the catalogue a few times a second, however many there are."""
@@ -218,14 +213,16 @@ class Board:
             for audience in list(self._audiences.values()):
                 change = audience.refresh()
                 if change:
-                    self._tell(event("change", change), partial(_is_of, audience))
+                    self._tell(event("change", change), (watcher for watcher in self._watchers if watcher.audience is audience))
             catalogue = self._bus.tools.catalogue
             if presets not in {-1, catalogue.presets_version}:
-                self._tell(event("change", {"presets": catalogue.presets_version}), lambda watcher: watcher.observes)
+                self._tell(event("change", {"presets": catalogue.presets_version}), self._observers())
             presets = catalogue.presets_version
             await asyncio.sleep(_CATALOGUE)
 
-    def _tell(self, data: bytes, whom: Callable[[Watcher], bool]) -> None:
-        for watcher in self._watchers:
-            if whom(watcher):
-                watcher.put(data)
+    def _observers(self) -> Iterator[Watcher]:
+        return (watcher for watcher in self._watchers if watcher.observes)
+
+    def _tell(self, data: bytes, watchers: Iterable[Watcher]) -> None:
+        for watcher in watchers:
+            watcher.put(data)

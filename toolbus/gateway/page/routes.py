@@ -9,17 +9,21 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.page import changing, files, reading, stream
+from toolbus.gateway.page import changing, files, pins, reading, stream
 from toolbus.gateway.page.board import Board
-from toolbus.gateway.page.source import Source
+from toolbus.watch.watch import Watch
 
-ROUTES: list[BaseRoute] = [*files.ROUTES, *stream.ROUTES, *changing.ROUTES, *reading.ROUTES]
+RECENT = 300
+"""Recent attempts of calls that the page shows."""
+
+ROUTES: list[BaseRoute] = [*files.ROUTES, *stream.ROUTES, *changing.ROUTES, *reading.ROUTES, *pins.ROUTES]
 
 
 @contextlib.asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     """Keep the page's board up to date while the application runs."""
     gateway: Gateway = app.state.gateway
-    app.state.board = Board(gateway.bus, Source(gateway.bus))
-    async with app.state.board.running():
-        yield
+    async with Watch(gateway.settings, calls=RECENT) as watch:
+        app.state.board = Board(gateway.bus, watch)
+        async with app.state.board.running():
+            yield

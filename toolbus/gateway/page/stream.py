@@ -24,7 +24,9 @@ async def events(request: Request) -> Response:
     principal = await gateway_of(request).authenticator.principal(request)
     if not principal.may & {"call", "observe"}:
         raise Problem(403, "forbidden", f"{principal.name} may neither call nor observe")
-    board: Board = request.app.state.board
+    board: Board | None = getattr(request.app.state, "board", None)
+    if board is None:
+        raise Problem(503, "unavailable", "this application was started without its lifespan, which keeps the page up to date")
     return StreamingResponse(_told(board, principal), 200, _HEADERS, "text/event-stream")
 
 

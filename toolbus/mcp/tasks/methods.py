@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, InputResponses, RequestParams
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
+from mcp_types import HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS, RequestParams
+from pydantic import Field
 
 from toolbus.client.bus import ToolBus
 from toolbus.client.tasks.state import TaskState
@@ -28,7 +30,7 @@ class TaskParams(RequestParams):
 class UpdateParams(TaskParams):
     """The parameters of ``tasks/update``."""
 
-    input_responses: InputResponses
+    input_responses: dict[str, Any] = Field(default_factory=dict)
 
 
 class TaskMethods:
@@ -44,7 +46,7 @@ class TaskMethods:
         Raises:
             MCPError: there is no such task, or the client has no tasks.
         """
-        caller, client = self._admitted(context)
+        caller, client = self._admitted(context, params)
         try:
             task = await self.find(params.task_id, caller)
             state = await self._state(task)
@@ -58,7 +60,7 @@ class TaskMethods:
         Raises:
             MCPError: as ``get``.
         """
-        caller, _ = self._admitted(context)
+        caller, _ = self._admitted(context, params)
         try:
             task = await self.find(params.task_id, caller)
             await OpenQuestions(self._bus, caller).take(params.input_responses, task.record.call)
@@ -72,7 +74,7 @@ class TaskMethods:
         Raises:
             MCPError: as ``get``.
         """
-        caller, _ = self._admitted(context)
+        caller, _ = self._admitted(context, params)
         try:
             task = await self.find(params.task_id, caller)
             await self._bus.tasks.cancel(task)
@@ -107,9 +109,12 @@ class TaskMethods:
             raise MCPError(INVALID_PARAMS, "the task has expired: its result is not kept any more")
         return state
 
-    def _admitted(self, context: Context) -> tuple[Caller, Client]:
+    def _admitted(self, context: Context, params: TaskParams) -> tuple[Caller, Client]:
         client = Client.of(context)
         client.must_have_tasks(context.method)
+        if context.request is not None and decode_header_value(context.request.headers.get(MCP_NAME_HEADER, "")) != params.task_id:
+            # Whatever routes requests by their headers must see the same as this process.
+            raise MCPError(HEADER_MISMATCH, f"the header Mcp-Name of {context.method} is not the request's taskId")
         return self._caller_of(context), client
 
 

@@ -107,6 +107,8 @@ async def _first(transport: httpx.AsyncHTTPTransport, request: httpx.Request, ad
             return await transport.handle_async_request(_to(request, address))
         except (httpx.ConnectError, httpx.ConnectTimeout):
             continue
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+            raise ToolError(f"the request can't be sent: {error}", type="invalid_arguments", code="unfit") from None
         except httpx.HTTPError as error:
             raise Sent(f"{host} broke off the connection ({type(error).__name__})") from None
     raise ToolError(f"{host} can't be reached now", type="unavailable", code="unreachable", retryable=True)
@@ -114,10 +116,12 @@ async def _first(transport: httpx.AsyncHTTPTransport, request: httpx.Request, ad
 
 def _to(request: httpx.Request, address: str) -> httpx.Request:
     """Return a request that is sent to an address, with the Host header and the TLS name of its host."""
+    headers = httpx.Headers(request.headers)
+    headers.update({"Host": request.url.netloc.decode("ascii"), "Accept-Encoding": "gzip", "Connection": "close"})
     return httpx.Request(
         request.method,
         request.url.copy_with(host=address),
-        headers={**request.headers, "Host": request.url.netloc.decode("ascii"), "Accept-Encoding": "gzip", "Connection": "close"},
+        headers=headers,
         content=request.content,
         extensions={
             "timeout": {"connect": _CONNECT, "read": None, "write": None, "pool": None},

@@ -63,7 +63,7 @@ class ToolCounts:
             refused=dict(self.refused),
             running=running,
             total_ms=round(self.seconds * 1000, 3),
-            buckets=tuple(self.buckets),
+            buckets=tuple(self.buckets[: max((at for at, count in enumerate(self.buckets, 1) if count), default=0)]),
             last_error=self._last_error(),
         )
 

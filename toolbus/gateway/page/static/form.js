@@ -128,8 +128,9 @@ const MAKERS = {
     const fields = fieldsOf(schema, context);
     const element = h("div", { class: "nested" }, fields.map(({ row }) => row));
     const get = () => {
-      const found = valuesOf(fields);
-      return Object.keys(found).length || context.required ? found : LEFT_OUT;
+      // What an optional object requires is only required when something of it is filled in.
+      if (!context.required && !fields.some(filledIn)) return LEFT_OUT;
+      return valuesOf(fields);
     };
     return { element, control: fields[0]?.field.control || element, get, set: (value) => setValues(fields, value) };
   },
@@ -172,8 +173,10 @@ function fieldsOf(schema, context) {
     const field = make(schema.properties[name], { ...context, id, required: required.has(name), depth: context.depth + 1 });
     const about = schema.properties[name]?.description ?? field.schema.description;
     const error = h("p", { class: "field-error", id: `${id}-error`, hidden: true });
-    const row = h("div", { class: "field" },
-      h("label", { for: id }, named(name), required.has(name) ? h("span", { class: "required" }, "required") : null, h("span", { class: "type" }, typeName(field))),
+    // A label names a field; the fields of an object have labels of their own.
+    const group = field.kind === "object";
+    const row = h("div", { class: "field", role: group ? "group" : null, "aria-label": group ? visibleLines(name).slice(0, 100) : null },
+      h(group ? "div" : "label", { class: "label", for: group ? null : id }, named(name), required.has(name) ? h("span", { class: "required" }, "required") : null, h("span", { class: "type" }, typeName(field))),
       field.element,
       about ? h("p", { class: "help", id: `${id}-help` }, visibleLines(String(about)).slice(0, 1000)) : null,
       error);
@@ -212,6 +215,15 @@ function valuesOf(fields) {
     throw new Unfinished("some fields are not filled in");
   }
   return found;
+}
+
+function filledIn({ field }) {
+  try {
+    return field.get() !== LEFT_OUT && field.kind !== "const";
+  } catch (failure) {
+    if (!(failure instanceof Unfinished)) throw failure;
+    return true;
+  }
 }
 
 function setValues(fields, value) {

@@ -12,6 +12,15 @@ const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"])
 
 const words = (parts) => parts.map((part) => `'${part.replaceAll("'", "'\\''")}'`);
 
+/** Return whether a text is the JSON of a value. */
+function same(text, value) {
+  try {
+    return JSON.stringify(JSON.parse(text)) === JSON.stringify(value);
+  } catch {
+    return false;
+  }
+}
+
 function bytesOf(base64) {
   const text = atob(base64);
   return Uint8Array.from(text, (character) => character.charCodeAt(0));
@@ -88,15 +97,21 @@ class Answer {
     const meta = result.meta || {};
     const facts = [meta.ms !== undefined ? milliseconds(meta.ms) : "", meta.attempts > 1 ? plural(meta.attempts, "attempt") : ""].filter(Boolean).join(" · ");
     this.status(result.success ? `Done${facts ? ` · ${facts}` : ""}` : `Failed${facts ? ` · ${facts}` : ""}`, result.success ? "ok" : "bad");
-    if (result.output && !this.length) this.add(result.output);
-    if (result.data !== null && result.data !== undefined) {
-      const text = typeof result.data === "string" ? result.data : JSON.stringify(result.data, null, 2);
-      if (typeof result.data !== "string" || text !== this.text.data) {
-        this.extra(h("details", { open: !this.length }, h("summary", {}, "Data"), h("pre", { class: "output" }, visibleLines(text).slice(0, MOST_TEXT))));
-      }
-    }
+    this.results(result);
     if (result.error) this.failed(result.error.type, result.error.message || result.error.code || "the tool failed");
     if (meta.worker) this.extra(h("p", { class: "help" }, "Answered by ", named(meta.worker, { class: "name mono" }), " · call ", h("a", { href: `#/calls/${encodeURIComponent(meta.id || "")}` }, named(meta.id || "", { class: "name mono" }))));
+  }
+
+  /** Show the text and the data, but not the same thing twice. */
+  results({ output, data }) {
+    const isText = data === null || data === undefined || typeof data === "string";
+    if (isText) {
+      if (!this.length) this.add(output || data || "");
+      return;
+    }
+    const asText = JSON.stringify(data, null, 2);
+    if (!this.length && output && !same(output, data)) this.add(output);
+    this.extra(h("details", { open: !this.length }, h("summary", {}, "Data"), h("pre", { class: "output", tabindex: "0" }, visibleLines(asText).slice(0, MOST_TEXT))));
   }
 
   failed(type, message) {

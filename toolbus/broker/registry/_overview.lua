@@ -1,0 +1,26 @@
+-- What is in one service's streams, exactly: {queued, running, dead letters, paused (0/1), live instances}.
+-- A key of another type counts as not there: the other services are to be seen all the same.
+local function number(...)
+  local found = redis.pcall(...)
+  return type(found) == 'number' and found or 0
+end
+
+local function overview_of(queue, dead_letters, paused, listed, live, fence, service, now)
+  local length = number('XLEN', queue)
+  local pending = redis.pcall('XPENDING', queue, 'g')
+  local running = pending.err and 0 or pending[1]
+  -- An entry that waits for a worker to take it back, or for the one that has its session, does not run.
+  for _, consumer in ipairs(running > 0 and pending[4] or {}) do
+    if consumer[1]:sub(1, 1) == '~' then running = running - consumer[2] end
+  end
+  local instances = 0
+  for _, field in ipairs(redis.pcall('HKEYS', listed)) do
+    -- One whose lease has ended stays in the tables until a process that is there for longer sweeps them.
+    if field:sub(1, 2) == 'i:' then
+      local read, ends = pcall(read_lease, live, fence, service, field:sub(3), now)
+      if read and (ends or 0) >= now then instances = instances + 1 end
+    end
+  end
+  -- A group's lag is no exact backlog once entries are deleted; length minus pending always is.
+  return {length - running, running, number('XLEN', dead_letters), number('SISMEMBER', paused, service), instances}
+end

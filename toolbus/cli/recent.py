@@ -1,0 +1,103 @@
+"""``calls``: show the recent calls, and follow them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from toolbus.cli.common import namespace_of, output_option, with_admin
+from toolbus.cli.output import print_json, print_table, say
+from toolbus.display import visible
+
+if TYPE_CHECKING:
+    from toolbus.broker.admin import Admin
+    from toolbus.broker.recent.records import RecentCall
+
+# As many as the server keeps, about.
+_MOST = 1_200
+_EVERY = 0.5
+_FAILED = frozenset({"failed", "cancelled", "retried", "lost", "dead"})
+
+
+@click.command("calls")
+@click.option("--tool", help="Only calls of this tool.")
+@click.option("--service", help="Only calls of this service.")
+@click.option("--user", help="Only calls for this user.")
+@click.option("--call", help="Only the attempts of calls whose id starts with this.")
+@click.option("--failed", is_flag=True, help="Only attempts that did not succeed.")
+@click.option("--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many, the newest ones.")
+@click.option("--follow", is_flag=True, help="Go on with new ones as they come, until Ctrl-C; JSON has one document per line.")
+@output_option
+@click.pass_context
+def calls_command(
+    ctx: click.Context,
+    tool: str | None,
+    service: str | None,
+    user: str | None,
+    call: str | None,
+    failed: bool,
+    limit: int,
+    follow: bool,
+    output: str,
+) -> None:
+    """Show the attempts of recent calls. The oldest one comes first.
+
+    Workers tell of some of them: of all while there are few, and of at most ten a second each while there are many. Attempts that
+    did not succeed have a share of their own. TOOLBUS_RECENT=off at a worker turns that off.
+
+    \b
+    Example:
+      toolbus calls --failed --follow
+    """
+    sought = {"tool": tool, "service": service, "user": user}
+
+    def chosen(found: Iterable[RecentCall]) -> list[RecentCall]:
+        wanted = {name: value for name, value in sought.items() if value is not None}
+        return [
+            each
+            for each in found
+            if all(getattr(each, name) == value for name, value in wanted.items())
+            and (not failed or each.outcome in _FAILED)
+            and each.id.startswith(call or "")
+        ]
+
+    async def main(admin: Admin) -> None:
+        everything = await admin.recent(_MOST)
+        found = chosen(everything)[:limit][::-1]
+        if not follow:
+            _print(ctx, found, output)
+            return
+        after = everything[0].entry if everything else "0-0"
+        while True:
+            for each in found:
+                _print_line(each, output)
+            await asyncio.sleep(_EVERY)
+            new, after = await admin.recent_after(after)
+            found = chosen(new)
+
+    with_admin(ctx, main)
+
+
+def _print(ctx: click.Context, found: list[RecentCall], output: str) -> None:
+    from toolbus.watch.tables import TABLES
+
+    if output == "json":
+        print_json([each.document() for each in found])
+        return
+    table = TABLES["calls"]
+    print_table([column.title for column in table.columns], map(table.cells, found), empty=f"no recent calls{namespace_of(ctx)}")
+
+
+def _print_line(call: RecentCall, output: str) -> None:
+    from toolbus.watch.tables import TABLES
+
+    if output == "json":
+        import msgspec
+
+        say(visible(msgspec.json.encode(call.document()).decode()))
+        return
+    cells = TABLES["calls"].cells(call)
+    say("  ".join(visible(cell) for cell in cells), fg="red" if call.outcome in _FAILED else None)

@@ -1,0 +1,1 @@
+"""A namespace, watched in the terminal; the only module that imports textual."""

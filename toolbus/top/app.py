@@ -1,0 +1,270 @@
+"""``Top``: services, workers, tools and calls of a namespace, live in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from typing import Any, ClassVar
+
+import msgspec
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, Static, Tab, Tabs
+
+from toolbus.broker.recent.records import RecentCall
+from toolbus.display import harmless, visible, visible_lines
+from toolbus.results import ToolbusError
+from toolbus.settings import Settings
+from toolbus.top.grid import Grid
+from toolbus.urls import redact
+from toolbus.watch.tables import TABLES, Table, milliseconds
+from toolbus.watch.views import Snapshot
+from toolbus.watch.watch import Watch
+
+_INTERRUPTED = 130
+
+
+class Details(ModalScreen[None]):
+    """Everything known about one row."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "Close")]
+    CSS = """
+    Details { align: center middle; }
+    Details VerticalScroll { width: 90%; height: 80%; border: round $primary; padding: 0 1; background: $surface; }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        with VerticalScroll():
+            yield Static(Text(self._text))
+
+
+class Top(App[None]):
+    """Shows snapshots as they are taken.
+
+    Args:
+        settings: which namespace of which server.
+        every: seconds between two snapshots.
+        watch: takes them; made from the settings unless it is given.
+    """
+
+    TITLE = "toolbus top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #summary { height: 1; padding: 0 1; }
+    #trouble { height: auto; max-height: 3; padding: 0 1; color: $warning; display: none; }
+    Input { display: none; height: 1; border: none; padding: 0 1; }
+    Grid { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "interrupt", "Quit", show=False, priority=True),
+        Binding("tab", "next(1)", "Next", priority=True),
+        Binding("shift+tab", "next(-1)", "Previous", show=False, priority=True),
+        *(Binding(str(number), f"table('{name}')", name.title(), show=False) for number, name in enumerate(TABLES, 1)),
+        Binding("s", "sort", "Sort"),
+        Binding("r", "reverse", "Reverse"),
+        Binding("slash", "filter", "Filter"),
+        Binding("escape", "unfilter", "No filter", show=False),
+        Binding("p", "hold", "Pause"),
+    ]
+
+    def __init__(self, settings: Settings, *, every: float = 1.0, watch: Watch | None = None) -> None:
+        super().__init__()
+        self._settings = settings
+        self._every = every
+        self._watch = watch or Watch(settings)
+        self._orders: dict[str, tuple[str, bool]] = {name: table.first for name, table in TABLES.items()}
+        self._shown = next(iter(TABLES))
+        self._sought = ""
+        self._held = False
+        self.snapshot: Snapshot | None = None
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        yield Static(id="summary")
+        yield Tabs(*(Tab(f"{number} {table.title}", id=name) for number, (name, table) in enumerate(TABLES.items(), 1)))
+        yield Static(id="trouble")
+        yield Grid(self._table)
+        yield Input(placeholder="show rows that contain …; Enter keeps it, Escape ends it")
+        yield Footer()
+
+    @property
+    def _table(self) -> Table:
+        return TABLES[self._shown]
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def on_mount(self) -> None:
+        """Begin to take snapshots; signals end it with the terminal as it was."""
+        loop = asyncio.get_running_loop()
+        for number, code in ((signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, _INTERRUPTED)):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._stop, code)
+        self.query_one(Grid).focus()
+        self._say("connecting …")
+        self.run_worker(self._take_samples(), exclusive=True)
+
+    def _stop(self, code: int) -> None:
+        self.exit(return_code=code)
+
+    async def _take_samples(self) -> None:
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    snapshot = await self._watch.sample()
+                except (ToolbusError, OSError) as error:
+                    self._tell(str(error))
+                else:
+                    if not self._held:
+                        self.snapshot = snapshot
+                        self._show()
+                await asyncio.sleep(max(0.1, self._every - (time.monotonic() - began)))
+        finally:
+            await self._watch.aclose()
+
+    # -- what is shown ----------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        snapshot = self.snapshot
+        if snapshot is None:
+            return
+        self._say(_summary(snapshot))
+        silent = f"{len(snapshot.silent)} workers do not answer: {', '.join(snapshot.silent)}" if snapshot.silent else ""
+        self._tell("\n".join([*(f"can't be read: {each}" for each in snapshot.problems), *filter(None, [silent])]))
+        order = self._orders[self._shown]
+        rows = self._table.sorted(self._chosen(snapshot), order[0], down=order[1])
+        self.query_one(Grid).show_rows(rows, order)
+
+    def _chosen(self, snapshot: Snapshot) -> list[Any]:
+        table, sought = self._table, self._sought.casefold()
+        rows = table.rows(snapshot)
+        return [view for view in rows if not sought or any(sought in text.casefold() for text in table.cells(view))]
+
+    def _say(self, text: str) -> None:
+        notes = ["paused"] if self._held else []
+        if self._sought:
+            notes.append(f"only rows with {self._sought!r}")
+        where = f"{redact(self._settings.url)} {self._settings.namespace}"
+        said = "  ".join(filter(None, [visible(where), text, *(f"[{visible(note)}]" for note in notes)]))
+        self.query_one("#summary", Static).update(Text(said, no_wrap=True, overflow="ellipsis"))
+
+    def _tell(self, trouble: str) -> None:
+        """Say what is wrong; what was shown last stays."""
+        place = self.query_one("#trouble", Static)
+        place.update(Text(harmless(trouble)))
+        place.display = bool(trouble)
+
+    # -- actions ----------------------------------------------------------------------------------
+
+    def on_tabs_tab_activated(self, event: Tabs.TabActivated) -> None:
+        """Show the table of the tab that was chosen."""
+        name = event.tab.id or ""
+        if name in TABLES and name != self._shown:
+            self._shown = name
+            self.query_one(Grid).show_table(self._table, self._orders[name])
+            self._show()
+
+    def on_grid_header_clicked(self, event: Grid.HeaderClicked) -> None:
+        """Sort by a column; once more, the other way round."""
+        title, down = self._orders[self._shown]
+        self._order(event.column, not down if title == event.column else _usually_down(self._table, event.column))
+
+    def on_grid_chosen(self, event: Grid.Chosen) -> None:
+        """Show everything known about a row; of a call, all of its attempts."""
+        found: Any = event.view
+        if isinstance(found, RecentCall) and self.snapshot is not None:
+            found = [each.document() for each in reversed(self.snapshot.recent) if each.id == found.id]
+        self.push_screen(Details(visible_lines(msgspec.json.format(msgspec.json.encode(found)).decode())))
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while it is typed."""
+        self._sought = event.value.strip()
+        self._show()
+
+    def on_input_submitted(self) -> None:
+        """Go back to the table; the filter stays."""
+        self._leave_filter()
+
+    def action_interrupt(self) -> None:
+        """End it as Ctrl-C ends other commands."""
+        self.exit(return_code=_INTERRUPTED)
+
+    def action_table(self, name: str) -> None:
+        """Show a table."""
+        self.query_one(Tabs).active = name
+
+    def action_next(self, by: int) -> None:
+        """Show the next table, or the one before."""
+        if isinstance(self.screen, Details):
+            return
+        names = list(TABLES)
+        self.action_table(names[(names.index(self._shown) + by) % len(names)])
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        titles = [column.title for column in self._table.columns]
+        title = titles[(titles.index(self._orders[self._shown][0]) + 1) % len(titles)]
+        self._order(title, _usually_down(self._table, title))
+
+    def action_reverse(self) -> None:
+        """Sort the other way round."""
+        title, down = self._orders[self._shown]
+        self._order(title, not down)
+
+    def action_filter(self) -> None:
+        """Ask for a text that rows must contain."""
+        place = self.query_one(Input)
+        place.display = True
+        place.focus()
+
+    def action_unfilter(self) -> None:
+        """Show all rows again."""
+        self.query_one(Input).value = ""
+        self._leave_filter()
+
+    def action_hold(self) -> None:
+        """Stop or go on with what is shown."""
+        self._held = not self._held
+        self._show()
+
+    def _order(self, title: str, down: bool) -> None:
+        self._orders[self._shown] = title, down
+        self._show()
+
+    def _leave_filter(self) -> None:
+        place = self.query_one(Input)
+        place.display = bool(place.value)
+        self.query_one(Grid).focus()
+
+
+def _usually_down(table: Table, title: str) -> bool:
+    """Return whether the largest of a column's values are those that one looks for."""
+    return next(column.right for column in table.columns if column.title == title)
+
+
+def _summary(snapshot: Snapshot) -> str:
+    services = snapshot.services
+    slowest = max((each.p99_ms for each in services if each.p99_ms is not None and each.calls_per_s), default=None)
+    parts = [
+        f"{sum(each.live for each in services)}/{len(services)} services",
+        f"{len(snapshot.instances)} workers",
+        f"{sum(each.calls_per_s for each in services):,.1f} calls/s",
+        f"{sum(each.failures_per_s for each in services):,.1f} errors/s",
+        f"{sum(each.queued for each in services):,} queued",
+        f"{sum(each.running for each in services):,} running",
+        f"{sum(each.dead for each in services):,} dead",
+        f"{len(snapshot.confirmations)} to confirm" if snapshot.confirmations else "",
+        f"p99 {milliseconds(slowest)}" if slowest is not None else "",
+    ]
+    return "  ".join(filter(None, parts))
