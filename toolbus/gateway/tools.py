@@ -25,11 +25,11 @@ async def everything(request: Request) -> Response:
 
 
 async def search(request: Request) -> Response:
-    """Answer a page of the tools that the query looks for."""
+    """Answer a page of the tools that the query looks for; with ``format``, definitions for a model."""
     gateway = gateway_of(request)
     principal = await gateway.admitted(request)
-    if "format" in request.query_params:
-        return definitions(request, principal, request.query_params["format"])
+    if (wanted_format := request.query_params.get("format")) is not None:
+        return definitions(request, principal, wanted_format)
     wanted, limit, cursor = _search(request), _limit(request), request.query_params.get("cursor", "")
     tools = dict(principal.sees(gateway.bus))
     of = memberships(groups_of(gateway.bus, tools))
