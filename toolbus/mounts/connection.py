@@ -96,6 +96,8 @@ class ServerConnection:
         if not self._ended.is_set():
             self._reason = reason
             self._ended.set()
+            # Calls that come now wait for the next start.
+            self._ready.clear()
 
     @asynccontextmanager
     async def client(self, patience: float) -> AsyncIterator[Client]:
