@@ -249,8 +249,11 @@ class ServerConnection:
             while not await _answers(client, self._options.patience):
                 if not self.calls_running:
                     self.restart(f"it left a call unanswered, and gave no sign of life for {self._options.patience:g} s")
+                if self._ended.is_set():
                     return
-            self._ready.set()
+                await asyncio.sleep(_QUICK)
+            if not self._ended.is_set():
+                self._ready.set()
 
 
 async def _answers(client: Client, seconds: float) -> bool:
