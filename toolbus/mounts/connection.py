@@ -96,6 +96,8 @@ class ServerConnection:
         if not self._ended.is_set():
             self._reason = reason
             self._ended.set()
+            # Calls that come now wait for the next start.
+            self._ready.clear()
 
     @asynccontextmanager
     async def client(self, patience: float) -> AsyncIterator[Client]:
@@ -247,8 +249,11 @@ class ServerConnection:
             while not await _answers(client, self._options.patience):
                 if not self.calls_running:
                     self.restart(f"it left a call unanswered, and gave no sign of life for {self._options.patience:g} s")
+                if self._ended.is_set():
                     return
-            self._ready.set()
+                await asyncio.sleep(_QUICK)
+            if not self._ended.is_set():
+                self._ready.set()
 
 
 async def _answers(client: Client, seconds: float) -> bool:
