@@ -135,7 +135,7 @@ def test_top_prints_one_snapshot(called: Shell) -> None:
     assert [each["answered"] for each in found["instances"]] == [True]
     assert {each["name"]: each["failures"] for each in found["tools"]} == {"shout": 0, "stumble": 1}
     assert len(found["recent"]) == 3
-    assert 0.2 <= found["window"]
+    assert found["window"] >= 0.2
     assert found["problems"] == []
 
 
