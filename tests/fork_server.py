@@ -28,7 +28,15 @@ import toolbus
 
 _PACKAGES = ("toolbus.agent", "toolbus.broker", "toolbus.cli", "toolbus.client", "toolbus.telemetry", "toolbus.toolkit", "toolbus.worker")
 _HEAVY = (
+    # Imported by httpx and anyio when they are first used.
+    "anyio._backends._asyncio",
+    "anyio.streams.tls",
+    "certifi",
+    "h11",
+    "httpcore",
+    "httpcore._async",
     "httpx",
+    "jsonschema_rs",
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
     "matplotlib.pyplot",

@@ -43,7 +43,7 @@ if _redis := shutil.which("redis-server"):
 KINDS = tuple(_BINARIES)
 
 # The only key that may stay without a TTL when nobody uses the namespace any more: items put there by people.
-_KEPT = "reg:items"
+_KEPT = {"reg:items", "tokens"}
 
 
 def new_server(kind: str = "valkey", **options: object) -> EmbeddedServer:
@@ -81,7 +81,7 @@ def leaks(url: str, namespace: str) -> list[str]:
     prefix = f"tb:{{{namespace}}}:"
     with redis.Redis.from_url(url, decode_responses=True) as client:
         keys = sorted(client.scan_iter(match=f"{prefix}*", count=1000))
-        found = [f"{key} ({client.type(key)})" for key in keys if key != prefix + _KEPT and client.ttl(key) == -1]
+        found = [f"{key} ({client.type(key)})" for key in keys if key.removeprefix(prefix) not in _KEPT and client.ttl(key) == -1]
         if keys:
             client.delete(*keys)
     return found

@@ -13,6 +13,7 @@ from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, Session, ToolBus, ToolResult, ToolService, Worker, invocation, tool
+from toolbus.testing import InvocationEnvironment
 
 pytestmark = pytest.mark.anyio
 
@@ -282,3 +283,48 @@ async def test_a_wrong_initial_value_is_refused(initial: Any) -> None:
     bus = ToolBus("memory://")
     with pytest.raises(ConfigurationError, match="initial"):
         bus.bind(session="s", initial=initial)
+
+
+@pytest.mark.parametrize("policy", ["error", "restart"])
+async def test_a_session_that_is_closed_after_its_loss_begins_anew_without_a_word(place: Place, policy: str) -> None:
+    """A new session is what was asked for, whether or not the old one was gone; a loss after that is told again."""
+    services = [Basket(session_lost=policy) for _ in range(3)]
+    worker, second = place.worker(services[0]), place.worker(services[1])
+    async with worker, place.bus() as bus:
+        await bus.wait_for_tool("put")
+        view = bus.bind(session="s")
+        assert told(await view.call("put", {"what": "a"})) == "a"
+        async with second:
+            await worker.drain()
+            await view.close_session()
+            results = await asyncio.gather(*(view.call("put", {"what": f"{number}"}) for number in range(3)))
+            assert [told(result) for result in results] == ["0", "0 1", "0 1 2"]
+            assert not any(result.meta.restarted for result in results)
+            async with replaced(place, second, services[2]):
+                result = await view.call("put", {"what": "b"})
+                assert (told(result), result.meta.restarted) == (("session_lost", False) if policy == "error" else ("b", True))
+
+
+async def test_a_state_without_a_session_is_a_clear_error(place: Place) -> None:
+    """A call that names neither session nor user has no state: the error says what to do, and tools that need no state run."""
+
+    class Helped(Basket):
+        """A basket with a tool that needs no state."""
+
+        @tool(effect="read")
+        async def help(self) -> str:
+            """Say what this is."""
+            return "a basket"
+
+    async with place.serving(Helped()) as bus:
+        await bus.wait_for_tool("put")
+        error = (await bus.call("put", {"what": "a"})).error
+        assert error is not None
+        assert (error.type, error.code) == ("invalid_arguments", "no_session")
+        assert "call it in one, with bus.session() or bus.bind(session=…)" in error.message
+        assert (await bus.call("help")).output == "a basket"
+        assert told(await bus.call("put", {"what": "a"}, user="ann")) == "a"
+    async with InvocationEnvironment() as environment:
+        error = (await environment.call(Helped(), {"what": "a"}, tool="put")).error
+        assert error is not None
+        assert error.code == "no_session"

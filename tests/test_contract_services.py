@@ -10,9 +10,9 @@ import pytest
 
 from tests.contract import Place, plugged
 from tests.servers import eventually
-from toolbus import ToolBus, ToolError, ToolService, Worker, tool
+from toolbus import ToolBus, ToolError, ToolService, Worker, invocation, tool
 from toolbus.envelope import Request
-from toolbus.results import DescriptorError, RegistrationRefused
+from toolbus.results import ConfigurationError, DescriptorError, RegistrationRefused
 from toolbus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
@@ -285,3 +285,38 @@ async def test_a_queue_has_one_service(place: Place, mapped: str) -> None:
         async with place.worker(service("second-worker", mapped)):
             await eventually(lambda: "second-worker" in bus.services)
             assert (await bus.service("second-worker").call("al", {}, {}, timeout=5)).output == "second-worker"
+
+
+class Changing(ToolService):
+    """A service whose tools change while it is served."""
+
+    id = "changing"
+    effect = "read"
+    tools = ({"name": "first", "description": "First", "arguments": []},)
+
+    def __init__(self) -> None:
+        self.going = asyncio.Event()
+
+    async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+        name = invocation().tool
+        if name == "first":
+            await self.going.wait()
+        return name
+
+
+async def test_a_service_changes_its_tools_while_it_is_served(place: Place) -> None:
+    """New tools are callable at once, old ones go, running calls end as they began, and the same tools are not published again."""
+    service = Changing()
+    worker = place.worker(service)
+    async with worker, place.bus() as bus:
+        running = asyncio.create_task(bus.call("first"))
+        await eventually(lambda: worker.started == 1)
+        assert not await worker.republish(service)
+        service.__dict__["tools"] = ({"name": "second", "description": "Second", "arguments": []},)
+        assert await worker.republish(service)
+        assert (await bus.call("second", wait=20.0)).output == "second"
+        await eventually(lambda: "first" not in set(bus.tools))
+        service.going.set()
+        assert (await running).output == "first"
+        with pytest.raises(ConfigurationError, match="does not serve 'changing'"):
+            await worker.republish(Changing())

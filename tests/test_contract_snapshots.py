@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+import redis
 
 from tests.contract import Place
 from tests.servers import eventually
 from tests.test_contract_lost_sessions import Basket, replaced, told
 from toolbus import Retry, Session, ToolBus, invocation, tool
+from toolbus.broker.keys import Keys, session_digest
 
 pytestmark = pytest.mark.anyio
 
@@ -183,3 +185,18 @@ async def test_a_session_that_was_left_begins_anew_during_its_clean_up(place: Pl
         service.clean.set()
         assert told(await call) == "b"
     assert len(service.opened) == 2
+
+
+@pytest.mark.parametrize("field", ["t", "c", "d"])
+async def test_a_snapshot_of_any_size_is_not_loaded(redis_place: Place, field: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One that no worker writes stays at the server, and the loss of the state is told."""
+    worker = redis_place.worker(Kept())
+    async with worker, redis_place.bus() as bus:
+        view = await ready(bus)
+        key = Keys(redis_place.settings.namespace).snapshot("basket", session_digest("", "s"))
+        with redis.Redis.from_url(redis_place.settings.url) as server:
+            assert server.hset(key, field, "7" * 300_000) == 0
+        second = Kept()
+        async with replaced(redis_place, worker, second):
+            assert [told(await view.call("put", {"what": "c"})) for _ in range(2)] == ["session_lost", "c"]
+        assert f"its field {field} has 300000 bytes" in caplog.text

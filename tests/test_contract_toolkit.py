@@ -15,6 +15,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, tool
 from toolbus.agent import Agent, ChatEndpoint
+from toolbus.cli.graph import rows_of
 from toolbus.results import RegistrationRefused, ToolkitError
 from toolbus.toolkit import Preset, for_actions, read_preset
 
@@ -89,6 +90,42 @@ async def publish(bus: ToolBus, text: str, owner: str = "ann") -> Preset:
     preset = read_preset(text.encode())
     await bus.put(f"toolkit/{preset.name}", msgspec.json.encode(preset), owner)
     return preset
+
+
+NAMED = """\
+name: named
+tools:
+  - {id: ask, bus: run_sql}
+  - {id: look, bus: inspect_schema}
+  - {id: gone, bus: nowhere}
+groups:
+  - {id: charts, group: charting}
+actions:
+  - id: query
+    call: [{to: ask, score: 0.9}, {to: gone, score: 0.8}, {to: charts, score: 0.7}]
+    next: [{to: more, score: 0.6}]
+  - id: more
+    call: [{to: ask, score: 0.95}, {to: look, score: 0.55}]
+"""
+
+
+async def test_a_view_knows_the_vertices_of_its_tools(place: Place) -> None:
+    """Tools whose ids differ from their names on the bus, and those of live groups, have their ids and best scores."""
+    async with place.serving(inspect_schema, run_sql, bar_chart) as bus:
+        await publish(bus, NAMED)
+        await eventually(lambda: len(bus.tools) == 3 and for_actions(bus.tools, ["query"]).actions)
+        view = for_actions(bus.tools, ["query"], hops=1)
+        found = {name: view.vertices(name) for name in [*view, "nowhere", "weather"]}
+        assert found == {"bar_chart": ["charts"], "inspect_schema": ["look"], "run_sql": ["ask"], "nowhere": ["gone"], "weather": []}
+        assert [view.score(each) for each in ("ask", "look", "charts", "gone", "query", "x")] == [0.95, 0.55, 0.7, 0.8, None, None]
+        assert [row[1:4] for row in rows_of(view)] == [
+            ("query", "query", None),
+            ("more", "more", 0.6),
+            ("bar_chart", "bar_chart", 0.7),
+            ("look", "inspect_schema", 0.55),
+            ("ask", "run_sql", 0.95),
+            ("gone", "gone", 0.8),
+        ]
 
 
 async def test_tools_are_narrowed_to_what_makes_sense(place: Place) -> None:

@@ -216,12 +216,12 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     """Key names and error types of the protocol page are those of the code."""
     page = read("docs/protocol.md")
     keys = Keys("n")
-    made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused]
+    made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused, keys.tokens]
     made += [keys.confirmations, keys.confirmed, keys.confirmation("<x>"), keys.pause("<x>", "<x>")]
     made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
     made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
-    made += [keys.conversation("<x>"), keys.conversations]
+    made += [keys.conversation("<x>"), keys.conversations, keys.results("<x>")]
     made += [keys.session("<x>", "<x>"), keys.snapshot("<x>", "<x>"), keys.order("<x>")]
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
@@ -327,21 +327,21 @@ async def test_the_example_of_kept_conversations_runs(tmp_path: Path, valkey_ser
 
 def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """The service of the TrustGraph guide is launched as it stands there, and that project's descriptors make a tool of it."""
-    (tmp_path / "joke.py").write_text(blocks("docs/how-to/trustgraph.md")[0])
+    (tmp_path / "quip.py").write_text(blocks("docs/how-to/trustgraph.md")[0])
     environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
-    service = '{"id": "joke-service", "request-queue": "non-persistent://tg/request/joke", "config-params": ["style"]}'
-    joke = '{"type": "tool-service", "name": "tell-joke", "description": "d", "service": "joke-service", "style": "haiku"}'
+    service = '{"id": "quip-service", "request-queue": "non-persistent://tg/request/quip", "config-params": ["style"]}'
+    quip = '{"type": "tool-service", "name": "tell-quip", "description": "d", "service": "quip-service", "style": "haiku"}'
 
     def toolbus(*words: str, given: str | None = None) -> str:
         done = forks.run("-m", "toolbus", *words, folder=tmp_path, environment=environment, given=given)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    process = subprocess.Popen([sys.executable, "joke.py", "--topic", "joke"], cwd=tmp_path, env=environment)
+    process = subprocess.Popen([sys.executable, "quip.py", "--topic", "quip"], cwd=tmp_path, env=environment)
     try:
-        toolbus("put", "tool-service/joke-service", given=service)
-        toolbus("put", "tool/tell-joke", given=joke)
-        told = toolbus("call", "tell-joke", "topic=cats", "--user", "alice", "--wait", "20")
+        toolbus("put", "tool-service/quip-service", given=service)
+        toolbus("put", "tool/tell-quip", given=quip)
+        told = toolbus("call", "tell-quip", "topic=cats", "--user", "alice", "--wait", "20")
         assert told == "Hey alice! Here's a haiku about cats\n"
     finally:
         process.terminate()

@@ -43,6 +43,7 @@ def test_every_setting_reads_its_variable(name: str) -> None:
         "log_level": "debug",
         "log_format": "json",
         "recent": "arguments",
+        "require_approval": "True",
         "wait_timeout": "2",
     }
     given = words.get(name, "1000")

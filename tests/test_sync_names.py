@@ -26,10 +26,12 @@ from toolbus.sync.tallies import Tallies as SyncTallies
 _OF_CALLS = {
     "arguments", "complete_with", "deadline", "ends", "entry", "expire", "feed", "gap_slot", "give_up", "grant",
     "idle_slot", "idle_timeout", "last_heard", "look_for", "options", "pause", "queue", "request", "resume_from",
-    "settle", "slot", "span", "streaming", "target", "waited", "waited_in_all", "withdrawn",
+    "settle", "slot", "span", "state", "streaming", "target", "waited", "waited_in_all", "withdrawn",
 }
 # fmt: on
 _OF_EXECUTORS = {
+    "answered",
+    "observed",
     "conversations",
     "is_ordered",
     "is_sequential",

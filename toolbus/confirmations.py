@@ -12,7 +12,7 @@ from toolbus.display import TooMuch, pretty, readable, shortened, visible, visib
 from toolbus.envelope import encode
 from toolbus.results import EnvelopeError, ErrorInfo, ToolError
 
-PATIENCE = 300.0
+CONFIRM_TIMEOUT = 300.0
 """Seconds that a person has to answer, unless the asker sets another limit."""
 
 MOST_OPEN = 1_000

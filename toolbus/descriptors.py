@@ -5,23 +5,20 @@ A service descriptor names config params. A tool descriptor names its service an
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 
+from toolbus.effects import Effect, effect_flaw
 from toolbus.filter_keys import filters_of
 from toolbus.naming import check_names
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
 
 T = TypeVar("T")
-
-Effect = Literal["", "read", "idempotent", "once"]
-EFFECTS: tuple[str, ...] = get_args(Effect)
 
 TOOL_SERVICE = "tool-service"
 
@@ -306,16 +303,6 @@ def check_types(tool: ToolDescriptor) -> ToolDescriptor:
     except DescriptorError as error:
         raise DescriptorError(f"tool {tool.name!r} can't be published: {error}", path=error.path) from None
     return tool
-
-
-def effect_flaw(effect: object) -> str:
-    """Return what is wrong with an effect and list the valid ones; return "" when it is valid."""
-    if isinstance(effect, str) and effect in EFFECTS:
-        return ""
-    words = [word for word in EFFECTS if word]
-    near = difflib.get_close_matches(effect.lower(), words, n=1) if isinstance(effect, str) else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"there is no effect {effect!r} (choose one of {', '.join(map(repr, words))}, or leave it out){hint}"
 
 
 def _check_effect(tool: str, effect: object) -> None:

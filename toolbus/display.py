@@ -89,6 +89,12 @@ def shortened(text: str, limit: int) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def one_line(text: str, most: int) -> str:
+    """Return the text in one line of at most ``most`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
 def readable(value: Any) -> tuple[str, bool]:
     """Return a JSON value as text for a person, and whether parts of it were shortened.
 

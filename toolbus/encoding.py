@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from toolbus.safe_text import is_a, reason_of, type_name
-from toolbus.scientific import is_scientific, plain_of
+from toolbus.scientific import is_scientific, is_table, plain_of
 
 MOST_LEVELS = 200
 """Most objects and lists within each other in a value; a reader's stack must hold them beside whatever calls it."""
@@ -30,6 +30,7 @@ NO_NUMBERS = (b"null", b"NaN", b'Infinity"')
 _MOST_KEY = 40
 _TOO_DEEP = f"more than {MOST_LEVELS} levels of objects and lists, or a value that contains itself"
 _INFINITE = "not a finite number"
+_MISSING = "; return table.astype(object).where(table.notna(), None), with None for what is missing"
 _ADVICE = "use texts, numbers, lists, objects, dataclasses"
 _UNFINISHED: tuple[tuple[type, str], ...] = (
     (Awaitable, "was an `await` left out?"),
@@ -262,7 +263,7 @@ def _step(key: Any) -> str:
 
 def _located(value: Any, problem: str) -> str:
     """Return what is wrong with the innermost part that can't be encoded, and where it is."""
-    path, problem = "$", _problem(value) or problem
+    path, problem, table = "$", _problem(value) or problem, is_table(value)
     # A class of a user's may raise when it is asked for its parts: then the place is known so far.
     with contextlib.suppress(Exception):
         for _ in range(MOST_LEVELS):
@@ -270,10 +271,12 @@ def _located(value: Any, problem: str) -> str:
                 found = _problem(part)
                 if found is not None:
                     path, value, problem = path + step, part, found
+                    table = table or is_table(part)
                     break
             else:
                 break
-    return f"{problem} - at `{path}`"
+    remedy = _MISSING if table and problem.endswith(_INFINITE) else ""
+    return f"{problem}{remedy} - at `{path}`"
 
 
 def _problem(value: Any) -> str | None:

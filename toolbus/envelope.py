@@ -26,8 +26,23 @@ _MOST_TOGETHER = 262_144
 _MOST_PROBLEMS = 1_000
 NOT_BEGUN = "not_begun"
 """Error code of a cancellation that came before the handler started, so nothing was done."""
+NOT_TAKEN = "not_taken"
+"""Error code of a call whose time was up before a worker ran it."""
+NOT_FINISHED = "not_finished"
+"""Error code of a call whose time was up while a worker had it."""
 SESSION_LOST = "session_lost"
 """Error code of a call that was not run, or not run again, since the state of its session was lost."""
+NEW_STATE = "new"
+"""The state that a call names when its caller has closed the session before: it is meant for none that was."""
+
+EntryNumbers = tuple[int, ...]
+"""The numbers of an entry's id, by which entries are in order; empty before all."""
+
+
+def numbers_of(entry: bytes) -> EntryNumbers:
+    """Return the numbers of an entry's id."""
+    return tuple(map(int, entry.split(b"-")))
+
 
 _is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 

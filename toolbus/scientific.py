@@ -14,16 +14,17 @@ _MICROSECONDS = "timedelta64[us]"
 
 def is_scientific(value: Any) -> bool:
     """Return whether a value is of numpy or pandas, and ``plain_of`` has something to do."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
-        return True
-    return "pandas" in sys.modules and type(value).__module__.partition(".")[0] == "pandas"
+    return _is_numpy(value) or ("pandas" in sys.modules and type(value).__module__.partition(".")[0] == "pandas")
 
 
 def is_numbers(value: Any) -> bool:
     """Return whether a value is of numpy and holds nothing but numbers."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and value.dtype.kind in "biuf"
+    return _is_numpy(value) and value.dtype.kind in "biuf"
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a DataFrame or a Series of pandas."""
+    return type_name(value) in {"DataFrame", "Series"} and type(value).__module__.partition(".")[0] == "pandas"
 
 
 def plain_of(value: Any) -> Any:
@@ -33,10 +34,12 @@ def plain_of(value: Any) -> Any:
         TypeError: nothing does.
         ValueError: it is no time, or labels would be lost.
     """
+    return _of_numpy(value) if _is_numpy(value) else _of_pandas(value)
+
+
+def _is_numpy(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
-        return _of_numpy(value)
-    return _of_pandas(value)
+    return numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray))
 
 
 def _of_numpy(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -165,6 +166,7 @@ Call = Callable[[str], Coroutine[Any, Any, str]]
 
 def calling(bus: ToolBus, name: str) -> Call:
     """Return what calls a tool with a text."""
+    numbers = itertools.count()
 
     async def call(text: str) -> str:
         return (await bus.call(name, {"text": text})).output
@@ -173,7 +175,8 @@ def calling(bus: ToolBus, name: str) -> Call:
         return (await bus.call(name, {"value": {"text": text}})).output
 
     async def call_in_session(text: str) -> str:
-        return (await bus.call(name, {"text": text}, session=f"s{hash(text) % 64}")).output
+        # Calls of one session run one after another, so those in flight are of different ones.
+        return (await bus.call(name, {"text": text}, session=f"s{next(numbers) % 64}")).output
 
     async def call_uncached(text: str) -> str:
         # Each text is another one, since what is measured is what a miss costs.

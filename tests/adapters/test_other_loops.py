@@ -154,7 +154,7 @@ async def test_waiting_for_the_own_event_loop_is_an_error(namespace: str, monkey
     pytest.importorskip("langgraph")
     from toolbus.adapters.langchain import structured_tools
 
-    monkeypatch.setattr(home, "PATIENCE", 0.2)
+    monkeypatch.setattr(home, "BEGIN_SECONDS", 0.2)
     async with serving(Sums(), namespace=namespace) as executor, playing(lambda _, turn: "done") as model:
         tools = {each.name: each for each in structured_tools(executor)}
         with pytest.raises(ConfigurationError, match="ainvoke"):

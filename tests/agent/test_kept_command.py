@@ -54,6 +54,13 @@ async def test_impossible_options_are_mistakes_of_usage(valkey_server: str, fork
     assert (code, "QUESTION" in err) == (2, True)
 
 
+@pytest.mark.parametrize("option", ["--conversation", "--idempotency-key"])
+async def test_empty_names_are_mistakes_of_usage(valkey_server: str, forks: ForkServer, option: str) -> None:
+    """An empty id or key, as of a variable that is not set, is refused instead of keeping nothing."""
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", "question", "--conversation", "c", option, "")
+    assert (code, f"{option} is empty" in err) == (2, True), err
+
+
 async def operate(forks: ForkServer, url: str, namespace: str, *words: str) -> tuple[int, str, str]:
     """Run a command about conversations."""
     chosen = environment("http://127.0.0.1:1", url, namespace, {})

@@ -324,3 +324,30 @@ async def test_an_answer_that_is_too_short_is_an_error(owning: Owning) -> None:
     owning.verdicts = [b"mine"]
     with pytest.raises(ValueError, match="shorter"):
         await owning.ownership.keep()
+
+
+@pytest.mark.parametrize(
+    ("lapsed", "verdict", "holds", "asked"), [(False, b"mine", True, 1), (True, b"mine", True, 2), (True, b"moved", False, 2)]
+)
+async def test_a_session_is_asked_about_again_only_after_a_pause(
+    owning: Owning, lapsed: bool, verdict: bytes, holds: bool, asked: int
+) -> None:
+    """Just before a handler starts: the clock says whether anybody else may have the session by now."""
+    delivery = owning.take()
+    await owning.settle(delivery)
+    owning.verdicts = [verdict]
+    if lapsed:
+        owning.bench.times.now += LEASE
+    assert await owning.ownership.holds(delivery) is holds
+    assert owning.asked == asked
+
+
+async def test_a_worker_that_leaves_asks_about_whatever_it_takes(owning: Owning) -> None:
+    """Others may have its sessions although its lease goes on; what it took before stays its own."""
+    first = owning.take()
+    await owning.settle(first)
+    owning.ownership.leave()
+    assert await owning.ownership.holds(first)
+    assert owning.asked == 1
+    owning.verdicts = [b"moved"]
+    assert await owning.settle(owning.take()) == []

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -136,3 +141,28 @@ def test_dev_obeys_an_interrupt_that_its_parent_ignored(shell: Shell) -> None:
     introduced(dev)
     dev.send_signal(signal.SIGINT)
     assert dev.wait(20) == 0
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["usual", "taken"])
+def test_dev_prints_the_address_of_its_gateway(forks: ForkServer, tmp_path: Path, taken: bool) -> None:
+    """It is the usual one unless another program is there; what is printed works."""
+    shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{free_port()}", "default")
+    with socket.socket() as other:
+        if taken:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                other.bind(("127.0.0.1", 8001))
+                other.listen()
+        try:
+            dev = shell.start_anew("dev")
+            assert dev.stdout is not None
+            line = next(line for line in dev.stdout if "/run_tool" in line)
+            found = re.search(r"curl (http://127\.0\.0\.1:(\d+)/run_tool) --json '(.*)'", line)
+            assert found is not None
+            assert not taken or found[2] != "8001"
+            sent = urllib.request.Request(found[1], found[3].encode(), {"content-type": "application/json"})
+            with urllib.request.urlopen(sent, timeout=30) as answer:
+                assert json.load(answer)["data"] == {"result": 42}
+        finally:
+            shell.close()
+    assert dev.returncode == 0

@@ -27,6 +27,12 @@ def canary_echo(text: str) -> str:
 # Each command that asks the server, with arguments that reach what it reads.
 ASKING = {
     "agent": ("agent", "hello", "--base-url", "http://127.0.0.1:9/v1", "--model", "none", "--timeout", "2"),
+    "approve": ("approve", "canary_echo"),
+    "pins approve": ("pins", "approve", "--all", "--yes"),
+    "pins list": ("pins", "list"),
+    "pins reject": ("pins", "reject", "other"),
+    "pins rm": ("pins", "rm", "other"),
+    "pins show": ("pins", "show", "other"),
     "call": ("call", "canary_echo", "text=x", "--timeout", "2"),
     "calls": ("calls",),
     "confirm allow": ("confirm", "allow", "c1"),
@@ -55,6 +61,9 @@ ASKING = {
     "toolkit export": ("toolkit", "export"),
     "toolkit recommend": ("toolkit", "recommend", "canary_echo"),
     "toolkit show": ("toolkit", "show"),
+    "tokens add": ("tokens", "add", "new"),
+    "tokens list": ("tokens", "list"),
+    "tokens revoke": ("tokens", "revoke", "000000000000"),
     "tools": ("tools", "--all"),
     "top": ("top", "--once", "--every", "0.2"),
     "usage": ("usage",),
@@ -62,7 +71,8 @@ ASKING = {
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 # These run until they are stopped, ask no server, or bring one of their own.
-OTHERS = {"confirm watch", "demo", "dev", "new", "settings", "worker", "workers"}
+OTHERS = {"confirm watch", "demo", "dev", "mcp", "mount", "new", "serve", "settings", "worker", "workers"}
+OTHERS |= {"conformance agent", "conformance worker", "protocol constants", "protocol scripts"}
 OTHERS |= {f"toolkit {name}" for name in ("load", "presets", "schema")}
 OTHERS |= {f"learning {name}" for name in ("convert", "diff", "evaluate", "learn", "revisions", "rollback", "run")}
 

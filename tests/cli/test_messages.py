@@ -53,13 +53,13 @@ def test_blobs_are_told_beside_the_text(drawn: Shell) -> None:
 
 
 def test_blobs_are_saved(drawn: Shell) -> None:
-    """Each goes into a new file of the folder, which is made; what the worker says of it leads nowhere else, and is told."""
-    for number in (1, 2):
+    """Each goes into a new file, numbered in order after those there; what the worker says of it leads nowhere else, and is told."""
+    for number in (1, 3):
         done = drawn.run("call", "draw", "--save", "new/pictures")
         assert (done.returncode, done.stdout) == (0, "here it is\n")
         assert done.stderr.splitlines() == [
             f"new/pictures/draw-{number}.png (image/png, 3 bytes)",
-            f"new/pictures/draw-{number}.bin (text/\\u001b[2Jx, 2,000 bytes)",
+            f"new/pictures/draw-{number + 1}.bin (text/\\u001b[2Jx, 2,000 bytes)",
         ]
     saved = sorted((drawn.folder / "new" / "pictures").iterdir())
     assert len(saved) == 4

@@ -57,12 +57,20 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # Each command that can end by itself; the folder has the files.
 ENDING = {
+    "approve": ("approve", "evil_data"),
+    "pins approve": ("pins", "approve", EVIL),
+    "pins list": ("pins", "list"),
+    "pins reject": ("pins", "reject", EVIL, "--reason", EVIL),
+    "pins rm": ("pins", "rm", EVIL),
+    "pins show": ("pins", "show", "evil_data"),
     "call": ("call", "evil_error"),
     "calls": ("calls", "--tool", EVIL),
     "confirm allow": ("confirm", "allow", EVIL),
     "confirm deny": ("confirm", "deny", EVIL),
     "confirm list": ("confirm", "list"),
     "confirm show": ("confirm", "show", EVIL),
+    "conformance agent": ("conformance", "agent", "--only", "leaves", "--", EVIL),
+    "conformance worker": ("conformance", "worker", "--only", "leaves", "--", EVIL),
     "conversations list": ("conversations", "list"),
     "conversations rm": ("conversations", "rm", EVIL, "--yes"),
     "conversations show": ("conversations", "show", EVIL),
@@ -74,12 +82,16 @@ ENDING = {
     "doctor": ("doctor",),
     "get": ("get", "tool/evil_item"),
     "list": ("list",),
+    "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
     "pause": ("pause", EVIL),
+    "protocol constants": ("protocol", "constants"),
+    "protocol scripts": ("protocol", "scripts", EVIL),
     "purge": ("purge", EVIL, "--yes"),
     "put": ("put", "tool/evil_item", "item.json"),
     "resume": ("resume", EVIL),
     "rm": ("rm", f"tool/{EVIL}"),
+    "serve": ("serve", "--host", EVIL),
     "services": ("services",),
     "settings": ("settings",),
     "stats": ("stats", EVIL),
@@ -98,13 +110,16 @@ ENDING = {
     "learning rollback": ("learning", "rollback", "--scores", EVIL),
     "toolkit schema": ("toolkit", "schema"),
     "toolkit show": ("toolkit", "show", EVIL),
+    "tokens add": ("tokens", "add", EVIL),
+    "tokens list": ("tokens", "list"),
+    "tokens revoke": ("tokens", "revoke", EVIL),
     "tools": ("tools", "--all"),
     "usage": ("usage",),
     "worker": ("worker", EVIL),
     "workers": ("workers",),
 }
 # These run until they are stopped, or need a model; that they print by `say` only is tested below.
-OTHERS = {"agent", "confirm watch", "demo", "dev"}
+OTHERS = {"agent", "confirm watch", "demo", "dev", "mcp"}
 
 
 def paths(command: click.Command, above: str = "") -> set[str]:

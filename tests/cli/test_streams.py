@@ -53,7 +53,7 @@ LOCAL = {
     "workers": ("workers",),
 }
 ENDING = {**ASKING, **LOCAL}
-RUNNING = {"confirm watch", "demo", "dev", "worker"}
+RUNNING = {"confirm watch", "demo", "dev", "mcp", "mount", "serve", "worker"}
 # These read standard input when they are told to.
 READING = {"put": ("put", "tool/new"), "call": ("call", "canary_echo", "--json", "-"), "agent": ("agent", "-")}
 CLOSED = """

@@ -148,6 +148,19 @@ async def test_a_session_needs_an_id(place: Place, id: Any) -> None:
         pytest.fail("it was entered")
 
 
+@pytest.mark.parametrize("options", [{"bogus": 1}, {"initial": 5}, {"user": 5}])
+async def test_wrong_options_of_a_session_are_refused_at_once(options: dict[str, Any]) -> None:
+    """The mistake is told where it is made, and not where the session is entered, on both buses and their views."""
+    async with ToolBus("memory://") as bus:
+        for place in (bus, bus.bind(user="ann")):
+            with pytest.raises(ConfigurationError):
+                place.session("s", **options)
+    with sync.ToolBus("memory://") as synchronous:
+        for each in (synchronous, synchronous.bind(user="ann")):
+            with pytest.raises(ConfigurationError):
+                each.session("s", **options)
+
+
 async def test_a_misspelt_option_is_told_with_its_name() -> None:
     """A wrong name is told with the one that looks like it, and with all there are."""
     async with ToolBus("memory://") as bus:

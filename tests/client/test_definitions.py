@@ -209,6 +209,40 @@ def test_both_names_lead_to_the_tool() -> None:
     assert view.by_wire_name("none") is None
 
 
+def taking(required: int, optional: int) -> dict[str, Any]:
+    """Return a schema of so many properties."""
+    names = [f"p{number}" for number in range(required + optional)]
+    properties = {name: {"type": "string"} for name in names}
+    return {"type": "object", "properties": properties, "required": names[:required], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schemas", "enforced"),
+    [
+        ([taking(1, 0)] * 30, [True] * 20 + [None] * 10),
+        ([taking(1, 6)] * 4, [True, True, None, None]),
+        ([taking(1, 17), taking(1, 16), taking(1, 1), taking(1, 0)], [None, True, None, True]),
+        ([{"type": "object", "additionalProperties": True}, taking(1, 16)], [None, True]),
+        (
+            [
+                {**taking(0, 0), "properties": {"a": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}}},
+                taking(1, 14),
+                taking(1, 1),
+            ],
+            [True, True, None],
+        ),
+    ],
+)
+def test_a_request_to_anthropic_stays_within_its_limits(schemas: list[dict[str, Any]], enforced: list[bool | None]) -> None:
+    """It takes 20 strict tools and 16 parts of several types in all, and would refuse the whole list; other formats have no such limit."""
+    tools = [described(f"tool{number:02}", parameters=schema) for number, schema in enumerate(schemas)]
+    view = view_of(*tools)
+    assert [each.get("strict") for each in view.definitions("anthropic", strict=True)] == enforced
+    assert {len(each) for each in view.definitions("anthropic")} == {3}
+    expressible = ["properties" in schema for schema in schemas]
+    assert [each["strict"] for each in view.definitions("responses", strict=True)] == expressible
+
+
 def test_ten_thousand_tools() -> None:
     """Definitions of 10,000 tools are made in well under a second and kept until a tool changes (generous: busy machines)."""
     catalogue = catalogue_of(*(described(f"tool-{number:05}") for number in range(10_000)))

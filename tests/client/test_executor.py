@@ -302,7 +302,7 @@ async def test_preparing_a_call_is_cheap(bus: ToolBus) -> None:
         started = time.perf_counter()
         found = executor.find("repeat")
         assert found is not None
-        executor.preparers.prepare(found, said(text)[0])
+        executor.preparers.prepare(found, said(text)[0], [])
         times.append(time.perf_counter() - started)
     assert sorted(times)[len(times) // 2] < 0.0005
 

@@ -11,7 +11,7 @@ from tests.client.frames import run
 from tests.servers import eventually
 from toolbus import ErrorInfo, Settings
 from toolbus.broker.protocols import Fate
-from toolbus.client.calls import connection, dispatcher
+from toolbus.client.calls import connection, inquiry
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.envelope import Request
@@ -116,7 +116,7 @@ async def test_an_answer_on_its_way_is_waited_for(stage: Stage) -> None:
 @pytest.mark.parametrize("fate", [None, "gone"])
 async def test_an_answer_is_waited_for_a_second(monkeypatch: pytest.MonkeyPatch, stage: Stage, fate: Fate | None) -> None:
     """Without an answer from the broker, or from the worker that answered, the call ends as unknown when the time is over."""
-    monkeypatch.setattr(dispatcher, "_INQUIRY", 0.01)
+    monkeypatch.setattr(inquiry, "_INQUIRY", 0.01)
     stage.call.give_up(ERROR)
     if fate is not None:
         stage.broker.answers[-1](fate)

@@ -98,6 +98,29 @@ async def test_executors_of_one_session_have_one_order(place: Place) -> None:
         assert max(map(len, ledger.together)) == 1
 
 
+async def test_executors_of_one_user_share_the_order_of_a_state(place: Place) -> None:
+    """Without a session a sticky service has one state for all calls of a user, so their sequential calls have one order."""
+    ledger = Ledger()
+    ledger.sticky_sessions = True
+    async with place.serving(ledger) as bus:
+        view = bus.bind(user="ann")
+        await asyncio.gather(*(view.process_tool_calls([chat(f"c{i}", "write", {"text": f"{i}"})]) for i in range(8)))
+        assert ledger.began == [f"{i}" for i in range(8)]
+        assert max(map(len, ledger.together)) == 1
+        assert not bus._state._orders
+
+
+async def test_executors_without_a_session_do_not_wait_for_each_other(place: Place) -> None:
+    """Without a state that they share, two executors are two conversations, also those of one user."""
+    ledger = Ledger()
+    async with place.serving(ledger) as bus:
+        ledger.free.clear()
+        calls = [asyncio.create_task(bus.executor(user="ann").execute("write", {"text": text})) for text in "ab"]
+        await eventually(lambda: len(ledger.running) == 2)
+        ledger.free.set()
+        assert [result.output for result in await asyncio.gather(*calls)] == ["a", "b"]
+
+
 async def test_reserved_places_are_the_order(place: Place) -> None:
     """Calls that come in another order than the model's run in that of their places; one that never comes is left."""
     ledger = Ledger()

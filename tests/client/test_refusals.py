@@ -10,6 +10,9 @@ from toolbus.broker.protocols import Verdict
 from toolbus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
 from toolbus.client.tools.catalogue import Catalogue
 
+NOTHING = SimpleNamespace(tools={}, reason=lambda name: "")
+"""No tool is withheld."""
+
 
 @pytest.mark.parametrize(
     ("verdict", "type", "code", "retryable", "retry_after", "names"),
@@ -46,7 +49,7 @@ def test_a_refused_tool_is_told_with_the_reason() -> None:
     """A tool whose descriptor can't be used is not found, for the reason of its own refusal and not of another tool's."""
     others = SimpleNamespace(name="other", service="o", reason="too long")
     refused = SimpleNamespace(name="adder", service="calc", reason="no name")
-    error = unknown_tool("adder", SimpleNamespace(refused=lambda: [others, refused], tools={}))
+    error = unknown_tool("adder", SimpleNamespace(refused=lambda: [others, refused], tools={}, withholding=NOTHING))
     assert (error.type, error.code, error.retryable) == ("not_found", "refused", False)
     assert all(word in error.message for word in ("'adder'", "'calc'", "no name"))
 
@@ -54,7 +57,7 @@ def test_a_refused_tool_is_told_with_the_reason() -> None:
 def test_similar_names_are_suggested() -> None:
     """The names of similar tools are in the message, for a model, and in the details, for a program."""
     near = {("ader", ""): ["adder", "reader"]}
-    error = unknown_tool("ader", SimpleNamespace(refused=list, near=lambda *asked: near[asked], tools={}, former={}))
+    error = unknown_tool("ader", SimpleNamespace(refused=list, near=lambda *asked: near[asked], tools={}, former={}, withholding=NOTHING))
     assert (error.type, error.code, error.details) == ("not_found", "unknown_tool", {"near": ["adder", "reader"]})
     assert "'adder', 'reader'" in error.message
 

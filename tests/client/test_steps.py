@@ -30,7 +30,7 @@ BY_TYPE = {
     ("invalid_arguments", "malformed_request"), ("tool_error", "max_deliveries"), ("tool_error", "process_died"),
     ("tool_error", "CancelledError"), ("tool_error", "SystemExit"),
 }  # fmt: skip
-CONSTANTS = {"NOT_BEGUN": envelope.NOT_BEGUN, **{name: getattr(refusals, name) for name in ("NOT_TAKEN", "NOT_FINISHED", "WORKER_LOST")}}
+CONSTANTS = {"WORKER_LOST": refusals.WORKER_LOST, **{name: getattr(envelope, name) for name in ("NOT_BEGUN", "NOT_TAKEN", "NOT_FINISHED")}}
 
 
 def said_by_code() -> set[tuple[str, str]]:

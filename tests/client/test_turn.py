@@ -106,6 +106,25 @@ async def test_observers_are_told_what_was_repaired(place: Place) -> None:
         assert result.meta.changes == changes
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "changes"),
+    [
+        ("pieces", '```json\n{"count": "x"}\n```', ("a code fence was taken off",)),
+        ("repeat", {"text": "a", "times": "3", "more": 1}, ("string → integer - at `$.times`",)),
+        ("nowhere", "```json\n{}\n```", ("a code fence was taken off",)),
+    ],
+    ids=["repaired", "cast", "no such tool"],
+)
+async def test_a_refusal_tells_what_was_changed(place: Place, name: str, arguments: object, changes: tuple[str, ...]) -> None:
+    """Observers and the caller see what became of arguments that were refused all the same."""
+    async with place.serving(repeat) as bus:
+        told: list[Finished] = []
+        bus.events.subscribe(lambda each: told.append(each.event) if isinstance(each.event, Finished) else None)
+        result = await bus.executor().execute(name, arguments)
+        assert (result.success, result.meta.changes) == (False, changes)
+        assert [event.result for event in told] == [result]
+
+
 async def test_leaving_a_turn_early_cancels_its_calls(place: Place) -> None:
     """A turn that is left early, or whose task is cancelled, does not wait for its calls, and none stays in flight."""
     async with place.serving(repeat) as bus:

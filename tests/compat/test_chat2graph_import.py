@@ -132,6 +132,16 @@ async def test_an_imported_file_is_served(place: Place, tmp_path: Path) -> None:
         assert (await bus.call("get_schema", {"label": "x"}, session="s")).output == "x in ['Person'] for s/get_schema"
 
 
+async def test_a_tool_that_no_action_uses_is_served(place: Place, tmp_path: Path) -> None:
+    """A tool of the file is on the bus although nothing recommends it, and in the preset."""
+    found = imported(tmp_path, GOOD.replace("      - *cypher_tool\n", ""))
+    assert found.problems == []
+    assert [each["id"] for each in found.preset()["tools"]] == ["SchemaGetter", "CypherExecutor"]
+    async with place.serving(found) as bus:
+        assert sorted(bus.tools) == ["get_schema", "run_cypher"]
+        assert (await bus.call("run_cypher", {"query": "MATCH"})).output == "match"
+
+
 WRONG: dict[str, tuple[str, str]] = {
     "a module that is not there": (
         "tools: [{name: X, module_path: nowhere.at_all}]",
@@ -221,7 +231,7 @@ def test_tools_of_one_name_and_of_other_classes(tmp_path: Path) -> None:
     found = imported(tmp_path, text + "actions: [{name: a, tools: [{name: Foreign}, {name: SameName}]}]\n")
     [problem] = found.problems
     assert "3: tools[1]: its tool is named 'run_cypher' like that of 'CypherExecutor'" in problem
-    assert [tool.name for tool in found.toolkit._tools.values()] == ["foreign"]
+    assert [tool.name for tool in found.toolkit._tools.values()] == ["run_cypher", "foreign"]
 
 
 def test_merge_keys_and_names_instead_of_aliases(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_the_demo_holds() -> None:
     assert "BROKEN" not in done.stdout
     assert done.stdout.count("held") == 9
     assert "recovery_s" in done.stdout
+    assert done.stdout.endswith("the page at http://127.0.0.1:8001/ that it serves.\n")
 
 
 @pytest.mark.parametrize("when", ["worker", "unary"])

@@ -56,7 +56,9 @@ def places(keys: Keys, names: Names) -> dict[str, Place]:
         "services": Place(keys.services, "hash", (service,)),
         "names": Place(keys.names, "hash", (f"s:{service}", f"q:{service}", "t:canary_echo")),
         "meta": Place(keys.meta, "hash", ("token", "start")),
-        "items": Place(keys.items, "hash", ("tool/other", "tool-service/other", "toolkit/other")),
+        "items": Place(keys.items, "hash", ("tool/other", "tool-service/other", "toolkit/other", "pin/other")),
+        "tokens": Place(keys.tokens, "hash", ("000000000000",)),
+        "results": Place(keys.results(names.digest), "list"),
         "paused": Place(keys.paused, "set"),
         "confirmations": Place(keys.confirmations, "zset"),
         "confirmed": Place(keys.confirmed, "channel", ("asked", "closed")),
@@ -108,6 +110,8 @@ def _put(pipe: Any, place: Place, value: bytes) -> None:
                 pipe.zadd(place.key, {value + score.encode(): score})
             for member in place.fields:
                 pipe.zadd(place.key, {member: "inf"})
+        case "list":
+            pipe.rpush(place.key, value)
         case "channel":
             pipe.publish(place.key, value)
             for word in place.fields:

@@ -12,6 +12,7 @@ import redis
 from tests.contract import Place
 from tests.faults.programs import LEASE, place_of, programs
 from tests.forking import ForkServer, Program
+from tests.servers import eventually
 from toolbus import ToolBus, ToolResult
 from toolbus.broker.keys import Keys, session_digest
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.anyio
 
 WORDS = 24
 SESSIONS = 6
+# Of a rolling restart: sessions, words of each, and how many of them are published at once.
+ROLLED, ROLLED_WORDS, AT_ONCE = 12, 60, 5
 
 
 @pytest.fixture
@@ -117,3 +120,40 @@ async def test_pipelined_calls_go_on_from_a_snapshot(place: Place, spawn: Callab
         workers[victim].kill()
         results = await asyncio.gather(*calls)
         assert [result.output for result in results] == [" ".join(map(str, range(number + 1))) for number in range(30)]
+
+
+@pytest.mark.parametrize("signal", ["TERM", "KILL"])
+async def test_a_rolling_restart_costs_no_session_its_state(place: Place, spawn: Callable[[str], Program], signal: str) -> None:
+    """While one worker after another leaves or dies under load, each call of a session has what all calls before it put in."""
+    chance = random.Random(3)
+    workers = [spawn("restore") for _ in range(3)]
+    done = 0
+
+    async def fill(bus: ToolBus, session: str) -> None:
+        nonlocal done
+        words: list[str] = []
+        while len(words) < ROLLED_WORDS:
+            new = [f"{len(words) + number}" for number in range(AT_ONCE)]
+            calls = [asyncio.create_task(put(bus, session, word, chance.uniform(0.0, 0.1))) for word in new]
+            beside = asyncio.create_task(home(bus, session))
+            for word, result in zip(new, await asyncio.gather(*calls), strict=True):
+                words.append(word)
+                if result.error is not None:
+                    # The worker died just when it had answered.
+                    assert (signal, result.error.code) == ("KILL", "answer_lost"), result.error
+                else:
+                    assert result.output == " ".join(words), (session, result)
+                done += 1
+            await beside
+
+    async with place.bus() as bus:
+        await bus.wait_for_tool("put", timeout=30)
+        filling = asyncio.gather(*(fill(bus, f"s{number}") for number in range(ROLLED)))
+        for turn in range(6):
+            least = (turn + 1) * ROLLED * ROLLED_WORDS // 8
+            await eventually(lambda least=least: filling.done() or done >= least, timeout=120.0)  # type: ignore[misc] # bound now
+            workers.append(spawn("restore"))
+            oldest = workers.pop(0)
+            (oldest.terminate if signal == "TERM" else oldest.kill)()
+        await filling
+    assert done == ROLLED * ROLLED_WORDS

@@ -97,6 +97,7 @@ class Scene:
         one, two, request = keys.replies("a1"), keys.replies("a2"), keys.confirmation("r1")
         mark, conversation = keys.started("c1"), (keys.conversation("cd"), keys.conversations)
         owners = (keys.session("pool", "one"), keys.session("pool", "two"))
+        kept = (queue, fence, owners[0], keys.snapshot("pool", "one"))
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
         service = (*tables, instances, queue, fence, cancelled)
         common = (keys.prefix, "token", 60_000, 0)
@@ -192,8 +193,10 @@ class Scene:
             Run(scripts.REMOVE, conversation, ("cd", 1)),
             Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
             Run(scripts.LINE, (queue, keys.order("pool")), ("one", "6-0", "1-0")),
-            Run(scripts.SAVE, (owners[0], keys.snapshot("pool", "one")), ("mine", "t", "c1", "{}", 60_000)),
-            Run(scripts.SAVE, (owners[0], keys.snapshot("pool", "one")), ("mine", "t", "c1", "", 60_000)),
+            Run(scripts.SAVE, kept, (*known, "1-0", 1, 1, "t", "c1", "{}", 60_000)),
+            Run(scripts.FORGET, kept, (*known, "1-0", 1, 0)),
+            Run(scripts.LOAD, kept[3:], (1000, 64)),
+            Run(scripts.ELSEWHERE, (queue, keys.order("pool"), fence, keys.live), ("other", "pool", "one")),
         ]
 
 

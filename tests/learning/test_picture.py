@@ -25,7 +25,7 @@ def outcome(folder: Path, static: Scores, *tools: str, count: int = 30) -> Outco
     static = Scores([*static, Edge("call", "count", "good", 0.2)])
     with open_store(folder / "log.db") as store:
         store.append(good + bad)
-        return run(ScoreFile(edges=[*static]), {}, [store], Revisions(folder / "revisions"))
+        return run(ScoreFile(edges=[*static]), [store], Revisions(folder / "revisions"))
 
 
 def texts(picture: bytes) -> list[str]:

@@ -25,7 +25,7 @@ def learned(folder: Path, log: list[Execution] = LOG, static: Scores = STATIC, *
     path = folder / f"{time.monotonic_ns()}.db"
     with open_store(path) as store:
         store.append(log)
-        return run(ScoreFile(edges=[*static]), {}, [store], Revisions(folder / "revisions"), **options)
+        return run(ScoreFile(edges=[*static]), [store], Revisions(folder / "revisions"), **options)
 
 
 def test_a_run_adds_a_revision_once(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_run_adds_a_revision_once(tmp_path: Path) -> None:
     with open_store(tmp_path / "a.jsonl") as one, open_store(tmp_path / "b.db") as other:
         one.append(LOG)
         other.append(LOG)
-        assert run(ScoreFile(edges=[*STATIC]), {}, [one, other], Revisions(tmp_path / "revisions")).executions == 60
+        assert run(ScoreFile(edges=[*STATIC]), [one, other], Revisions(tmp_path / "revisions")).executions == 60
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_a_damaged_line_is_named_or_left_out(tmp_path: Path, line: bytes) -> Non
     path.write_bytes(whole + line + whole[:40])
     revisions, file = Revisions(tmp_path / "revisions"), ScoreFile(edges=[*STATIC])
     with pytest.raises(RecordError, match=r"log\.jsonl:61: "):
-        run(file, {}, [open_store(path)], revisions)
+        run(file, [open_store(path)], revisions)
     assert revisions.ids() == []
     skipped: list[RecordError] = []
-    assert run(file, {}, [open_store(path)], revisions, on_bad=skipped.append).executions == 60
+    assert run(file, [open_store(path)], revisions, on_bad=skipped.append).executions == 60
     assert len(skipped) == 1
 
 

@@ -104,6 +104,40 @@ def test_texts_become_the_values_they_say(given: dict[str, Any], made: dict[str,
     assert repr(given) == before
 
 
+BRANCHES: dict[str, Any] = {
+    "properties": {
+        "shape": {
+            "oneOf": [
+                {"type": "object", "properties": {"kind": {"const": "circle"}, "r": {"type": "number"}}, "required": ["kind", "r"]},
+                {"type": "object", "properties": {"kind": {"enum": ["box"]}, "r": {"type": "string"}, "w": {"$ref": "#/$defs/Width"}}},
+                {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            ]
+        },
+        "size": {"anyOf": [{"type": "integer"}, {"type": "number"}]},
+        "two": {"oneOf": [{"type": "object", "properties": {"n": {"type": "integer"}}}, {"type": "object"}]},
+    },
+    "$defs": {"Width": {"type": "integer"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"shape": {"kind": "circle", "r": "2.5"}}, {"shape": {"kind": "circle", "r": 2.5}}),
+        ({"shape": {"kind": "box", "r": "2", "w": "3"}}, {"shape": {"kind": "box", "r": "2", "w": 3}}),
+        ({"shape": {"kind": "ball", "a": "3"}}, {"shape": {"kind": "ball", "a": 3}}),
+        ({"shape": {"kind": "circle", "r": "1", "a": "3"}}, {"shape": {"kind": "circle", "r": "1", "a": "3"}}),
+        ({"size": "3"}, {"size": 3}),
+        ({"size": "3.5"}, {"size": 3.5}),
+        ({"size": "x"}, {"size": "x"}),
+        ({"two": {"n": "1"}}, {"two": {"n": "1"}}),
+    ],
+)
+def test_the_one_branch_that_a_value_can_belong_to_is_its_schema(given: dict[str, Any], made: dict[str, Any]) -> None:
+    """Branches are told apart by fixed values and required names; where several are left nothing is guessed."""
+    assert cast(given, BRANCHES)[0] == made
+
+
 def test_changes_are_told_with_their_place() -> None:
     """Each change says what was made of what, and where, without the values."""
     _, changes = cast({"i": "3", "o": {"deep": None}}, SCHEMA)

@@ -29,7 +29,7 @@ def test_right_arguments_are_accepted(published: Published) -> None:
     schema, _ = mended(published.schema)
     prepare = preparer(schema).prepare
     for arguments in published.right:
-        made, _ = prepare(said(json.dumps(arguments))[0])
+        made = prepare(said(json.dumps(arguments))[0], [])
         Validator(schema).check(made)
 
 
@@ -39,7 +39,7 @@ def test_wrong_arguments_are_refused(published: Published) -> None:
     prepare = preparer(mended(published.schema)[0]).prepare
     for arguments in published.wrong:
         with pytest.raises(ToolError) as refused:
-            prepare(said(json.dumps(arguments))[0])
+            prepare(said(json.dumps(arguments))[0], [])
         assert refused.value.error.type == "invalid_arguments"
 
 
@@ -62,8 +62,8 @@ def test_what_strict_mode_allows_is_accepted(published: Published) -> None:
     schema, _ = mended(published.schema)
     prepare = preparer(schema).prepare
     for arguments in published.right:
-        alone, _ = prepare(dict(arguments))
-        filled, _ = prepare({**dict.fromkeys(schema["properties"]), **arguments})
+        alone = prepare(dict(arguments), [])
+        filled = prepare({**dict.fromkeys(schema["properties"]), **arguments}, [])
         assert {name: value for name, value in filled.items() if value is not None} == {k: v for k, v in alone.items() if v is not None}
 
 

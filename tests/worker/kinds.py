@@ -241,7 +241,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
     "pandas frame": (lambda: pandas.DataFrame({"a": [1, 2], "b": ["x", None]}), [{"a": 1, "b": "x"}, {"a": 2, "b": None}]),
     "pandas labelled frame": (lambda: pandas.DataFrame({"n": [1]}, index=pandas.Index(["a"], name="k")), [{"k": "a", "n": 1}]),
     "pandas ambiguous frame": (lambda: pandas.DataFrame([[1, 2]], columns=["a", "a"]), Refused("same name")),
-    "pandas frame of nan": (lambda: pandas.DataFrame({"a": [1.5, float("nan")]}), Refused("at `$[1].a`")),
+    "pandas frame of nan": (lambda: pandas.DataFrame({"a": [1.5, float("nan")]}), Refused("with None for what is missing - at `$[1].a`")),
     "pandas period": (lambda: pandas.Period("2020-01"), "2020-01"),
     "pandas interval": (lambda: pandas.Interval(0, 1), "(0, 1]"),
     "pandas category": (lambda: pandas.Categorical(["a"]), ["a"]),

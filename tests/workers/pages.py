@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from toolbus_workers.web.fetch import FetchService, Limits
-from toolbus_workers.web.guard import Guard
+
+from toolbus.outbound.guard import Guard
 
 
 class Asked(NamedTuple):

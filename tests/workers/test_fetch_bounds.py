@@ -10,11 +10,11 @@ from toolbus_workers.fetch_page import FetchPage
 from toolbus_workers.web import extract
 from toolbus_workers.web.extract import ContentExtractor
 from toolbus_workers.web.fetch import FetchService, Limits, Page
-from toolbus_workers.web.guard import Guard
 
 from tests.workers.fetching import HTML, failure, fetched
 from tests.workers.pages import answer, local, names, site
 from toolbus import ToolError
+from toolbus.outbound.guard import Guard
 
 pytestmark = pytest.mark.anyio
 

@@ -3,9 +3,9 @@
 import socket
 
 import pytest
-from toolbus_workers.web.guard import MAX_ADDRESSES, Guard
 
 from toolbus import ToolError
+from toolbus.outbound.guard import MAX_ADDRESSES, Guard
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from toolbus.results import ConfigurationError
 T = TypeVar("T")
 
 # Seconds after which an event loop that has not begun a call counts as one that waits for the call itself.
-PATIENCE = 10.0
+BEGIN_SECONDS = 10.0
 
 _NOT_RUNNING = "the event loop of the bus does not run; keep it running while tools are called, or use toolbus.sync.ToolBus"
 _CLOSED = "the bus was closed while the call ran"
@@ -121,8 +121,8 @@ def wait_at_home(executor: ToolExecutor, start: Callable[[Observer | None], Awai
 
 
 def _wait_for(begun: threading.Event) -> None:
-    if not begun.wait(PATIENCE):
-        message = f"the event loop of the bus did not begin the call within {PATIENCE:g} s: it waits for this thread, perhaps"
+    if not begun.wait(BEGIN_SECONDS):
+        message = f"the event loop of the bus did not begin the call within {BEGIN_SECONDS:g} s: it waits for this thread, perhaps"
         raise ConfigurationError(f"{message}; use the asynchronous methods (ainvoke, for example), or toolbus.sync.ToolBus")
 
 

@@ -19,7 +19,7 @@ from toolbus.adapters.outcomes import outcome, outcome_now
 from toolbus.adapters.places import Asked
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
-from toolbus.client.executor.parts import Observation, parts_of
+from toolbus.client.executor.parts import Observation, content_of
 from toolbus.events import Text
 from toolbus.results import Progress, ToolResult
 from toolbus.schema.bounds import references
@@ -142,7 +142,7 @@ def _asked(arguments: dict[str, Any], parameter: str) -> Asked | None:
 
 def _answered(made: tuple[Observation, ToolResult]) -> tuple[Any, ToolResult]:
     observation, result = made
-    content: Any = parts_of(observation, "langchain") if observation.shown else observation.text
+    content: Any = content_of(observation, "langchain")
     if not observation.success:
         raise ToolException(content)
     return content, result

@@ -22,7 +22,7 @@ from toolbus.adapters.home import AnyExecutor, executor_of, read_at_home, run_at
 from toolbus.adapters.outcomes import outcome
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.order import Place
-from toolbus.client.executor.parts import parts_of
+from toolbus.client.executor.parts import content_of
 
 
 def function_tools(executor: AnyExecutor, *, strict: bool = False) -> list[FunctionTool]:
@@ -76,7 +76,7 @@ def _function_tool(executor: ToolExecutor, function: dict[str, Any], ordered: bo
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
         observation, _ = await outcome(executor, name, arguments, context.tool_call_id, place=early.claim(context))
-        return parts_of(observation, "openai_agents") if observation.shown else observation.text
+        return content_of(observation, "openai_agents")
 
     made = FunctionTool(
         name=name,

@@ -12,7 +12,7 @@ from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.order import Place
 
 # Seconds for which a call that the framework has not started, and may have answered itself, holds up those after it.
-PATIENCE = 2.0
+UNUSED_SECONDS = 2.0
 _MOST_TURNS = 256
 
 
@@ -40,7 +40,7 @@ class _Turn:
         self._claimed: set[str] = set()
         for (call, _), place in zip(asked.calls, executor.reserve([name for _, name in asked.calls]), strict=True):
             self._free.setdefault(call, []).append(place)
-        self._timer = asyncio.get_running_loop().call_later(PATIENCE, self.leave)
+        self._timer = asyncio.get_running_loop().call_later(UNUSED_SECONDS, self.leave)
 
     def claim(self, id: str) -> Place | None:
         """Return the place of a call, or None when it has none any more."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from toolbus.agent.records import CallResult, End, ModelReply, Question, Reason, Record, TurnResults
 from toolbus.client.executor.toolcalls import ModelCall
-from toolbus.results import ToolResult
+from toolbus.results import ErrorInfo, ToolResult
 
-_INTERRUPTED = "No result: the question was given up while this call ran. It may or may not have taken effect."
+_INTERRUPTED = ToolResult.fail(
+    ErrorInfo("outcome_unknown", "given_up", "the question was given up while this call ran; it may or may not have taken effect")
+)
+
+Answered = Callable[[Sequence[ModelCall], Sequence[ToolResult]], list[dict[str, Any]]]
+"""Return the messages that answer a model's calls."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -50,17 +56,10 @@ class ModelTurn:
         """Return the calls that have no result yet."""
         return [call for call in self.reply.calls if call.id not in self.results]
 
-    def given_up(self) -> list[dict[str, Any]]:
-        """Return the messages of a turn that will not end: endpoints refuse a call without an answer."""
-        calls = self.reply.message.get("tool_calls") or []
-        return [
-            {"role": "tool", "tool_call_id": call.id, "name": said["function"]["name"], "content": self._told(call)}
-            for call, said in zip(self.reply.calls, calls, strict=True)
-        ]
-
-    def _told(self, call: ModelCall) -> str:
-        result = self.results.get(call.id)
-        return _INTERRUPTED if result is None else result.observation
+    def give_up(self, answered: Answered) -> None:
+        """Answer the calls of a turn that will not end: endpoints refuse a call without an answer."""
+        calls = self.reply.calls
+        self.messages = answered(calls, [self.results.get(call.id, _INTERRUPTED) for call in calls])
 
 
 class Exchange:
@@ -134,12 +133,14 @@ class Exchange:
                 found += [turn.reply.message, *turn.messages]
         return found
 
+    def give_up(self, answered: Answered) -> None:
+        """Answer the calls that have not ended, since another question follows."""
+        if (turn := self.unfinished()) is not None:
+            turn.give_up(answered)
+
     def past(self) -> list[dict[str, Any]]:
-        """Return the messages for a later question: nothing of one that was never answered, and a turn that was given up as that."""
-        if not self.turns:
-            return []
-        turn = self.unfinished()
-        return self.messages() if turn is None else [*self.messages(), turn.reply.message, *turn.given_up()]
+        """Return the messages for a later question: nothing of one for which the model never answered."""
+        return self.messages() if self.turns else []
 
 
 def _is_whole(reply: ModelReply) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from toolbus.agent.exchange import Exchange, ModelTurn
+from toolbus.agent.exchange import Answered, Exchange, ModelTurn
 from toolbus.agent.records import End, Question, Record, decoded, encoded
 from toolbus.broker.conversations.held import MOST_BYTES, MOST_RECORDS
 from toolbus.broker.protocols import HeldConversation
@@ -80,13 +80,15 @@ class KeptHistory:
     Args:
         held: the conversation, which this process holds.
         system: the messages before all others.
+        answered: the messages for the calls of a turn that was given up, as the model is told of those of any other.
 
     Raises:
         ConversationError: what is kept can't be read.
     """
 
-    def __init__(self, held: HeldConversation, system: list[dict[str, Any]]) -> None:
+    def __init__(self, held: HeldConversation, system: list[dict[str, Any]], answered: Answered) -> None:
         self._held = held
+        self._answered = answered
         self._system = system
         self._exchanges: list[Exchange] = []
         # Bytes of each record, by its number.
@@ -182,6 +184,8 @@ class KeptHistory:
 
     def _take(self, record: Record, number: int, at: float, size: int) -> None:
         if isinstance(record, Question):
+            if self.last is not None:
+                self.last.give_up(self._answered)
             self._exchanges.append(Exchange(record, number))
         elif self.last is None:
             raise ValueError(f"its record {number} comes before any question")

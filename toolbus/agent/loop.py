@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,10 @@ from toolbus.agent.exchange import Answer, Exchange, ModelTurn
 from toolbus.agent.history import History, KeptHistory, LocalHistory
 from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable
 from toolbus.agent.reply import Reply, valid_name
+from toolbus.broker.conversations.names import name_to_hold
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
+from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.encoding import whole_text
 from toolbus.events import Finished
 from toolbus.results import ConfigurationError, EndpointError, ErrorInfo, ToolResult
@@ -74,11 +76,11 @@ class Agent:
         max_seconds: most seconds for one question, including models, tools and people.
         walk: the agent's position in a toolkit graph, which limits the tools of each turn and moves with the calls; with a recorder
             each question is recorded as an episode.
-        conversation: the id under which the conversation is kept; each user of the executor has their own.
+        conversation: the id under which the conversation is kept; each user of the executor has their own. None keeps nothing.
         parameters: fields that are added to each request (``temperature=0``).
 
     Raises:
-        ConfigurationError: a limit is wrong, or the executor has no model.
+        ConfigurationError: a limit is wrong, the conversation's id is no name, or the executor has no model.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Agent:
         max_turns: int = MAX_TURNS,
         max_seconds: float = MAX_SECONDS,
         walk: Walk | None = None,
-        conversation: str = "",
+        conversation: str | None = None,
         **parameters: Any,
     ) -> None:
         if max_turns < 1 or not 0 < max_seconds < float("inf"):
@@ -99,17 +101,22 @@ class Agent:
             raise ConfigurationError("which model? pass bus.executor(model=…)")
         self._endpoint = endpoint
         self._executor = executor
+        # With the tools of every position.
+        self._everywhere = executor
         self._walk = walk
         self._max_turns = max_turns
         self._max_seconds = max_seconds
-        self._conversation = conversation
+        # An id that is refused is refused here, before anything is asked.
+        self._conversation = None if conversation is None else name_to_hold(executor.user, conversation).id
         self._parameters = parameters
         self._listener: Callable[[AgentEvent], object] = _ignore
         self._remembers = False
         self._system: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self.messages = [*self._system]
 
-    async def ask(self, question: str, listener: Callable[[AgentEvent], object] | None = None, *, idempotency_key: str = "") -> Answer:
+    async def ask(
+        self, question: str, listener: Callable[[AgentEvent], object] | None = None, *, idempotency_key: str | None = None
+    ) -> Answer:
         """Return the model's answer. ``listener`` gets text and call events as they come; it must return quickly.
 
         In a kept conversation the same question goes on where it was left without an answer. With an ``idempotency_key`` of yours it is
@@ -119,13 +126,15 @@ class Agent:
         Raises:
             EndpointError: the endpoint does not answer.
             ConversationError: the kept conversation can't be continued here; ``ConversationBusy`` when another process does.
-            ConfigurationError: an option of the executor is wrong, the bus is not open, or there is a key and no kept conversation.
+            ConfigurationError: an option of the executor is wrong, the bus is not open, or the key is empty or of no kept conversation.
             BrokerError: a kept conversation can't be written.
         """
+        if idempotency_key == "":
+            raise ConfigurationError("an idempotency_key of a question needs at least one character; leave it out to have none")
         self._listener = listener or _ignore
-        if self._conversation:
+        if self._conversation is not None:
             async with self._kept() as history:
-                return await self._answered(history, Question(whole_text(question), idempotency_key))
+                return await self._answered(history, Question(whole_text(question), idempotency_key or ""))
         if idempotency_key:
             raise ConfigurationError("an idempotency_key of a question needs a conversation that is kept: Agent(conversation=…)")
         local = LocalHistory(self.messages)
@@ -144,7 +153,7 @@ class Agent:
             ConfigurationError: the conversation is not kept.
             EndpointError: see ``ask``, also for other exceptions.
         """
-        if not self._conversation:
+        if self._conversation is None:
             raise ConfigurationError("only a conversation that is kept can be resumed: Agent(conversation=…)")
         self._listener = listener or _ignore
         async with self._kept() as history:
@@ -155,8 +164,8 @@ class Agent:
     @asynccontextmanager
     async def _kept(self) -> AsyncIterator[KeptHistory]:
         """Hold the kept conversation: no other process writes it meanwhile."""
-        async with self._executor.conversations.hold(self._executor.user, self._conversation) as held:
-            history = KeptHistory(held, self._system)
+        async with self._executor.conversations.hold(self._executor.user, self._conversation or "") as held:
+            history = KeptHistory(held, self._system, self._told)
             self._recall(history)
             try:
                 yield history
@@ -241,7 +250,9 @@ class Agent:
             async for event in running:
                 if isinstance(event.event, Finished):
                     left.discard(event.id)
-                    result = storable(event.event.result) if key else event.event.result
+                    result = event.event.result
+                    if key:
+                        result = storable(result, executor.find(event.tool), limit=executor.output_limit)
                     if left:
                         await history.add(CallResult(event.id, result))
                     else:
@@ -249,8 +260,8 @@ class Agent:
                 self._listener(event)
                 if exchange.end is not None:
                     return
-            messages = [_named(message) for message in await running.messages()]
-        await history.add(TurnResults(messages, found))
+            messages = await running.messages()
+        await history.add(TurnResults(_named(messages), found))
         self._move(turn)
 
     def _on_text(self, text: str) -> None:
@@ -265,12 +276,16 @@ class Agent:
         tools = {call.id: self._executor.find(call.name) for call in turn.pending()}
         return {call: ToolResult.fail(_FORGOTTEN) for call, tool in tools.items() if tool is not None and tool.descriptor.effect == "once"}
 
+    def _told(self, calls: Sequence[ModelCall], results: Sequence[ToolResult]) -> list[dict[str, Any]]:
+        """Return the messages that answer the calls of a turn that was given up."""
+        return _named(self._everywhere.answered(calls, results))
+
     def _recall(self, history: KeptHistory) -> None:
         """Let later calls refer to results of the session, which this process may not have seen."""
         if self._remembers:
             return
         self._remembers = True
-        executor = self._executor
+        executor = self._everywhere
         for turn in history.turns():
             names = {call.id: call.name for call in turn.reply.calls}
             for call, result in turn.results.items():
@@ -319,9 +334,9 @@ def _with_instruction(messages: list[dict[str, Any]], more: str) -> list[dict[st
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{more}"}, *messages[1:]]
 
 
-def _named(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message that endpoints accept, whatever the model called a tool."""
-    return {**message, "name": valid_name(message["name"])} if "name" in message else message
+def _named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages that endpoints accept, whatever the model called a tool."""
+    return [{**message, "name": valid_name(message["name"])} if "name" in message else message for message in messages]
 
 
 def _ignore(event: AgentEvent) -> None:

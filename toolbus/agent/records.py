@@ -6,16 +6,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolbus.client.executor.observations import cut
+from toolbus.client.executor.observations import LIMIT, shortened
 from toolbus.client.executor.toolcalls import ModelCall
+from toolbus.client.tools.tool import Tool
 from toolbus.envelope import encode
 from toolbus.results import EnvelopeError, ToolResult
 
 Reason = Literal["answered", "length", "turns", "time", "full"]
 
-# A result with more bytes is kept as the text that models see of it.
+# A result with more bytes is kept as the text and the attachments that models see of it, and one with still more as the text.
 _MOST_RESULT = 262_144
-_MOST_TEXT = 48_000
+_MOST_SHOWN = 1_048_576
 
 
 class Question(msgspec.Struct, frozen=True, tag="question"):
@@ -93,14 +94,23 @@ def decoded(document: bytes) -> Record:
         raise ValueError(str(error)) from None
 
 
-def storable(result: ToolResult) -> ToolResult:
-    """Return a result as it is kept: whole, or as the text that models see of it when it is large or JSON can't express it."""
+def storable(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT) -> ToolResult:
+    """Return a result as it is kept: whole, or as what models see of it when it is large or JSON can't express it.
+
+    Args:
+        tool: the tool that was called, if there is one.
+        limit: most characters of an observation.
+    """
+    if _fits(result, _MOST_RESULT):
+        return result
+    error = None if result.error is None else msgspec.structs.replace(result.error, details=None)
+    text = shortened(result, tool, limit=limit)
+    seen = ToolResult(error is None, text, content=result.content, error=error, meta=result.meta)
+    return seen if _fits(seen, _MOST_SHOWN) else msgspec.structs.replace(seen, content=())
+
+
+def _fits(result: ToolResult, most: int) -> bool:
     try:
-        if len(encode(result)) <= _MOST_RESULT:
-            return result
+        return len(encode(result)) <= most
     except EnvelopeError:
-        pass
-    if result.error is None:
-        return ToolResult(output=cut(result.observation, _MOST_TEXT), meta=result.meta)
-    error = msgspec.structs.replace(result.error, details=None)
-    return ToolResult(False, cut(result.output or "", _MOST_TEXT), error=error, meta=result.meta)
+        return False

@@ -15,6 +15,7 @@ from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
+from toolbus.broker.pins.pins import RedisPins
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
 from toolbus.broker.recent.reader import after, newest
@@ -23,6 +24,7 @@ from toolbus.broker.registry.follower import read_items, read_services
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
 from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
+from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
@@ -82,6 +84,8 @@ class Admin:
         self.tallies = cast("RedisTallies", NotOpen())
         self.conversations = cast("RedisConversations", NotOpen())
         self.confirmations = cast("RedisConfirmations", NotOpen())
+        self.tokens = cast("RedisTokens", NotOpen())
+        self.pins = cast("RedisPins", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -93,6 +97,8 @@ class Admin:
         self.tallies = RedisTallies(self._link, self._keys)
         self.conversations = RedisConversations(self._link, self._keys, self._settings)
         self.confirmations = RedisConfirmations(self._link, self._keys, self._settings.lease)
+        self.tokens = RedisTokens(self._link, self._keys)
+        self.pins = RedisPins(self._link, self._keys, self._registry)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -19,6 +19,9 @@ from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import AgentListener, Fate, Sender
 from toolbus.broker.publish.publisher import Publish
+from toolbus.broker.results.results import RedisSessionResults
+from toolbus.broker.tasks.tasks import RedisTasks
+from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
 from toolbus.envelope import Request, encode_request, new_id
 from toolbus.results import BrokerError, BrokerUnavailable
@@ -62,6 +65,21 @@ class RedisAgentBroker:
     def conversations(self) -> RedisConversations:
         """The conversations that are kept."""
         return self._steps.conversations
+
+    @property
+    def results(self) -> RedisSessionResults:
+        """The results of sessions' earlier calls."""
+        return self._steps.results
+
+    @property
+    def tokens(self) -> RedisTokens:
+        """The records of bearer tokens."""
+        return self._steps.tokens
+
+    @property
+    def tasks(self) -> RedisTasks:
+        """The shared calls that are found by the ids of tasks."""
+        return self._steps.tasks
 
     # -- connecting -------------------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ from toolbus.broker.recover.key_repair import KeyRepair
 from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.replies.reader import ReplyReader
+from toolbus.broker.results.results import RedisSessionResults
+from toolbus.broker.tasks.tasks import RedisTasks
+from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links
 from toolbus.broker.transport.replication import Replication
@@ -64,10 +67,13 @@ class AgentSteps:
         self.tallies = RedisTallies(link, keys)
         self.confirmations = RedisConfirmations(link, keys, settings.lease, f"agent {agent}")
         self.conversations = RedisConversations(link, keys, settings)
+        self.results = RedisSessionResults(link, keys, settings)
+        self.tokens = RedisTokens(link, keys)
         self.registry = RedisRegistry(link, keys, settings, replication)
         # Publish.
         self.publisher = Publisher(link, keys, agent, mastership)
         self.shared = SharedCalls(link, keys, agent, settings.retention, self._wake_reader, mastership)
+        self.tasks = RedisTasks(link, keys, settings, self.shared)
         mastership.when_admitted(self.publisher.flush)
         mastership.when_admitted(self.shared.release)
         # Read replies.

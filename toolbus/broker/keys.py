@@ -32,12 +32,13 @@ class Keys:
         self.recent = f"{self.prefix}recent"
         # No queue has an empty name.
         self.wake_all = f"{self.prefix}wake:"
+        self.tokens = f"{self.prefix}tokens"
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
     def shared_by_all(self) -> dict[str, str]:
         """Return the keys of the whole namespace, and the type of each."""
-        hashes = dict.fromkeys((self.services, self.names, self.meta, self.items), "hash")
+        hashes = dict.fromkeys((self.services, self.names, self.meta, self.items, self.tokens), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
         others |= {self.conversations: "zset", self.recent: "stream"}
         return hashes | others
@@ -110,6 +111,14 @@ class Keys:
     def conversation(self, digest: str) -> str:
         """Return the key of an agent's conversation: its records, and which process continues it."""
         return f"{self.prefix}conv:{digest}"
+
+    def results(self, digest: str) -> str:
+        """Return the key of the results of a session's earlier calls."""
+        return f"{self.prefix}results:{digest}"
+
+    def task(self, digest: str) -> str:
+        """Return the key of a task's record: where its call is; the digest stands for its user and its id."""
+        return f"{self.prefix}task:{digest}"
 
     def pause(self, queue: str, entry: str) -> str:
         """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""

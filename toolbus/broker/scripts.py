@@ -54,6 +54,9 @@ DISOWN = Script("sessions/disown")
 PASS_ON = Script("sessions/pass_on")
 LINE = Script("sessions/line")
 SAVE = Script("sessions/save")
+FORGET = Script("sessions/forget")
+LOAD = Script("sessions/load")
+ELSEWHERE = Script("sessions/elsewhere")
 REGISTER = Script("registry/register")
 UNREGISTER = Script("registry/unregister")
 SWEEP = Script("registry/sweep")
@@ -81,13 +84,14 @@ RENEW_HOLD = Script("conversations/renew")
 REMOVE = Script("conversations/remove")
 NOTE = Script("recent/note")
 TELL = Script("statistics/tell")
+KEEP = Script("results/keep")
 
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
     REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, OVERVIEWS, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
-    OWN, DISOWN, PASS_ON, LINE, SAVE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
-    HOLD, APPEND, RENEW_HOLD, REMOVE, NOTE, TELL,
+    OWN, DISOWN, PASS_ON, LINE, SAVE, FORGET, LOAD, ELSEWHERE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
+    HOLD, APPEND, RENEW_HOLD, REMOVE, NOTE, TELL, KEEP,
 )  # fmt: skip
 
 _EVALSHA = b"\r\n$7\r\nEVALSHA\r\n$40\r\n"

@@ -107,12 +107,19 @@ class RedisWorkerBroker:
     # -- registering ------------------------------------------------------------------------------
 
     async def register(self, publication: Publication, origin: str = "") -> None:
-        """Publish a service with its tools, and serve its stream from now on.
+        """Publish a service with its tools, and serve its stream from now on; or publish a new revision of one that it serves.
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
         steps, service, clock = self._steps, publication.service, self._clock
+        served = steps.streams.get(service.id)
+        if served is not None:
+            # Its stream goes on with what it holds.
+            answer = await steps.registration.register(publication)
+            served.fence_is(answer.generation, answer.counter)
+            telemetry.log.info("service.revised", service=service.id, tools=len(publication.tools), digest=publication.digest)
+            return
         # A worker that begins finds what others left: a key of a wrong type would end it.
         await steps.key_repair.mend(self._keys.shared_by_all() | self._keys.of_service(service.id, service.queue))
         answer = await steps.registration.register(publication, f"{socket.gethostname()}:{origin}" if origin else "")
@@ -136,6 +143,7 @@ class RedisWorkerBroker:
         steps = self._steps
         steps.registration.active = False
         steps.upkeep.taking = False
+        steps.ownership.leave()
         # A server that does not even answer the interruption of a waiting read must not keep the worker.
         asyncio.get_running_loop().call_later(_STOP_WAITING, steps.intake.abort)
         if steps.streams:
@@ -182,13 +190,25 @@ class RedisWorkerBroker:
         """Give up a session that has ended here."""
         self._steps.ownership.release(service, (user, session), lost=lost)
 
-    def save_session(self, delivery: StreamDelivery, snapshot: Snapshot) -> None:
+    async def holds_session(self, delivery: StreamDelivery) -> bool:
+        """Return whether the session of a delivery is still this worker's."""
+        return await self._steps.ownership.holds(delivery)
+
+    async def save_session(self, delivery: StreamDelivery, snapshot: Snapshot) -> bool:
         """Keep the snapshot of a delivery's session."""
-        self._steps.snapshots.save(delivery.queue.queue, delivery.request.user, delivery.request.session, snapshot)
+        return await self._steps.snapshots.save(delivery, snapshot)
+
+    def forget_session(self, delivery: StreamDelivery) -> None:
+        """Forget the snapshot of a delivery's session."""
+        self._steps.snapshots.forget(delivery)
 
     async def load_session(self, delivery: StreamDelivery) -> Snapshot | None:
         """Return the snapshot of a delivery's session."""
-        return await self._steps.snapshots.load(delivery.queue.queue, delivery.request.user, delivery.request.session)
+        return await self._steps.snapshots.load(delivery)
+
+    async def is_elsewhere(self, delivery: StreamDelivery) -> bool:
+        """Return whether another worker runs a call of a delivery's session."""
+        return await self._steps.snapshots.is_elsewhere(delivery)
 
     def follows(self, delivery: StreamDelivery) -> bytes:
         """Return the entry before a delivery in its session, if one had not ended when it was published."""

@@ -77,7 +77,7 @@ class WorkerSteps:
         # Register.
         registry = RedisRegistry(link, keys, settings)
         self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
-        self.snapshots = Snapshots(link, keys, instance)
+        self.snapshots = Snapshots(link, keys, self.ownership)
         self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt)
         # Finish.
         self.outbox = Outbox(

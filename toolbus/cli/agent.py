@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, fail, one_line, output_option, settings_with_server
+from toolbus.cli.common import Failure, Seconds, fail, output_option, settings_with_server
 from toolbus.cli.given import read_text
 from toolbus.cli.output import print_json, say
 from toolbus.cli.prompt import TerminalPrompt
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -56,8 +56,8 @@ class _Unset(Failure):
 )
 @click.option("--user", default="", help="The tenant that tools run for.")
 @click.option("--session", help="The agent's session (the conversation's id, if it is kept; else none).")
-@click.option("--conversation", default="", help="Keep the conversation under this id, or go on with it; see `toolbus conversations`.")
-@click.option("--idempotency-key", default="", help="Ask once, however often the command is run with this key. Needs --conversation.")
+@click.option("--conversation", help="Keep the conversation under this id, or go on with it; see `toolbus conversations`.")
+@click.option("--idempotency-key", help="Ask once, however often the command is run with this key. Needs --conversation.")
 @click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="Most requests to the model.")
 @click.option("--timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds for the whole answer.")
 @click.option("--yes", is_flag=True, help="Confirm all calls that need confirmation; otherwise you are asked on a terminal.")
@@ -85,14 +85,7 @@ def agent_command(ctx: click.Context, /, question: str | None, output: str, **op
     settings = settings_with_server(ctx)
     text = read_text("-") if question == "-" else question
     screen = _Screen(quiet=output == "json")
-    if text is None and not options["conversation"]:
-        raise click.UsageError("Missing argument 'QUESTION'; only --conversation goes without one")
-    if text is not None and not text.strip():
-        raise click.UsageError("QUESTION is empty")
-    if options["idempotency_key"] and (text is None or not options["conversation"]):
-        raise click.UsageError("--idempotency-key needs QUESTION and --conversation")
-    if options["walk"] and text is None:
-        raise click.UsageError("--walk needs QUESTION; name the actions with --action")
+    _check_usage(text, options)
     endpoint, model = _endpoint(options)
     answer = asyncio.run(_ask(settings, endpoint, model, text, screen, options))
     screen.end()
@@ -108,6 +101,20 @@ def agent_command(ctx: click.Context, /, question: str | None, output: str, **op
         fail("stopped: the question is over the bound of a conversation; ask for less at once")
     if not answer.text.strip():
         fail("the model sent no text")
+
+
+def _check_usage(text: str | None, options: dict[str, Any]) -> None:
+    for given in ("conversation", "idempotency_key"):
+        if options[given] == "":
+            raise click.UsageError(f"--{given.replace('_', '-')} is empty; leave it out to have none")
+    if text is None and not options["conversation"]:
+        raise click.UsageError("Missing argument 'QUESTION'; only --conversation goes without one")
+    if text is not None and not text.strip():
+        raise click.UsageError("QUESTION is empty")
+    if options["idempotency_key"] and (text is None or not options["conversation"]):
+        raise click.UsageError("--idempotency-key needs QUESTION and --conversation")
+    if options["walk"] and text is None:
+        raise click.UsageError("--walk needs QUESTION; name the actions with --action")
 
 
 def _endpoint(options: dict[str, Any]) -> tuple[ChatEndpoint, str]:
@@ -143,7 +150,7 @@ async def _ask(
             executor = bus.executor(
                 tools=_chosen(bus.tools, options),
                 user=options["user"],
-                session=options["conversation"] if options["session"] is None else options["session"],
+                session=(options["conversation"] or "") if options["session"] is None else options["session"],
                 model=model,
                 confirmer=(lambda request: True) if options["yes"] else TerminalPrompt(screen.ask).ask,
             )

@@ -22,6 +22,15 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+GATEWAY_PORT = 8001
+"""The port at which gateways listen unless told otherwise."""
+
+
+def needs_gateway(error: ImportError) -> str:
+    """Return the message for packages of the gateway that are not installed."""
+    return f"the gateway needs more packages ({error}): pip install 'toolbus[gateway]'"
+
+
 class Seconds(click.FloatRange):
     """A number of seconds, above 0 and at most ``most``; not infinite and not NaN.
 
@@ -136,12 +145,6 @@ def json_option(function: F) -> F:
     """Add ``--output json``, which changes nothing, to a command that prints JSON in any case."""
     means = "This command always prints JSON."
     return click.option("--output", type=click.Choice(["json"]), default="json", expose_value=False, help=means)(function)
-
-
-def one_line(text: str, most: int) -> str:
-    """Return the text in one line of at most ``most`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def reason(error: OSError) -> str:

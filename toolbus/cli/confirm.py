@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, with_bus
+from toolbus.cli.common import fail, output_option, with_bus
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus import ToolBus

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, Seconds, ask_first, fail, json_option, one_line, output_option, with_admin
+from toolbus.cli.common import Failure, Seconds, ask_first, fail, json_option, output_option, with_admin
 from toolbus.cli.output import print_json, print_table, say
+from toolbus.display import one_line
 from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:

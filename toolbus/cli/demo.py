@@ -8,7 +8,7 @@ import time
 
 import click
 
-from toolbus.cli.common import fail
+from toolbus.cli.common import GATEWAY_PORT, fail
 from toolbus.cli.output import say
 
 
@@ -34,5 +34,6 @@ def demo_command() -> None:
     for name, value in demo.summary.items():
         say(f"  {name:12} {value}")
     say(f"  {'seconds':12} {time.monotonic() - started:.1f}")
+    say(f"\nNext: `toolbus dev`, and the page at http://127.0.0.1:{GATEWAY_PORT}/ that it serves.")
     if not all(check.held for check in checks):
         sys.exit(1)

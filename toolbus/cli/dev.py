@@ -9,14 +9,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import click
 
-from toolbus.cli.common import environment_of, fail, settings_with_server
+from toolbus.cli.common import GATEWAY_PORT, environment_of, fail, needs_gateway, settings_with_server
 from toolbus.cli.output import print_table, say
+from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
 from toolbus.worker.process.lifeline import Lifeline
 
@@ -34,8 +35,8 @@ _POLL = 0.05
 def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool) -> None:
     """Start all you need to try toolbus.
 
-    This is a server, unless one is running, with the example workers and yours. The server keeps its data in memory only.
-    Ctrl-C stops everything.
+    This is a server, unless one is running, with the example workers and yours, and a gateway for HTTP. The server keeps its data in
+    memory only. Ctrl-C stops everything.
 
     \b
     Example:
@@ -47,27 +48,57 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool) -> N
     with _signals(), contextlib.ExitStack() as stack:
         server = _find_server(settings, stack)
         environment = environment_of(ctx.find_root().obj or {})
-        command = [sys.executable, "-m", "toolbus", "worker", "--examples", *(["--reload"] if reload else []), *targets]
-        # When this process dies in whatever way, the lifeline closes and the worker stops.
-        line = stack.enter_context(Lifeline())
-        child = subprocess.Popen([*command, *line.words], env=environment, start_new_session=True, pass_fds=(line.theirs,))  # noqa: S603 - our own command
-        line.started()
-        stack.callback(_stop, child)
+        worker = _start(stack, environment, "worker", "--examples", *(["--reload"] if reload else []), *targets)
+        children = [worker]
+        place = _place(stack)
+        if place is not None:
+            children.append(_start(stack, environment, "serve", "--listening", str(place.fileno()), descriptors=(place.fileno(),)))
         try:
-            if _wait(child, server, lambda: bool(line.read().instance)):
-                _introduce(settings)
-                _wait(child, server, lambda: False)
+            if _wait(children, server, lambda: all(child.line.read().instance for child in children)):
+                _introduce(settings, place)
+                _wait(children, server, lambda: False)
         except KeyboardInterrupt:
             # Nobody reads this after a hang-up.
             with contextlib.suppress(OSError):
                 say("\nstopping")
             return
-        fail(line.read().refused or f"the worker ended with exit code {child.wait()}")
+        ended = next(child for child in children if child.process.poll() is not None)
+        fail(ended.line.read().refused or f"the {ended.name} ended with exit code {ended.process.wait()}")
 
 
-def _wait(worker: subprocess.Popen[bytes], server: EmbeddedServer | None, condition: Callable[[], bool]) -> bool:
-    """Wait until the condition holds; return false if the worker ends before, and fail when the server does."""
-    while worker.poll() is None:
+class _Child(NamedTuple):
+    name: str
+    process: subprocess.Popen[bytes]
+    line: Lifeline
+
+
+def _start(stack: contextlib.ExitStack, environment: dict[str, str], *words: str, descriptors: tuple[int, ...] = ()) -> _Child:
+    """Start a command of toolbus, which ends with this process."""
+    # When this process dies in whatever way, the lifeline closes and the child stops.
+    line = stack.enter_context(Lifeline())
+    command = [sys.executable, "-m", "toolbus", *words, *line.words]
+    process = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=(line.theirs, *descriptors))  # noqa: S603 - our own command
+    line.started()
+    stack.callback(_stop, process)
+    return _Child("gateway" if words[0] == "serve" else words[0], process, line)
+
+
+def _place(stack: contextlib.ExitStack) -> socket.socket | None:
+    """Return where the gateway listens: at its usual port, or at a free one; None where its packages are not installed."""
+    try:
+        from toolbus.gateway.serving import listen
+    except ImportError as error:
+        say(f"no HTTP: {needs_gateway(error)}", err=True)
+        return None
+    try:
+        return stack.enter_context(listen("127.0.0.1", GATEWAY_PORT))
+    except ConfigurationError:
+        return stack.enter_context(listen("127.0.0.1", 0))
+
+
+def _wait(children: Sequence[_Child], server: EmbeddedServer | None, condition: Callable[[], bool]) -> bool:
+    """Wait until the condition holds; return false if a child ends before, and fail when the server does."""
+    while all(child.process.poll() is None for child in children):
         if condition():
             return True
         if server is not None and not server.running:
@@ -92,7 +123,7 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _introduce(settings: Settings) -> None:
+def _introduce(settings: Settings, place: socket.socket | None) -> None:
     """Print the tools and how to use them."""
     from toolbus import ToolBus
 
@@ -102,6 +133,10 @@ def _introduce(settings: Settings) -> None:
 
     rows = asyncio.run(main())
     print_table(("TOOL", "DESCRIPTION"), rows, empty="no tools")
+    if place is not None:
+        address = "http://{}:{}".format(*place.getsockname())
+        example = """--json '{"tool_id": "calculator", "params": {"expression": "6*7"}}'"""
+        say(f"\nOver HTTP, and in a browser: {address}/\n  curl {address}/run_tool {example}")
     say(
         "\nTry in another terminal:\n"
         "  toolbus call calculator expression='2**64'\n"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from toolbus.cli.common import fail, one_line, output_option, settings_with_server
+from toolbus.cli.common import fail, output_option, settings_with_server
 from toolbus.cli.output import print_json, print_table
+from toolbus.display import one_line
 from toolbus.results import BrokerError, ToolbusError
 from toolbus.settings import Settings
 
@@ -54,7 +55,7 @@ async def _examine(settings: Settings) -> list[Finding]:
         async with Admin(settings) as admin:
             health = await admin.health()
             services = await admin.services()
-            catalogue = catalogue_of(await admin.snapshot())
+            catalogue = catalogue_of(await admin.snapshot(), require_approval=settings.require_approval)
     except BrokerError as error:
         return [*findings, Finding("server", "fail", str(error))]
     except ToolbusError as error:

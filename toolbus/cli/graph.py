@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from toolbus.cli.common import fail, json_option, one_line, output_option, settings_of, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, output_option, settings_of, with_admin, with_bus
 from toolbus.cli.output import print_json, print_table, say, say_content
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -107,7 +107,7 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
       toolbus toolkit show
       toolbus toolkit show --file analysis.yaml --action query
     """
-    from toolbus.toolkit.items import kind_of
+    from toolbus.toolkit.items import edge_kind, kind_of
 
     graph = _graph(ctx, file)
     for action in actions:
@@ -119,9 +119,7 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
         keys = ("from", "from_kind", "to", "to_kind", "score")
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
         return
-    shown = [
-        (u, v, "next" if kind == "action" else "call" if of == "action" else "holds", f"{score:.2f}") for u, of, v, kind, score in rows
-    ]
+    shown = [(u, v, edge_kind(graph.item(u), graph.item(v)), f"{score:.2f}") for u, _, v, _, score in rows]
     print_table(("FROM", "TO", "EDGE", "SCORE"), shown[:_MOST_ROWS], empty="the graph is empty; `toolbus toolkit load FILE` publishes one")
     if len(rows) > _MOST_ROWS:
         say(f"… and {len(rows) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
@@ -154,16 +152,12 @@ def recommend_command(
     if prompt:
         say(view.prompt() if view.actions else nothing, err=not view.actions)
         return
-    rows = [
-        ("action", action.id, action.name, _score(view, action.id), "start" if action.id in view.starts else "") for action in view.actions
-    ]
-    rows += [("tool", name, name, _score(view, name), "") for name in view]
-    rows += [("tool", tool.id, tool.name, _score(view, tool.id), "not there now") for tool in view.missing.values()]
-    rows += [("function", tool.id, tool.name, _score(view, tool.id), "") for tool in view.local.values()]
+    rows = rows_of(view)
     if output == "json":
         print_json([dict(zip(("kind", "id", "name", "score", "state"), row, strict=True)) for row in rows])
         return
-    print_table(("KIND", "ID", "NAME", "SCORE", ""), rows, empty=nothing)
+    shown = [(*row[:3], "" if row[3] is None else f"{row[3]:.2f}", row[4]) for row in rows]
+    print_table(("KIND", "ID", "NAME", "SCORE", ""), shown, empty=nothing)
 
 
 @click.command("draw")
@@ -282,9 +276,16 @@ def _read(file: Path) -> Toolkit:
     return toolkit_of(load_preset(find_preset(file)))
 
 
-def _score(view: ActionView, vertex: str) -> Any:
-    """Return the best score of the edges to a vertex in the recommended part."""
-    if not view.toolkit.has_vertex(vertex):
-        return ""
-    found = [view.toolkit.get_score(before, vertex) for before in view.toolkit.predecessors(vertex)]
-    return f"{max(found):.2f}" if found else ""
+def rows_of(view: ActionView) -> list[tuple[str, str, str, float | None, str]]:
+    """Return kind, id, name, score and state of everything that is recommended."""
+    rows = [("action", each.id, each.name, view.score(each.id), "start" if each.id in view.starts else "") for each in view.actions]
+    for name in view:
+        found = view.vertices(name)
+        if any(view.toolkit.get_tool(vertex) for vertex in found):
+            rows += [("tool", vertex, name, view.score(vertex), "") for vertex in found if vertex not in view.missing]
+        else:
+            # A tool of a group has no vertex of its own.
+            scores = [score for group in found if (score := view.score(group)) is not None]
+            rows.append(("tool", name, name, max(scores, default=None), "" if view[name].available else "not there now"))
+    rows += [("tool", tool.id, tool.name, view.score(tool.id), "not there now") for tool in view.missing.values()]
+    return rows + [("function", tool.id, tool.name, view.score(tool.id), "") for tool in view.local.values()]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, json_option, namespace_of, one_line, output_option, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, namespace_of, output_option, settings_of, with_admin, with_bus
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.client.tools.formats import FORMATS, Format
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 from toolbus.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -92,8 +92,10 @@ def services_command(ctx: click.Context, output: str) -> None:
     from toolbus.cli.review import title
     from toolbus.client.tools.review import catalogue_of
 
+    required = settings_of(ctx).require_approval
+
     async def main(admin: Admin) -> tuple[list[ServiceOverview], list[RefusedTool]]:
-        return await admin.services(), refused_of(catalogue_of(await admin.snapshot()))
+        return await admin.services(), refused_of(catalogue_of(await admin.snapshot(), require_approval=required))
 
     found, refused = with_admin(ctx, main)
     known = {each.publication.service.id for each in found}

@@ -183,11 +183,11 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
     from toolbus.toolkit.scoring import graph_of, scores_of
 
     given = {name: options[name] for name in options if name not in _OWN}
+    known = {vertex: sorted(found) for vertex, found in all_names(preset, names).items()}
     problems = Problems(options["skip_corrupt"])
     with ExitStack() as stack:
         outcome = run(
-            scores_of(graph_of(preset)),
-            all_names(preset, names),
+            msgspec.structs.replace(scores_of(graph_of(preset)), names=known),
             [stack.enter_context(open_store(log, must_exist=True)) for log in options["logs"]],
             revisions,
             graph=preset.name,

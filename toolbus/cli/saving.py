@@ -24,36 +24,47 @@ _SUFFIXES = {"image/jpeg": ".jpg", "image/webp": ".webp", "text/plain": ".txt", 
 
 
 def save_blobs(blobs: Sequence[Blob], tool: str, folder: str) -> None:
-    """Write each blob to a new file that is named after the tool, and tell its path; no file is overwritten."""
+    """Write each blob to a new file that is named after the tool, and tell its path; no file is overwritten.
+
+    The files of a result have successive numbers in its order, after those that are there.
+    """
     if not blobs:
         say("the result has no images or files to save", err=True)
         return
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
+        # The name comes from a worker and must not lead elsewhere.
+        name = _UNSAFE.sub("-", tool)[:_MOST_NAME].strip("-") or "result"
+        number = _latest(name, Path(folder))
         for blob in blobs:
-            path = _written(blob, tool, Path(folder))
+            path, number = _written(blob, name, Path(folder), number + 1)
             say(f"{visible(str(path))} ({visible(blob.media_type)}, {len(blob.data):,} bytes)", err=True)
     except OSError as error:
         fail(f"can't save to {visible(folder)}: {error.strerror or error}")
 
 
-def _written(blob: Blob, tool: str, folder: Path) -> Path:
-    """Write a blob to the first file that is not there yet.
+def _latest(name: str, folder: Path) -> int:
+    """Return the highest number among the files of this name, whatever they are; 0 without any."""
+    numbered = re.compile(re.escape(name) + r"-([0-9]{1,6})\.[^.]+")
+    return max((int(found[1]) for each in folder.iterdir() if (found := numbered.fullmatch(each.name))), default=0)
+
+
+def _written(blob: Blob, name: str, folder: Path, first: int) -> tuple[Path, int]:
+    """Write a blob to a new file with this number or the next that is free; return its path and number.
 
     Raises:
         OSError: the file can't be written.
     """
-    # The name and the media type come from a worker and must not lead elsewhere.
-    name = _UNSAFE.sub("-", tool)[:_MOST_NAME].strip("-") or "result"
     suffix = _suffix(blob.media_type)
-    for number in range(1, _MOST_FILES):
+    for number in range(first, _MOST_FILES):
         path = folder / f"{name}-{number}{suffix}"
         try:
             with path.open("xb") as file:
                 file.write(blob.data)
         except FileExistsError:
+            # Another process writes there, too.
             continue
-        return path
+        return path, number
     raise OSError(f"it has {_MOST_FILES:,} files of {name} already")
 
 

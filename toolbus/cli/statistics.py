@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Seconds, fail, namespace_of, one_line, output_option, with_admin
+from toolbus.cli.common import Seconds, fail, namespace_of, output_option, with_admin
 from toolbus.cli.output import print_json, print_table, say
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin

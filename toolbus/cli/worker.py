@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import Failure, environment_of, reason, settings_with_server
-from toolbus.results import ConfigurationError, ToolbusError
+from toolbus.cli.common import reason, settings_with_server
+from toolbus.cli.supervised import NotMendable, refusals, supervise
+from toolbus.results import ToolbusError
 from toolbus.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus.worker.worker import Worker
 
 
 @click.command("worker")
@@ -50,7 +53,7 @@ def worker_command(
     """Serve the tools of each TARGET.
 
     A TARGET is a path (jokes.py, mytools/), a module, a package with its modules, module:name, or the short name of an
-    installed service (`toolbus workers` lists them).
+    installed service (`toolbus workers` lists them). A name may be that of a FastMCP server object (server.py:mcp).
 
     SIGTERM and Ctrl-C take the worker out of the registry at once, let running calls finish, and exit with 0.
 
@@ -62,6 +65,7 @@ def worker_command(
       toolbus worker jokes.py --middleware limits.py:middleware
     """
     from toolbus import telemetry
+    from toolbus.worker.loading.command_line import folders
     from toolbus.worker.process.event_loop import run_loop
 
     probes = {"--health-file": health_file, "--health-port": health_port}
@@ -75,36 +79,14 @@ def worker_command(
     settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
     telemetry.configure_logging(settings.log_level, settings.log_format)
     watched = (*targets, *around) if reload else ()
-    with _refusals(lifeline):
+    with refusals(lifeline):
         if processes > 1 or reload:
-            code = run_loop(lambda: _supervise(settings, targets, processes, lifeline, watched=watched, extra=extra, ctx=ctx))
+            watch = folders(watched)
+            words = ["worker", *targets, *extra]
+            code = run_loop(lambda: supervise(ctx, settings, words, processes=processes, lifeline=lifeline, watch=watch))
         else:
             code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline, examples=examples))
     sys.exit(code)
-
-
-class _NotKept(ConfigurationError):
-    """A probe can't be kept, whatever the served files say."""
-
-
-@contextlib.contextmanager
-def _refusals(lifeline: int | None) -> Iterator[None]:
-    """Let the process that started this one, if there is one, say why the worker ends."""
-    from toolbus import telemetry
-    from toolbus.results import RegistrationRefused
-    from toolbus.worker.process.lifeline import Told, tell
-
-    try:
-        yield
-    except ToolbusError as error:
-        mendable = isinstance(error, (ConfigurationError, RegistrationRefused)) and not isinstance(error, _NotKept)
-        telemetry.flush_logging()
-        if tell(lifeline, Told(refused=str(error), mendable=mendable)):
-            sys.exit(1)
-        raise
-    except Exception:
-        tell(lifeline, Told(mendable=True))
-        raise
 
 
 async def _work(
@@ -118,15 +100,38 @@ async def _work(
     examples: bool,
 ) -> int:
     from toolbus import telemetry
+    from toolbus.mounts.serving import mounted
     from toolbus.worker.loading import installed
     from toolbus.worker.loading.command_line import load
-    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
+    from toolbus.worker.process.lifeline import watch_lifeline
     from toolbus.worker.worker import Worker
 
-    served = [*(installed.examples() if examples else ()), *(load(target) for target in targets)]
-    worker = Worker(served, settings=settings, middleware=_middleware(around))
+    served = [*(installed.examples() if examples else ()), *map(_mounting, map(load, targets))]
     if lifeline is not None:
         watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    async with mounted(served) as serve_with:
+        worker = Worker(served, settings=settings, middleware=_middleware(around))
+        serve_with(worker)
+        await _run(worker, health_file, health_port, lifeline)
+    if worker.stuck:
+        # A thread can't be stopped; its call was given up, and it must not keep the process alive.
+        telemetry.flush_logging()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+def _mounting(target: object) -> object:
+    """Return a server object of FastMCP or of the official SDK as a service, and any other target as it is."""
+    from toolbus.mounts.objects import is_server, mount_of
+
+    return mount_of(target) if is_server(target) else target
+
+
+async def _run(worker: Worker, health_file: Path | None, health_port: int | None, lifeline: int | None) -> None:
+    from toolbus.worker.process.lifeline import Told, tell
+
     try:
         async with asyncio.TaskGroup() as tasks:
             probes = []
@@ -143,63 +148,13 @@ async def _work(
                 probe.cancel()
     except* ToolbusError as group:
         raise group.exceptions[0] from None
-    if worker.stuck:
-        # A thread can't be stopped; its call was given up, and it must not keep the process alive.
-        telemetry.flush_logging()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    return 0
 
 
 async def _probe(option: str, kept: Coroutine[Any, Any, None]) -> None:
     try:
         await kept
     except OSError as error:
-        raise _NotKept(f"{option} can't be kept: {reason(error)}") from None
-
-
-async def _supervise(
-    settings: Settings,
-    targets: tuple[str, ...],
-    processes: int,
-    lifeline: int | None,
-    *,
-    watched: tuple[str, ...],
-    extra: list[str],
-    ctx: click.Context,
-) -> int:
-    from toolbus.broker.admin import Admin
-    from toolbus.worker.loading.command_line import folders
-    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
-    from toolbus.worker.process.supervisor import Supervisor, check_reload
-
-    given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
-    environment = environment_of(given)
-    # Refuses an impossible URL.
-    Admin(settings)
-    if watched:
-        check_reload()
-        # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
-
-    async def retire(instance: str) -> None:
-        async with Admin(settings) as admin:
-            await admin.retire(instance)
-
-    supervisor = Supervisor(
-        [sys.executable, "-m", "toolbus", "worker", *targets, *extra],
-        environment,
-        processes=processes,
-        grace=settings.grace,
-        retire=retire,
-        complain=lambda text: Failure(text).show(),
-        on_serving=lambda instance: tell(lifeline, Told(instance=instance)),
-        watch=folders(watched),
-    )
-    if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return await supervisor.run()
+        raise NotMendable(f"{option} can't be kept: {reason(error)}") from None
 
 
 def _middleware(places: tuple[str, ...]) -> list[Any]:

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from toolbus.broker.protocols import Confirmations, RefusedTool, ServiceRecord, Tallies, Usage
+from toolbus.broker.protocols import Confirmations, RefusedTool, ServiceRecord, Tallies, Tokens, Usage
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.calls.middleware import MiddlewareRunner
@@ -20,7 +20,7 @@ from toolbus.client.executor.state import BusState, MakeCall
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.client.views import BusView, ServiceView
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.encoding import whole_text
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.options import CallOptions, merged
@@ -30,6 +30,7 @@ from toolbus.settings import Settings
 if TYPE_CHECKING:
     from toolbus.client.executor.executor import ToolExecutor
     from toolbus.client.executor.turn import Turn
+    from toolbus.client.tasks.tasks import Tasks
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -161,7 +162,7 @@ class ToolBus:
         output_limit: int = LIMIT,
         attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = PATIENCE,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
@@ -248,7 +249,8 @@ class ToolBus:
         """Store a document (JSON).
 
         Args:
-            key: ``tool/<name>`` or ``tool-service/<id>`` for a static descriptor, ``toolkit/<name>`` for a preset.
+            key: ``tool/<name>`` or ``tool-service/<id>`` for a static descriptor, ``toolkit/<name>`` for a preset,
+                ``group/<id>`` for a group of tools.
             document: the JSON.
             owner: the only one who may change it from now on.
 
@@ -282,9 +284,21 @@ class ToolBus:
         return self._state.tallies
 
     @property
+    def tokens(self) -> Tokens:
+        """The records of the namespace's bearer tokens, for gateways."""
+        return self._dispatcher.opened().broker.tokens
+
+    @property
     def shared_confirmations(self) -> Confirmations:
         """The open requests of all processes of the namespace; use ``confirmations`` to answer them."""
         return self._state.shared_confirmations
+
+    @property
+    def tasks(self) -> Tasks:
+        """The calls that outlive the process that began them."""
+        from toolbus.client.tasks.tasks import Tasks  # noqa: PLC0415 - few programs have tasks
+
+        return Tasks(self._state)
 
     async def usage(self, days: int = 1) -> list[Usage]:
         """Return what calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.

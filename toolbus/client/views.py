@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.broker.protocols import Usage
@@ -14,7 +14,7 @@ from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState
 from toolbus.client.tools.view import ToolView
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.options import CallOptions, ServiceCallOptions, mapping, merged, session_id, text
 from toolbus.results import ConfigurationError, ToolResult
 
@@ -40,19 +40,14 @@ class BusView:
         """Return a cheap view with these options as defaults, on top of this one's."""
         return BusView(self._state, merged(self._defaults, options))
 
-    @asynccontextmanager
-    async def session(self, id: str, **options: Unpack[CallOptions]) -> AsyncIterator[BusView]:
-        """Return a view bound to a session, which is closed at the end of the ``async with``.
+    def session(self, id: str, **options: Unpack[CallOptions]) -> AbstractAsyncContextManager[BusView]:
+        """Return a view bound to a session, for ``async with``, which closes the session.
 
         Raises:
             ConfigurationError: the id is no text, or is empty, or an option is wrong.
         """
         options["session"] = session_id(id)
-        view = self.bind(**options)
-        try:
-            yield view
-        finally:
-            await view.close_session()
+        return _closing(self.bind(**options))
 
     async def close_session(self) -> None:
         """End the bound session: this bus's calls in it are cancelled, and every service that it called in it hears of the end.
@@ -100,7 +95,7 @@ class BusView:
         output_limit: int = LIMIT,
         attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = PATIENCE,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
@@ -153,6 +148,15 @@ class BusView:
             ConfigurationError: the id is no text.
         """
         return ServiceView(self._state, text(id, "the id of a service"), self._defaults)
+
+
+@asynccontextmanager
+async def _closing(view: BusView) -> AsyncIterator[BusView]:
+    """Close the session of a view at the end of the ``async with``."""
+    try:
+        yield view
+    finally:
+        await view.close_session()
 
 
 class ServiceView:

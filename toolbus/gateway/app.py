@@ -6,16 +6,32 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
-from toolbus.gateway import health
+from toolbus.gateway import chat, groups, health, mcp, metrics, openapi, run, tool_calls, tools
+from toolbus.gateway.auth import metadata
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.problems import Problem, on_http_exception, on_problem
+from toolbus.gateway.page import routes as page
+from toolbus.gateway.problems import Problem, on_broker_error, on_bug, on_http_exception, on_problem
+from toolbus.results import BrokerError
 
 # Each part of the gateway has its routes in a module of its own.
-ROUTES: list[BaseRoute] = [*health.ROUTES]
+ROUTES: list[BaseRoute] = [
+    *run.ROUTES,
+    *chat.ROUTES,
+    *health.ROUTES,
+    *groups.ROUTES,
+    *tools.ROUTES,
+    *metrics.ROUTES,
+    *openapi.ROUTES,
+    *tool_calls.ROUTES,
+    *metadata.ROUTES,
+    *mcp.ROUTES,
+    *page.ROUTES,
+]
 
 
 def application(gateway: Gateway) -> Starlette:
     """Return the ASGI application of a gateway, whose bus is open while it runs."""
-    app = Starlette(routes=ROUTES, exception_handlers={Problem: on_problem, HTTPException: on_http_exception})
+    handlers = {Problem: on_problem, HTTPException: on_http_exception, BrokerError: on_broker_error, Exception: on_bug}
+    app = Starlette(routes=ROUTES, exception_handlers=handlers, lifespan=page.lifespan)
     app.state.gateway = gateway
     return app

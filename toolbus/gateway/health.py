@@ -1,4 +1,4 @@
-"""Say whether the gateway lives."""
+"""Say whether the gateway lives, and whether it can do its work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus.gateway.bodies import answer
+from toolbus.gateway.gateway import gateway_of
+from toolbus.gateway.problems import Problem
 
 
 async def health(request: Request) -> Response:
@@ -14,4 +16,15 @@ async def health(request: Request) -> Response:
     return answer({"status": "ok"})
 
 
-ROUTES = [Route("/health", health)]
+async def ready(request: Request) -> Response:
+    """Answer that requests can be served, or 503: the server is away, or the gateway stops."""
+    gateway = gateway_of(request)
+    if gateway.stopping.is_set():
+        raise Problem(503, "unavailable", "the gateway is stopping", {"Retry-After": "1"}, code="stopping", retryable=True)
+    if not gateway.connected:
+        detail = "the gateway has lost its connection to the server and is restoring it"
+        raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
+    return answer({"status": "ready"})
+
+
+ROUTES = [Route("/health", health), Route("/ready", ready)]

@@ -16,7 +16,7 @@ Permission = Literal["call", "observe", "operate"]
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who sent a request, as authenticated; no field comes from a request's body.
+    """The sender of a request, as authenticated; no field comes from a request's body.
 
     Attributes:
         name: for logs: the token's name or the subject of a JWT.

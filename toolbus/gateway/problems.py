@@ -56,11 +56,14 @@ class Problem(Exception):
         found = {name: value for name, value in (("code", error.code), ("details", error.details)) if value}
         return cls(STATUS[error.type], error.type, error.message or str(error), headers, retryable=error.retryable, **found)
 
+    def document(self) -> dict[str, Any]:
+        """Return the problem details."""
+        kind = f"urn:toolbus:error:{self.type}"
+        return {"type": kind, "title": self.type, "status": self.status, "detail": self.detail, **self.members}
+
     def response(self) -> Response:
         """Return the answer."""
-        kind = f"urn:toolbus:error:{self.type}"
-        document = {"type": kind, "title": self.type, "status": self.status, "detail": self.detail, **self.members}
-        return Response(msgspec.json.encode(document), self.status, self.headers, MEDIA_TYPE)
+        return Response(msgspec.json.encode(self.document()), self.status, self.headers, MEDIA_TYPE)
 
 
 async def on_problem(request: Request, error: Exception) -> Response:
@@ -73,3 +76,13 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     refused = cast("HTTPException", error)
     kind = {404: "no_such_path", 405: "wrong_method"}.get(refused.status_code, "bad_request")
     return Problem(refused.status_code, kind, f"{request.method} {request.url.path}: {refused.detail}", refused.headers).response()
+
+
+async def on_broker_error(request: Request, error: Exception) -> Response:
+    """Answer that the server could not be asked."""
+    return Problem(503, "unavailable", str(error), {"Retry-After": "1"}, code="no_server", retryable=True).response()
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Answer an exception that nothing expected; the server logs its traceback."""
+    return Problem(500, "internal_error", "the gateway has failed to answer; its log says why").response()

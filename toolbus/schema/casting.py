@@ -149,9 +149,30 @@ class _Caster:
         fitting = [branch for branch in followed if fits(value, _kinds(branch))]
         if not fitting and isinstance(value, str):
             text = value.strip()
-            readable = {kinds: _value_in(text, kinds, self._clear) is not _UNCHANGED for kinds in set(map(_kinds, followed))}
-            fitting = [branch for branch in followed if readable[_kinds(branch)]]
+            found = {kinds: _value_in(text, kinds, self._clear) for kinds in set(map(_kinds, followed))}
+            fitting = [branch for branch in followed if found[_kinds(branch)] is not _UNCHANGED]
+            # An integer is a number, too: branches that read the same leave no doubt.
+            read = [found[_kinds(branch)] for branch in fitting]
+            if len(fitting) > 1 and all(type(each) is type(read[0]) and _is_plain(each) and each == read[0] for each in read):
+                self._note(f"string → {refusal.type_word(read[0])}", path)
+                return read[0]
+        elif len(fitting) > 1 and isinstance(value, dict):
+            fitting = [branch for branch in fitting if not self._contradicts(value, branch)]
         return self.value(value, fitting[0], path, level + 1) if len(fitting) == 1 else value
+
+    def _contradicts(self, value: dict[str, Any], branch: Mapping[str, Any]) -> bool:
+        """Return whether an object can't belong to a branch: a required property is missing, or one has another value than it must."""
+        properties, required = branch.get("properties"), branch.get("required")
+        if isinstance(required, list) and any(isinstance(name, str) and name not in value for name in required):
+            return True
+        known = properties if isinstance(properties, Mapping) else {}
+        self._left -= len(value)
+        for name in value.keys() & known.keys():
+            schema = self._followed(known[name]) or {}
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            if isinstance(values, list) and isinstance(value[name], str) and value[name] not in values:
+                return True
+        return False
 
     def _takes_null(self, schema: Any, hops: int = 0) -> bool:
         """Return whether a schema may accept null; also true when that would take too long to find out."""
@@ -198,6 +219,11 @@ class _Caster:
     def _note(self, what: str, path: tuple[str | int, ...]) -> None:
         if len(self.changes) < _MOST_CHANGES:
             self.changes.append(f"{what} - at `{refusal.shorten(refusal.place(path), 150)}`")
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is compared at once."""
+    return not isinstance(value, (dict, list))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 from toolbus.results import ToolError
 from toolbus.schema import refusal
+from toolbus.schema.documents import RepeatedKeyError, check_keys
 from toolbus.schema.scanner import REST, UnclearError, scan
 
 _MOST_REPAIRED = 1_048_576
@@ -121,12 +122,11 @@ def decoded(text: str, check_number: Callable[[str], object] = _no_value) -> Any
 
 
 def _checked_keys(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            shown = json.dumps(refusal.shorten(key, 60), ensure_ascii=False)
-            raise UnclearError(f"the key {shown} stands twice in one object; write each key once")
-        seen.add(key)
+    try:
+        check_keys(pairs)
+    except RepeatedKeyError as repeated:
+        shown = json.dumps(refusal.shorten(repeated.key, 60), ensure_ascii=False)
+        raise UnclearError(f"the key {shown} stands twice in one object; write each key once") from None
 
 
 def _the_one(objects: list[Any]) -> dict[str, Any]:

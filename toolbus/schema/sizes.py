@@ -1,4 +1,4 @@
-"""Check strict schemas against the size limits that OpenAI documents; a schema beyond one makes it refuse the whole request."""
+"""Check strict schemas against the limits that OpenAI and Anthropic document; beyond one, they refuse the whole request."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _MOST_VALUES = 1_000
 # An enumeration of more values than this may have fewer characters.
 _MANY_VALUES = 250
 _MOST_OF_MANY = 15_000
+
+
+MOST_STRICT_TOOLS = 20
+MOST_UNIONS = 16
+"""Most strict tools of a request to Anthropic, and most parts of their schemas, together, that are of several types."""
 
 
 def fits(schema: Mapping[str, Any]) -> bool:
@@ -35,6 +40,19 @@ def fits(schema: Mapping[str, Any]) -> bool:
         if "items" in part:
             left.append(part["items"])
     return properties <= MOST_PROPERTIES and values <= _MOST_VALUES and text <= MOST_TEXT
+
+
+def unions(schema: Mapping[str, Any]) -> int:
+    """Return how many parts of a strict schema are of several types; a property that may be left out is one, since it may be null."""
+    found = 0
+    left: list[Any] = [schema]
+    while left:
+        part = left.pop()
+        found += isinstance(part.get("type"), list) or "anyOf" in part
+        left += [*part.get("properties", {}).values(), *part.get("anyOf", ())]
+        if "items" in part:
+            left.append(part["items"])
+    return found
 
 
 def _length(value: object) -> int:

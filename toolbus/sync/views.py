@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Unpack
 
 from toolbus.broker.protocols import Usage
 from toolbus.client import views as aio
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.tools.view import ToolView
-from toolbus.confirmations import PATIENCE
+from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.options import CallOptions, ServiceCallOptions, session_id
 from toolbus.results import ToolResult
 from toolbus.sync.call import Call
@@ -52,15 +52,14 @@ class BoundBus:
         """
         return BoundBus(self._loop, self._view.bind(**options))
 
-    @contextmanager
-    def session(self, id: str, **options: Unpack[CallOptions]) -> Iterator[BoundBus]:
-        """Return a view bound to a session, which is closed at the end of the ``with``."""
+    def session(self, id: str, **options: Unpack[CallOptions]) -> AbstractContextManager[BoundBus]:
+        """Return a view bound to a session, for ``with``, which closes the session.
+
+        Raises:
+            ConfigurationError: the id is no text, or is empty, or an option is wrong.
+        """
         options["session"] = session_id(id)
-        view = self.bind(**options)
-        try:
-            yield view
-        finally:
-            view.close_session()
+        return _closing(self.bind(**options))
 
     def close_session(self) -> None:
         """End the bound session; see ``toolbus.ToolBus.close_session``."""
@@ -81,7 +80,7 @@ class BoundBus:
         output_limit: int = LIMIT,
         attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = PATIENCE,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
@@ -134,6 +133,15 @@ class BoundBus:
     def service(self, id: str) -> Service:
         """Return the untyped lower tier of one service, for whenever the bus is open."""
         return Service(self._loop, self._view.service(id))
+
+
+@contextmanager
+def _closing(view: BoundBus) -> Iterator[BoundBus]:
+    """Close the session of a view at the end of the ``with``."""
+    try:
+        yield view
+    finally:
+        view.close_session()
 
 
 class Service:

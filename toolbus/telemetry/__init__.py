@@ -10,7 +10,7 @@ from toolbus.telemetry.listening import active, metering, providers
 from toolbus.telemetry.logger import log, logs
 from toolbus.telemetry.metrics import METRICS, count, record_call, record_run
 from toolbus.telemetry.output import LogFormat, configure_logging, flush_logging
-from toolbus.telemetry.spans import CallSpan, HandlerSpan, handler_span, start_call_span
+from toolbus.telemetry.spans import CallSpan, HandlerSpan, continued, handler_span, start_call_span
 
 __all__ = [
     "EVENTS",
@@ -21,6 +21,7 @@ __all__ = [
     "LogFormat",
     "active",
     "configure_logging",
+    "continued",
     "count",
     "flush_logging",
     "handler_span",

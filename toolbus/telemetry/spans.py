@@ -127,6 +127,21 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
             raise
 
 
+@contextmanager
+def continued(traceparent: str) -> Iterator[None]:
+    """Run the body within the trace that a ``traceparent`` names; do nothing when it names none, or spans are not exported."""
+    if not active() or _TRACEPARENT(traceparent) is None:
+        yield
+        return
+    from opentelemetry import context
+
+    token = context.attach(_calling(traceparent))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
 def _calling(traceparent: str) -> Context:
     """Return the context of the caller's span, or an empty one. It does what the propagator does, in a fifth of the time."""
     from opentelemetry import trace

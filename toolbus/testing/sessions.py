@@ -61,13 +61,14 @@ class TriedSessions:
     def forget(self, delivery: Delivery) -> None:
         """Do nothing: no snapshot is kept here."""
 
-    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> None:
+    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> bool:
         """Let the service write the state down, and read it back."""
         pair = session_of(delivery.request)
         if pair is not None and keep:
             session = Session(*pair)
             saved = json.loads(encode_data(await self._served.save_session(session, self._values.get(session))))
             self._values[session] = await self._served.load_session(session, saved)
+        return True
 
     def states(self) -> list[tuple[Session, Any]]:
         """Return every session that was opened, with its state."""

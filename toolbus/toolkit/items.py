@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from toolbus.results import DescriptorError, ToolkitError
 from toolbus.safe_text import type_name
@@ -297,6 +297,13 @@ def kind_of(item: object) -> str:
     if isinstance(item, Tool):
         return "tool"
     return "group" if isinstance(item, ToolGroup) else ""
+
+
+def edge_kind(source: object, target: object) -> Literal["next", "call", "holds"]:
+    """Return the kind of the edge between two items: a group holds its tools, and an action is followed by actions and calls the rest."""
+    if isinstance(source, ToolGroup):
+        return "holds"
+    return "next" if isinstance(target, Action) else "call"
 
 
 def a(kind: str) -> str:

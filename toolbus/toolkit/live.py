@@ -78,6 +78,21 @@ class ActionView(ToolView):
                 lines.append(f"  next: {', '.join(following)}")
         return "\n".join(line[:_SHOWN] for line in lines)
 
+    def vertices(self, name: str) -> list[str]:
+        """Return the ids of the vertices by which a tool of the bus is recommended: tools, or else groups that hold it."""
+        tool = self.get(name)
+        items = [*self.toolkit.items()]
+        found = [vertex for vertex, item in items if isinstance(item, Tool) and item.bus_name == name]
+        if found or tool is None:
+            return found
+        return [vertex for vertex, item in items if isinstance(item, LiveGroup) and item.holds(tool)]
+
+    def score(self, vertex: str) -> float | None:
+        """Return the best score of the edges to a vertex in the recommended part; None for one that no edge leads to."""
+        if not self.toolkit.has_vertex(vertex):
+            return None
+        return max((self.toolkit.get_score(before, vertex) for before in self.toolkit.predecessors(vertex)), default=None)
+
     def _around(self, action: Action) -> tuple[list[str], list[str]]:
         called: list[str] = []
         following: list[str] = []

@@ -34,9 +34,8 @@ def page(graph: Toolkit, title: str = "Toolkit", *, most: int = MOST) -> str:
     """
     if most < 1:
         raise ToolkitError(f"most is {most!r}: a page shows at least one vertex")
-    parts = {
-        name: resources.files("toolbus.toolkit").joinpath("assets", f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")
-    }
+    parts = {name: _asset(f"page.{name}") for name in ("html", "css", "js")}
+    parts["js"] = drawing() + parts["js"]
     data = msgspec.json.encode(picture(graph, most)).decode()
     for unsafe, escaped in _UNSAFE.items():
         data = data.replace(unsafe, escaped)
@@ -47,6 +46,11 @@ def page(graph: Toolkit, title: str = "Toolkit", *, most: int = MOST) -> str:
     # The template is split once instead of searched again, so that no text of the graph is taken for a placeholder.
     pieces = parts["html"].split("%%")
     return "".join(filled[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def drawing() -> str:
+    """Return the script that draws a ``picture``: a function ``drawGraph(data, parts)``."""
+    return _asset("drawing.js")
 
 
 def picture(graph: Toolkit, most: int) -> dict[str, Any]:
@@ -66,6 +70,10 @@ def _about(toolkit: Toolkit, vertex: str) -> dict[str, str]:
         return {"name": vertex, "description": "", "runs": ""}
     runs = "" if not isinstance(item, Tool) else f"bus: {item.bus_name}" if item.bus_name else "in this process"
     return {"name": item.name, "description": item.description[:_DESCRIPTION_LENGTH], "runs": runs}
+
+
+def _asset(name: str) -> str:
+    return resources.files("toolbus.toolkit").joinpath("assets", name).read_text("utf-8")
 
 
 def _hash(text: str) -> str:

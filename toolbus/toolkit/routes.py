@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from toolbus.toolkit.items import kind_of
+from toolbus.toolkit.items import edge_kind
 from toolbus.toolkit.layout import HEIGHT, ROW_GAP, WIDTH, Layout, Point
 
 # Distances of parallel arrows, and of the first one from the boxes.
@@ -37,7 +37,7 @@ class Router:
     def route(self, u: str, v: str) -> Route:
         """Return the route of an edge."""
         toolkit, places = self._placed.toolkit, self._placed.places
-        kind = "holds" if kind_of(toolkit.item(u)) == "group" else "next" if kind_of(toolkit.item(v)) == "action" else "call"
+        kind = edge_kind(toolkit.item(u), toolkit.item(v))
         start, end = places[u], places[v]
         curve = _curve(start, end, kind)
         if u == v or self._is_free(curve, u, v):

@@ -9,8 +9,8 @@ import msgspec
 from toolbus.toolkit.checks import target_of
 from toolbus.toolkit.entries import ActionEntry, Link, Preset
 from toolbus.toolkit.graph import Toolkit
-from toolbus.toolkit.items import Action, Tool, ToolGroup
-from toolbus.toolkit.learning.scores import Edge, EdgeKind, ScoreFile
+from toolbus.toolkit.items import Action, Tool, ToolGroup, edge_kind
+from toolbus.toolkit.learning.scores import Edge, ScoreFile
 from toolbus.toolkit.presets import toolkit_of
 
 
@@ -24,8 +24,9 @@ def scores_of(toolkit: Toolkit) -> ScoreFile:
         names[vertex] = sorted(names_of(toolkit, vertex) - {vertex})
         if isinstance(item, Action):
             for target in toolkit.successors(vertex):
-                kind: EdgeKind = "next" if isinstance(toolkit.item(target), Action) else "call"
-                edges.append(Edge(kind, vertex, target, toolkit.get_score(vertex, target)))
+                kind = edge_kind(item, toolkit.item(target))
+                if kind != "holds":
+                    edges.append(Edge(kind, vertex, target, toolkit.get_score(vertex, target)))
     return ScoreFile(edges=edges, texts=texts, names={vertex: found for vertex, found in names.items() if found})
 
 
@@ -65,7 +66,7 @@ def _scored(action: ActionEntry, graph: Toolkit, learned: Mapping[tuple[str, str
     written = {target_of(link) for found in links.values() for link in found}
     for target in graph.successors(action.id):
         if target not in written and (action.id, target) in learned:
-            links["next" if isinstance(graph.item(target), Action) else "call"] += (target,)
+            links[edge_kind(graph.item(action.id), graph.item(target))] += (target,)
 
     def scored(link: str | Link) -> str | Link:
         score = learned.get((action.id, target_of(link)))

@@ -152,5 +152,7 @@ class Watch:
         self._dead = {queue: kept for queue, kept in self._dead.items() if queue in queues}
         for queue, count in queues.items():
             if queue not in self._dead or self._dead[queue][0] != count or count > _MOST_DEAD:
-                self._dead[queue] = count, [dead_letter_view(each) for each in await admin.dead_letters.newest(queue, _MOST_DEAD)]
+                letters = [dead_letter_view(each) for each in await admin.dead_letters.newest(queue, _MOST_DEAD)]
+                # There may be others by now than those that were counted.
+                self._dead[queue] = len(letters), letters
         return sorted((letter for _, letters in self._dead.values() for letter in letters), key=lambda each: each.at, reverse=True)

@@ -20,6 +20,7 @@ from toolbus.results import ConfigurationError, RegistrationRefused
 from toolbus.settings import Settings
 from toolbus.worker import isolation
 from toolbus.worker.definition.provide import Services
+from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.process.loop_watch import LoopWatch
 from toolbus.worker.run.nested import NestedBus
@@ -64,6 +65,8 @@ class Worker:
         self._services = Services(provide)
         self._served = {served.id: served for served in collect(services, self.settings, self._services)}
         self.middleware = checked_around(middleware, self._served.values())
+        # What services said of themselves when they were last published, before names of others were left out.
+        self._revisions = {served.id: served.publication.digest for served in self._served.values()}
         self._slots: Slots | None = None
         self._home: asyncio.Task[None] | None = None
         self._watch: LoopWatch | None = None
@@ -141,6 +144,29 @@ class Worker:
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
+
+    async def republish(self, service: ToolService) -> bool:
+        """Publish a service anew whose ``tools`` have changed; False when they are what they were.
+
+        Calls that run go on. Tools whose names belong to others are left out, as at the start.
+
+        Raises:
+            ConfigurationError: this worker does not serve it, or a tool is wrong; then the tools are what they were.
+            RegistrationRefused: others own all of its names.
+            BrokerError: the server could not be told; say it again.
+        """
+        [made] = collect(service, self.settings, self._services)
+        served = self._served.get(made.id)
+        if served is None or not served.is_of(service):
+            raise ConfigurationError(f"this worker does not serve {made.id!r}")
+        if made.publication.digest == self._revisions[made.id]:
+            return False
+        # Its handlers come first: calls of a new tool may arrive as soon as it is published.
+        served.revise(made)
+        if self._serving:
+            await self._register(served)
+        self._revisions[made.id] = made.publication.digest
+        return True
 
     async def drain(self) -> None:
         """Leave the registry, stop taking, finish what runs within the grace period, and close.

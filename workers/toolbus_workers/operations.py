@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from toolbus import ConfigurationError, ToolError, ToolService, invocation
-from toolbus.descriptors import Effect
+from toolbus.effects import Effect
 from toolbus.schema import derive
 
 F = TypeVar("F", bound=Callable[..., Any])

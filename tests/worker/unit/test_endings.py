@@ -46,7 +46,7 @@ async def test_a_run_whose_time_is_up_is_answered_at_once(seen: list[Any]) -> No
     await bench.begin("hold_and_tell", deadline=bench.loop.time() + 4.0)
     await asyncio.sleep(4.1)
     [end] = bench.broker.ends
-    assert bench.broker.errors() == [("deadline_exceeded", "")]
+    assert bench.broker.errors() == [("deadline_exceeded", "not_finished")]
     assert end.frees
     assert end.frame.error is not None
     assert "did not finish within" in end.frame.error.message

@@ -65,11 +65,11 @@ async def test_a_drain_hands_back_what_does_not_end_in_time(caplog: pytest.LogCa
     bench.slots.deadlines.close()
     await bench.drained()
     assert bench.loop.time() - before == pytest.approx(5.0, abs=0.1)
-    assert bench.broker.handed_back == [held, failed]
+    assert bench.broker.handed_back == [failed, held], "nothing is run again in a worker that leaves"
     assert bench.broker.errors() == [("outcome_unknown", "worker_stopped")]
     assert bench.slots.running == 0
     assert "worker.grace_ended running=2" in caplog.text
-    assert "worker.handed_back calls=2" in caplog.text
+    assert caplog.text.count("worker.handed_back calls=1") == 2
 
 
 async def test_what_waits_is_handed_back_when_the_worker_begins_to_leave() -> None:

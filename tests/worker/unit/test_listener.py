@@ -104,4 +104,4 @@ async def test_recovered_deliveries_run_until_their_deadlines() -> None:
     bench = Bench(hold)
     bench.slots.on_recovered([bench.delivery("hold", attempt=2, deadline=1001.0)])
     await asyncio.sleep(2)
-    assert bench.broker.errors() == [("deadline_exceeded", "")]
+    assert bench.broker.errors() == [("deadline_exceeded", "not_finished")]

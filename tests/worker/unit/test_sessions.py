@@ -45,9 +45,10 @@ class Worker:
         if self.failure is not None:
             raise self.failure
 
-    def sessions(self, idle: float = 900.0, most: int = 1000) -> OpenSessions:
+    def sessions(self, idle: float = 900.0, most: int = 1000, *, sticky: bool = False) -> OpenSessions:
         """The sessions of a service."""
-        served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup, keeps_state=False, sticky=False)
+        states = {"sticky": sticky, "opens_sessions": False, "restores_sessions": False, "session_lost": "error"}
+        served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup, **states)
         return OpenSessions(cast("Any", served), cast("Any", self))
 
 
@@ -57,8 +58,8 @@ class Run:
     task = None
 
     def __init__(self, session: str) -> None:
-        request = SimpleNamespace(id=session, agent="a", user="u", session=session)
-        self.delivery = SimpleNamespace(request=request, entry=b"1-0")
+        request = SimpleNamespace(id=session, agent="a", user="u", session=session, state="")
+        self.delivery = SimpleNamespace(request=request, entry=b"1-0", attempt=1)
 
     async def execute(self) -> None:
         """Do nothing."""
@@ -142,3 +143,34 @@ async def test_sessions_end_quietly_while_the_nested_bus_closes(monkeypatch: pyt
     await bus.close_session("u", "s")
     made.go.set()
     await closing
+
+
+@pytest.mark.parametrize(("held", "moved", "expected"), [(False, False, [None]), (True, True, ["session_lost"]), (True, False, ["ran"])])
+async def test_a_worker_that_was_paused_looks_whose_the_session_is(held: bool, moved: bool, expected: list[Any]) -> None:
+    """A call of a session that another worker has does not start, nor does one on a state that was out of date meanwhile."""
+    worker = Worker()
+    sessions = worker.sessions(sticky=True)
+    said: list[Any] = []
+
+    async def holds(delivery: Any) -> bool:
+        if moved:
+            sessions.end(Session("u", "s"), "moved")
+        return held
+
+    class Told(Run):
+        """A run that takes note of its end."""
+
+        async def execute(self) -> None:
+            """Run."""
+            said.append("ran")
+
+        def stop(self, error: Any) -> None:
+            """End without running."""
+            said.append(error and error.code)
+
+    worker.broker.holds_session = holds
+    await sessions.start(cast("Any", Told("s")))
+    assert said == expected
+    sessions.end(Session("u", "s"), "closed")
+    await eventually(lambda: len(sessions) == 0)
+    worker.deadlines.close()

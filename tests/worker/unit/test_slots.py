@@ -46,7 +46,7 @@ async def test_an_extended_run_expires_at_its_later_deadline() -> None:
     await asyncio.sleep(11)
     assert bench.broker.ends == []
     await asyncio.sleep(5)
-    assert bench.broker.errors() == [("deadline_exceeded", "")]
+    assert bench.broker.errors() == [("deadline_exceeded", "not_finished")]
     run.extend(delivery.deadline + 50)
     await asyncio.sleep(6)
     assert len(bench.slots.deadlines) == 0

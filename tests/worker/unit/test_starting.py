@@ -35,7 +35,7 @@ async def test_deliveries_start_while_there_are_slots_and_the_rest_goes_back(gat
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"deadline": 1000.0}, ErrorInfo("deadline_exceeded", message="the deadline passed while the request waited 12 ms")),
+        ({"deadline": 1000.0}, ErrorInfo("deadline_exceeded", "not_taken", "the deadline passed while the request waited 12 ms")),
         ({"service": "other"}, ErrorInfo("not_found", message="this worker does not serve 'other'")),
     ],
 )

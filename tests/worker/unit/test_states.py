@@ -78,12 +78,12 @@ async def test_a_move_that_is_not_in_the_table_is_an_error() -> None:
         (
             RunState.RUNNING,
             False,
-            (("deadline_exceeded", ""), ("cancelled", ""), None),
+            (("deadline_exceeded", "not_finished"), ("cancelled", ""), None),
         ),
         (
             RunState.MARKED,
             True,
-            (("deadline_exceeded", ""), ("cancelled", "not_begun"), ("unavailable", "worker_stopped")),
+            (("deadline_exceeded", "not_finished"), ("cancelled", "not_begun"), ("unavailable", "worker_stopped")),
         ),
         (
             RunState.ENTERED,

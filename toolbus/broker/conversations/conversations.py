@@ -7,18 +7,15 @@ import asyncio
 import msgspec
 
 from toolbus.broker import scripts
-from toolbus.broker.conversations.held import MOST_BYTES, MOST_RECORDS, Begun, Elsewhere, Held, Name
+from toolbus.broker.conversations.held import MOST_BYTES, MOST_LISTED, MOST_RECORDS, Begun, Elsewhere, Held, busy
+from toolbus.broker.conversations.names import Name, name_of, name_to_hold
 from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.protocols.conversations import ConversationInfo, StoredRecord
-from toolbus.broker.reading import MOST_TEXT, document, identifier, integer, skip, text
+from toolbus.broker.reading import document, identifier, integer, skip, text
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.transport import Transport
-from toolbus.encoding import whole_text
-from toolbus.results import ConfigurationError, ConversationBusy, ConversationError, EnvelopeError
+from toolbus.results import ConversationError, EnvelopeError
 from toolbus.settings import Settings
-
-MOST_LISTED = 10_000
-"""Most conversations that are listed; older ones beyond are kept, too."""
 
 # A process that has died holds its conversations no longer than this many seconds.
 _LONGEST_LEASE = 10.0
@@ -41,7 +38,7 @@ class RedisConversations:
 
     def hold(self, user: str, id: str) -> Held:
         """Return a user's conversation, to be held by ``async with``."""
-        return Held(self, name_of(user, id))
+        return Held(self, name_to_hold(user, id))
 
     async def newest(self, limit: int) -> list[ConversationInfo]:
         """Return the conversations, those that are used latest first."""
@@ -54,13 +51,21 @@ class RedisConversations:
     async def read(self, user: str, id: str) -> list[StoredRecord]:
         """Return the records of a conversation without holding it."""
         name = name_of(user, id)
-        first, following = await self._link.execute("HMGET", self._key(name), "first", "next", repeatable=True)
-        if first is None and following is None:
-            return []
-        try:
-            return await self.records(name, integer(first), integer(following))
-        except EnvelopeError as error:
-            raise damaged(name, str(error)) from None
+        seen: object = None
+        while True:
+            bounds = await self._link.execute("HMGET", self._key(name), "first", "next", repeatable=True)
+            if bounds == [None, None]:
+                return []
+            try:
+                first, following = map(integer, bounds)
+                return await self.records(name, first, following)
+            except EnvelopeError as error:
+                raise damaged(name, str(error)) from None
+            except ConversationError:
+                # Its holder may have dropped the oldest records meanwhile.
+                if bounds == seen:
+                    raise
+                seen = bounds
 
     async def remove(self, user: str, id: str, *, force: bool = False) -> bool:
         """Delete a conversation; False when there was none."""
@@ -69,7 +74,7 @@ class RedisConversations:
             scripts.REMOVE, (self._key(name), self._keys.conversations), (_digest(name), int(force)), repeatable=True
         )
         if word == b"held":
-            raise held(name, integer(left[0]) / 1000)
+            raise busy(name, integer(left[0]) / 1000)
         return bool(word == b"removed")
 
     # -- ConversationSteps ------------------------------------------------------------------------
@@ -149,28 +154,9 @@ class RedisConversations:
             return None
 
 
-def name_of(user: str, id: str) -> Name:
-    """Return the name of a user's conversation.
-
-    Raises:
-        ConfigurationError: a part is no text, the id is empty, or one is too long.
-    """
-    for part in (user, id):
-        if not isinstance(part, str) or len(part) > MOST_TEXT or whole_text(part) != part:
-            raise ConfigurationError(f"the id of a conversation is a text of 1 to {MOST_TEXT} characters, and so is its user's name")
-    if not id:
-        raise ConfigurationError("the id of a conversation is empty")
-    return Name(user, id)
-
-
 def damaged(name: Name, reason: str) -> ConversationError:
     """Return the error for a conversation that can't be read."""
     return ConversationError(f"the conversation {name.id!r} can't be read ({reason}); `toolbus conversations rm` deletes it")
-
-
-def held(name: Name, left: float) -> ConversationBusy:
-    """Return the error for a conversation that a process continues."""
-    return ConversationBusy(f"a process continues the conversation {name.id!r}, or has died within the last {left:.0f} s")
 
 
 def _document(name: Name) -> str:

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 import msgspec
 
 from toolbus import telemetry
+from toolbus.broker.conversations.names import Name
 from toolbus.broker.protocols.conversations import StoredRecord
 from toolbus.envelope import new_id
 from toolbus.results import BrokerError, BrokerUnavailable, ConversationBusy, ConversationError
@@ -18,17 +19,13 @@ MOST_RECORDS = 1_000
 MOST_BYTES = 4 * 1024 * 1024
 """Most records of a conversation, and most bytes of their documents."""
 
+MOST_LISTED = 10_000
+"""Most conversations that are listed; older ones beyond are kept, too."""
+
 # The lease is renewed, and one of another process looked at, so often.
 _RENEWALS = 3
 _LOOKS = 10
 _LEAST_PAUSE = 0.01
-
-
-class Name(msgspec.Struct, frozen=True):
-    """The name of a conversation: each user has their own."""
-
-    user: str
-    id: str
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -175,3 +172,8 @@ class Held:
         return ConversationError(
             f"the conversation {self._name.id!r} is not this process's any more: another one continues it, or it was deleted"
         )
+
+
+def busy(name: Name, left: float) -> ConversationBusy:
+    """Return the error for a conversation that a process continues."""
+    return ConversationBusy(f"a process continues the conversation {name.id!r}, or has died within the last {left:.0f} s")

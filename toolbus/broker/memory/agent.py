@@ -10,7 +10,10 @@ from toolbus import telemetry
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.conversations import MemoryConversations
 from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
+from toolbus.broker.memory.results import MemorySessionResults
 from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.memory.tasks import MemoryTasks
+from toolbus.broker.memory.tokens import MemoryTokens
 from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
 from toolbus.broker.protocols.sharing import ended_for_another, readdressed
 from toolbus.broker.reading import check_document
@@ -53,6 +56,21 @@ class MemoryAgentBroker:
     def conversations(self) -> MemoryConversations:
         """The conversations that are kept."""
         return self._joined().conversations
+
+    @property
+    def results(self) -> MemorySessionResults:
+        """The results of sessions' earlier calls."""
+        return self._joined().results
+
+    @property
+    def tokens(self) -> MemoryTokens:
+        """The records of bearer tokens."""
+        return self._joined().tokens
+
+    @property
+    def tasks(self) -> MemoryTasks:
+        """The shared calls that are found by the ids of tasks."""
+        return MemoryTasks(self._joined(), self._settings, self._follow)
 
     def statistics(self) -> dict[str, int]:
         """Return counts for operators and metrics."""
@@ -157,6 +175,13 @@ class MemoryAgentBroker:
         self._attempts.pop(request.id, None)
         if request.shared:
             self._leave_shared(request.id)
+
+    def _follow(self, call: str, reader: str) -> None:
+        shared = self._joined().shared_calls.get(call)
+        if shared is not None:
+            shared.callers[reader] = self
+            for frames in shared.frames:
+                asyncio.get_running_loop().call_soon(self.receive, frames, reader)
 
     def _leave_shared(self, call: str) -> None:
         for shared in self._hub.shared_calls.values() if self._hub is not None else ():

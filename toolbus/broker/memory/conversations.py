@@ -6,8 +6,8 @@ import time
 
 import msgspec
 
-from toolbus.broker.conversations.conversations import MOST_LISTED, held, name_of
-from toolbus.broker.conversations.held import Begun, Elsewhere, Held, Name
+from toolbus.broker.conversations.held import MOST_LISTED, Begun, Elsewhere, Held, busy
+from toolbus.broker.conversations.names import Name, name_of, name_to_hold
 from toolbus.broker.protocols.conversations import ConversationInfo, StoredRecord
 from toolbus.settings import Settings
 
@@ -39,7 +39,7 @@ class MemoryConversations:
 
     def hold(self, user: str, id: str) -> Held:
         """Return a user's conversation, to be held by ``async with``."""
-        return Held(self, name_of(user, id))
+        return Held(self, name_to_hold(user, id))
 
     async def newest(self, limit: int) -> list[ConversationInfo]:
         """Return the conversations, those that are used latest first."""
@@ -63,7 +63,7 @@ class MemoryConversations:
         name = name_of(user, id)
         kept = self._kept.get(name)
         if kept is not None and not force and time.time() < kept.until:
-            raise held(name, kept.until - time.time())
+            raise busy(name, kept.until - time.time())
         return self._kept.pop(name, None) is not None
 
     # -- ConversationSteps ------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from typing import NamedTuple, Protocol
 
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.conversations import MemoryConversations
+from toolbus.broker.memory.results import MemorySessionResults
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import AgentListener, ServiceRecord, Snapshot, WorkerListener
+from toolbus.broker.memory.tokens import MemoryTokens
+from toolbus.broker.protocols import AgentListener, ServiceRecord, Snapshot, TaskRecord, WorkerListener
 from toolbus.broker.registry.refusals import item_refused
 from toolbus.descriptors import Publication
 from toolbus.envelope import Request, work_digest
@@ -113,6 +115,10 @@ class Hub:
         self.tallies = MemoryTallies()
         self.confirmations = MemoryConfirmations()
         self.conversations = MemoryConversations(settings)
+        self.results = MemorySessionResults(settings)
+        self.tokens = MemoryTokens()
+        # By user and id.
+        self.tasks: dict[tuple[str, str], TaskRecord] = {}
         self.arrived = asyncio.Event()
         self.entries = itertools.count(1)
 

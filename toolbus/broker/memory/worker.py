@@ -82,7 +82,7 @@ class MemoryWorkerBroker:
         service = publication.service.id
         refused: dict[str, str] = {}
         for instance in self._hub.instances.get(service, ()):
-            if instance.publication.owner != publication.owner:
+            if instance.worker is not self and instance.publication.owner != publication.owner:
                 refused[f"tool-service/{service}"] = instance.publication.owner
         queue = publication.service.queue
         for other, instances in self._hub.instances.items():
@@ -100,7 +100,8 @@ class MemoryWorkerBroker:
             raise registration_refused(publication.owner, refused, {}, 0.0)
         self._services[service] = publication
         self._hub.queues.setdefault(queue, Queue())
-        self._hub.instances.setdefault(service, []).append(Instance(publication, self))
+        others = [instance for instance in self._hub.instances.get(service, []) if instance.worker is not self]
+        self._hub.instances[service] = [*others, Instance(publication, self)]
         self._hub.announce(service)
 
     async def unregister(self) -> None:
@@ -205,20 +206,42 @@ class MemoryWorkerBroker:
                 queue.snapshots.pop((user, session), None)
             self._hub.arrived.set()
 
-    def save_session(self, delivery: MemoryDelivery, snapshot: Snapshot) -> None:
+    async def holds_session(self, delivery: MemoryDelivery) -> bool:
+        """Return True: in process no lease lapses."""
+        return True
+
+    async def save_session(self, delivery: MemoryDelivery, snapshot: Snapshot) -> bool:
         """Keep the snapshot of a delivery's session."""
         snapshots, pair = delivery.queue.snapshots, session_of(delivery.request)
-        if pair is not None and delivery.queue.owners.get(pair) is self:
-            snapshots.pop(pair, None)
-            if snapshot.document:
-                snapshots[pair] = snapshot
-                if len(snapshots) > _MOST_KEPT:
-                    del snapshots[next(iter(snapshots))]
+        if pair is None or not self._may_keep(delivery, pair):
+            return False
+        snapshots.pop(pair, None)
+        snapshots[pair] = snapshot
+        if len(snapshots) > _MOST_KEPT:
+            del snapshots[next(iter(snapshots))]
+        return True
+
+    def forget_session(self, delivery: MemoryDelivery) -> None:
+        """Forget the snapshot of a delivery's session."""
+        pair = session_of(delivery.request)
+        if pair is not None and self._may_keep(delivery, pair):
+            delivery.queue.snapshots.pop(pair, None)
+
+    def _may_keep(self, delivery: MemoryDelivery, pair: tuple[str, str]) -> bool:
+        """Return whether a call may change what is kept of its session, see ``_keeper.lua``."""
+        held = self._held.get(delivery.entry.decode())
+        mine = held is not None and held[0] is delivery
+        return mine and (delivery.request.ordered or delivery.queue.owners.get(pair) is self)
 
     async def load_session(self, delivery: MemoryDelivery) -> Snapshot | None:
         """Return the snapshot of a delivery's session."""
         pair = session_of(delivery.request)
         return None if pair is None else delivery.queue.snapshots.get(pair)
+
+    async def is_elsewhere(self, delivery: MemoryDelivery) -> bool:
+        """Return whether another worker runs a call in the order of a delivery's session."""
+        others = self._hub.workers - {self}
+        return any(entry.ordered for other in others for entry in other.held_of(delivery.queue, session_of(delivery.request)))
 
     def follows(self, delivery: MemoryDelivery) -> bytes:
         """Return the entry before a delivery in its session, if one has not ended."""

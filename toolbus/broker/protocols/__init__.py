@@ -6,14 +6,18 @@ Redis and the in-process broker both fulfil it, so the same tools run over ``red
 from toolbus.broker.protocols.agent import AgentBroker, AgentListener
 from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.conversations import ConversationInfo, Conversations, HeldConversation, StoredRecord
-from toolbus.broker.protocols.delivery import Beginning, Delivery, Ending, Note, Snapshot, session_of
+from toolbus.broker.protocols.delivery import MOST_SNAPSHOT, Beginning, Delivery, Ending, Note, Snapshot, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
+from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies, Usage
+from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord, Tasks
+from toolbus.broker.protocols.tokens import Tokens
 from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
 
 __all__ = [
     "ALL_TOOLS",
+    "MOST_SNAPSHOT",
     "AgentBroker",
     "AgentListener",
     "Beginning",
@@ -29,9 +33,14 @@ __all__ = [
     "Sender",
     "ServiceRecord",
     "SessionListener",
+    "SessionResults",
     "Snapshot",
     "StoredRecord",
     "Tallies",
+    "TaskFrames",
+    "TaskRecord",
+    "Tasks",
+    "Tokens",
     "Usage",
     "Verdict",
     "WorkerBroker",

@@ -9,7 +9,10 @@ from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.conversations import Conversations
 from toolbus.broker.protocols.publish import Fate, Sender
 from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
+from toolbus.broker.protocols.results import SessionResults
 from toolbus.broker.protocols.tallies import Tallies
+from toolbus.broker.protocols.tasks import Tasks
+from toolbus.broker.protocols.tokens import Tokens
 from toolbus.envelope import Frame, Request
 from toolbus.results import ToolbusError
 
@@ -50,6 +53,18 @@ class AgentBroker(Protocol):
     @property
     def conversations(self) -> Conversations:
         """The conversations that are kept."""
+
+    @property
+    def results(self) -> SessionResults:
+        """The results of sessions' earlier calls."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The records of bearer tokens."""
+
+    @property
+    def tasks(self) -> Tasks:
+        """The shared calls that are found by the ids of tasks."""
 
     @property
     def agent(self) -> str:

@@ -70,7 +70,7 @@ class Conversations(Protocol):
         """Return a user's conversation, to be held by ``async with``; it begins when there is none.
 
         Raises:
-            ConfigurationError: the name is empty or too long.
+            ConfigurationError: the id is empty, too long, or has invisible characters.
         """
 
     async def newest(self, limit: int) -> list[ConversationInfo]:

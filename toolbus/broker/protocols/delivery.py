@@ -79,13 +79,17 @@ class Note(NamedTuple):
         return self.deadline + max(0.0, min(now, self.until) - self.since)
 
 
+MOST_SNAPSHOT = 262_144
+"""Most bytes of a snapshot."""
+
+
 class Snapshot(NamedTuple):
     """The state of a session after one of its calls, as its service wrote it down.
 
     Attributes:
         state: the token of the state.
         call: the id of the call; empty when there was none yet.
-        document: JSON; empty to forget what was kept before.
+        document: JSON of at most ``MOST_SNAPSHOT`` bytes.
     """
 
     state: str

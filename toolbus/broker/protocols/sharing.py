@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.envelope import NOT_BEGUN, Frame
+from toolbus.envelope import NOT_BEGUN, NOT_FINISHED, NOT_TAKEN, Frame
 
-_ENDS_OF_ANOTHER = frozenset({("cancelled", NOT_BEGUN), ("deadline_exceeded", "")})
+_ENDS_OF_ANOTHER = frozenset({("cancelled", NOT_BEGUN), ("deadline_exceeded", NOT_TAKEN), ("deadline_exceeded", NOT_FINISHED)})
 
 
 def ended_for_another(frame: Frame) -> bool:

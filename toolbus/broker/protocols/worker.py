@@ -98,7 +98,7 @@ class WorkerBrokerOf(Protocol[D]):
         """
 
     async def register(self, publication: Publication, origin: str = "") -> None:
-        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``.
+        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``; again for a new revision.
 
         Args:
             publication: what to publish.
@@ -142,11 +142,32 @@ class WorkerBrokerOf(Protocol[D]):
         ``lost`` when nobody asked for its end: then whoever has it next is told, and its snapshot stays.
         """
 
-    def save_session(self, delivery: D, snapshot: Snapshot) -> None:
-        """Keep the snapshot of a delivery's session, before what is sent next. Returns at once; a failure is logged."""
+    async def holds_session(self, delivery: D) -> bool:
+        """Return whether the session of a delivery is still this worker's; False, and it is none of this worker's calls any more.
+
+        The server is asked only if this process was paused for so long that others may have taken its sessions.
+        """
+
+    async def save_session(self, delivery: D, snapshot: Snapshot) -> bool:
+        """Keep the snapshot of a delivery's session, before what is sent next; another failure than False is logged.
+
+        Returns:
+            False when another worker has the session: what the call changed is lost. That of a call in the order of its session is not,
+            whoever has the session meanwhile, as long as the call is this worker's.
+        """
+
+    def forget_session(self, delivery: D) -> None:
+        """Forget the snapshot of a delivery's session, before what is sent next. Returns at once; a failure is logged."""
 
     async def load_session(self, delivery: D) -> Snapshot | None:
         """Return the snapshot of a delivery's session, or None.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+
+    async def is_elsewhere(self, delivery: D) -> bool:
+        """Return whether another worker, which leaves, still runs a call in the order of a delivery's session.
 
         Raises:
             BrokerError: the server can't be asked.

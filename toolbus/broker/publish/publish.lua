@@ -26,7 +26,7 @@ local depths = {}
 local verdicts = {}
 
 -- The sessions of this flush by the key of their order, and what each had.
-local sessions, lines = {}, {}
+local sessions, lines, old = {}, {}, {}
 for at = 4, #ARGV - 3, 4 do
   if not tonumber(ARGV[at + 1]) then
     local key, session = ARGV[at + 1]:match('^%d+ (%d+) (%w+)$')
@@ -34,7 +34,10 @@ for at = 4, #ARGV - 3, 4 do
     found[#found + 1], sessions[key] = session, found
   end
 end
-for key, found in pairs(sessions) do lines[key] = read_lines(KEYS[tonumber(key)], found) end
+for key, found in pairs(sessions) do
+  lines[key] = read_lines(KEYS[tonumber(key)], found)
+  old[key] = is_old(lines[key], now)
+end
 
 local function add(stream, at, key, session)
   local before = lines[key] and last_of(lines[key][session])
@@ -82,7 +85,7 @@ for at = 4, #ARGV - 3, 4 do
   depths[stream] = depth
 end
 
-for key, found in pairs(sessions) do write_lines(KEYS[tonumber(key)], lines[key], found, now) end
+for key, found in pairs(sessions) do write_lines(KEYS[tonumber(key)], lines[key], found, now, old[key]) end
 
 local answer = table.concat(verdicts, ' ')
 local new = redis.call('HSET', KEYS[1], slot, ARGV[1] .. ' ' .. answer)

@@ -21,7 +21,7 @@ from toolbus.broker.transport.mastership import Mastership
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, BrokerUnavailable, EnvelopeError
 
-_MEMO_TTL = 600
+MEMO_TTL = 600
 # As for finishing: bounds how long one script holds the server.
 _MOST_REQUESTS = 256
 _MOST_BYTES = 1_048_576
@@ -175,7 +175,7 @@ class Publisher:
     def _send(self, batch: list[Publish], *, once: bool) -> None:
         server = self._link.server
         streams: dict[str, int] = {}
-        args: list[bytes | str | int] = [self._flush_number, _MEMO_TTL * 1000, server.run_id if once and server is not None else ""]
+        args: list[bytes | str | int] = [self._flush_number, MEMO_TTL * 1000, server.run_id if once and server is not None else ""]
         now = self._monotonic()
         batch = [publish for publish in batch if not publish.sender.done]
         if not batch:

@@ -40,8 +40,9 @@ end
 local entry = redis.call('XADD', KEYS[2], 'NOMKSTREAM', '*', unpack(fields))
 if not entry then return {'absent'} end
 if lines then
+  local old = is_old(lines, now)
   lines[ARGV[11]] = with_one_more(lines[ARGV[11]], entry)
-  write_lines(KEYS[4], lines, {ARGV[11]}, now)
+  write_lines(KEYS[4], lines, {ARGV[11]}, now, old)
 end
 -- A record whose call is gone is overwritten, and never gone in between: where a cluster moves the slot, it could not be made again.
 local known_fields = redis.call('HKEYS', KEYS[1])

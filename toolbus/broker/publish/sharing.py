@@ -119,7 +119,7 @@ class SharedCalls:
             runs = identifier(reply[2]) if reply[0] == b"joined" else call
             if runs not in {call, left}:
                 self._joined[call] = again
-            self._follow(call, runs)
+            self.follow(call, runs)
             return Verdict("queued", entry=entry)
         if reply[0] == b"conflict":
             return Verdict("conflict")
@@ -202,7 +202,8 @@ class SharedCalls:
                 self._attempts[caller] = before + attempts
                 again(followed.call)
 
-    def _follow(self, call: str, runs: str) -> None:
+    def follow(self, call: str, runs: str) -> None:
+        """Read the replies to the call ``runs`` from their start, as those of ``call``, until ``forget``."""
         stream = self._keys.call(runs).encode()
         followed = self._followed.get(stream)
         if followed is None:

@@ -7,6 +7,7 @@ import msgspec
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.registry.pieces import elements, member
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
+from toolbus.display import one_line
 from toolbus.results import DescriptorError
 
 _MOST_REASON = 300
@@ -119,4 +120,4 @@ def _name_by_its_key(tool: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MOST_REASON]
+    return one_line(str(error), _MOST_REASON)

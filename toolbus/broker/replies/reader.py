@@ -23,7 +23,7 @@ from toolbus.settings import Settings
 _READ_COUNT = 512
 _AFTER_ERROR = 0.2
 _AFTER_LOSS = 0.05
-_LEAST_TTL = 15.0
+LEAST_TTL = 15.0
 # How often a reply stream is renewed in its life.
 _RENEWALS = 5
 # The first entry of a stream that a worker made anew.
@@ -75,7 +75,7 @@ class ReplyReader:
         # Workers stop the calls of an agent that does not renew its stream for this long, and look three times a lease: it is over after
         # one lease. A connection over which nothing comes any more is given up after 10.5 s at most (link.py), and the next one must be
         # in time.
-        ttl = max(_LEAST_TTL, settings.lease * 2 / 3)
+        ttl = max(LEAST_TTL, settings.lease * 2 / 3)
         self.ttl_ms = int(ttl * 1000)
         # After a step of its clock nobody judges by it for a lease.
         self.renew_every = min(ttl / _RENEWALS, settings.lease / 3)

@@ -1,3 +1,4 @@
+-- include publish/_line
 -- Say which calls of their sessions came before some entries and have not ended.
 -- KEYS: 1 request stream, 2 the queue's order of sessions
 -- ARGV: of each entry its session, its id, and the entry before it as the request says
@@ -17,9 +18,9 @@ local function is_before(id, other)
 end
 
 for i = 1, #ARGV, 3 do
-  local line = redis.pcall('HGET', KEYS[2], ARGV[i])
+  local line = read_lines(KEYS[2], {ARGV[i]})[ARGV[i]]
   local before, seen = {}, {}
-  for id in (ARGV[i + 2] .. ' ' .. (type(line) == 'string' and line or '')):gmatch('%d+%-%d+') do
+  for id in (ARGV[i + 2] .. ' ' .. line):gmatch('%d+%-%d+') do
     if is_before(id, ARGV[i + 1]) and not seen[id] then
       seen[id] = true
       local found = redis.pcall('XRANGE', stream, id, id)

@@ -28,8 +28,8 @@ _LAST = 2**63
 # The owners of sessions begin here among the keys of own.lua.
 _FIRST_OWNER = 6
 # An owner whose lease has ended counts for nothing, so this only bounds how long its keys stay behind.
-_TTL = 3600.0
-_KEEP_EVERY = _TTL / 3
+OWNER_TTL = 3600.0
+_KEEP_EVERY = OWNER_TTL / 3
 # Seconds for the server to say who owns a session; after that its calls are dropped, to be taken anew.
 _PATIENCE = 5.0
 
@@ -72,6 +72,8 @@ class Ownership:
         # Since when our lease has been unbroken, and until when it lasts at least.
         self._since = self._until = 0.0
         self.serves = self.gaining = False
+        # Others may take the sessions of one that leaves, although its lease goes on.
+        self._leaves = False
         self._given_up: list[tuple[tuple[str, str], int]] = []
 
     def serve(self, stream: RequestStream) -> None:
@@ -95,6 +97,10 @@ class Ownership:
     def doubt(self) -> None:
         """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
         self._since = max(self._since, self._monotonic())
+
+    def leave(self) -> None:
+        """Be certain of no session for what is taken from now on; what was taken before stays this worker's."""
+        self._leaves = True
 
     def _certain(self, asked: float) -> bool:
         return asked >= self._since and self._monotonic() < self._until
@@ -120,12 +126,16 @@ class Ownership:
         asked = None if pair is None else self._owned[delivery.queue].get(pair)
         return asked is not None and not self._certain(asked)
 
+    async def holds(self, delivery: StreamDelivery) -> bool:
+        """Return whether the session of a delivery is still this worker's; the server is asked only if that is in doubt."""
+        return not self.doubts(delivery) or bool(await self.settle([delivery]))
+
     def _is_unsure(self, owned: dict[SessionName, float], delivery: StreamDelivery, answered: set[str]) -> bool:
         pair = session_of(delivery.request)
         if pair is None:
             return False
         asked = owned.get(pair)
-        return asked is None or (delivery.run not in answered and not self._certain(asked))
+        return asked is None or (delivery.run not in answered and (self._leaves or not self._certain(asked)))
 
     def _without(self, deliveries: list[StreamDelivery], unsure: list[StreamDelivery]) -> list[StreamDelivery]:
         """Drop deliveries whose session owner could not be determined. Their leases expire and another worker claims them."""
@@ -164,7 +174,7 @@ class Ownership:
         for pair, (entry, attempt) in zip(pairs, entries, strict=True):
             args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt)
         known = stream.fence_known
-        common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(_TTL * 1000), stream.wake)
+        common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(OWNER_TTL * 1000), stream.wake)
         owners = (self._key(stream, pair) for pair in index)
         keys = (stream.key, stream.fence, self._keys.live, self._keys.pulse, self._keys.instances(stream.service), *owners)
         reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)

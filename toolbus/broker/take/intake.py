@@ -16,10 +16,11 @@ from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import GROUP, EntryNumbers, RequestStream, StreamDelivery, tell_delivered_again
+from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery, tell_delivered_again
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.links import Links
+from toolbus.envelope import EntryNumbers
 from toolbus.results import BrokerError, BrokerUnavailable, ToolbusError
 
 _RETRY = 0.2

@@ -15,7 +15,7 @@ from toolbus.broker.protocols import Delivery
 from toolbus.broker.reading import integer
 from toolbus.broker.transport.replies import fields_of
 from toolbus.broker.transport.transport import Transport
-from toolbus.envelope import address, decode_request, new_run
+from toolbus.envelope import EntryNumbers, address, decode_request, new_run, numbers_of
 from toolbus.results import EnvelopeError
 from toolbus.settings import Settings
 
@@ -71,10 +71,6 @@ def tell_delivered_again(stream: RequestStream, calls: int) -> None:
     telemetry.log.error("requests.delivered_again", service=stream.service, calls=calls)
 
 
-EntryNumbers = tuple[int, int]
-"""An entry's id: milliseconds, and the number within them."""
-
-
 class GroupPosition:
     """The newest entry that is known to have been delivered to anyone.
 
@@ -86,24 +82,19 @@ class GroupPosition:
     """
 
     def __init__(self) -> None:
-        self.newest: EntryNumbers = (0, 0)
+        self.newest: EntryNumbers = ()
 
     def advance(self, entry: bytes) -> None:
         """Take in that an entry and those before it have been delivered."""
-        self.newest = max(self.newest, _numbers(entry))
+        self.newest = max(self.newest, numbers_of(entry))
 
     def had_passed(self, entry: bytes, before: EntryNumbers) -> bool:
         """Return whether an entry had been delivered before a read that began when ``newest`` was ``before``."""
-        return _numbers(entry) <= min(before, self.newest)
+        return numbers_of(entry) <= min(before, self.newest)
 
     def reset(self) -> None:
         """Forget everything: the group was made anew."""
-        self.newest = (0, 0)
-
-
-def _numbers(entry: bytes) -> EntryNumbers:
-    milliseconds, _, number = entry.partition(b"-")
-    return int(milliseconds), int(number)
+        self.newest = ()
 
 
 class BadEntry(Exception):

@@ -31,18 +31,19 @@ class Assembly:
         text: the pieces delivered so far.
         finished: whether the terminal frame was taken in; later frames are ignored.
         attempt: delivery number of the current run, 0 before the first.
+        state: the token of the session's state that the terminal frame has.
     """
 
     __slots__ = (
         "_banned", "_blobs", "_blobs_seen", "_data", "_early", "_early_bytes", "_epoch", "_held", "_held_length", "_length", "_next",
-        "_output", "_partial", "_run", "_run_text", "attempt", "finished", "text", "worker",
+        "_output", "_partial", "_run", "_run_text", "attempt", "finished", "state", "text", "worker",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.text: list[str] = []
         self.finished = False
         self.attempt = self._epoch = 0
-        self.worker = ""
+        self.worker = self.state = ""
         self._length = 0
         self._run = ""
         self._next = 0
@@ -261,6 +262,7 @@ class Assembly:
         if short and frame.error is None:
             self._diverge(self._own_text(), events)
         self.finished = True
+        self.state = frame.state
         if output is None:
             output = "".join(self.text)
         result = ToolResult(

@@ -119,6 +119,8 @@ class Call(msgspec.Struct, eq=False):
     pause: Pause | None = None
     span: telemetry.CallSpan | None = None
     withdrawn: bool = False
+    # The token of the session's state that answered.
+    state: str = ""
     # The permit of a model's call; a program's own call needs none.
     grant: Grant | None = None
 
@@ -201,11 +203,16 @@ class Call(msgspec.Struct, eq=False):
         """
         self._skip = characters(position, "resume_from")
 
+    def attached(self, request: Request, deadline: float) -> None:
+        """Take note that the call reads the replies to another one, until ``deadline`` (monotonic seconds)."""
+        self.request, self.deadline, self._launched = request, deadline, True
+
     def feed(self, frame: Frame, now: float) -> None:
         """Process a frame of this call, which arrived at ``now`` (monotonic seconds)."""
         assembly = self._assembly
         if assembly is None and frame.end_of_stream and frame.seq == 0 and not self.streaming:
             # Most calls are answered by one frame: assembling nothing saves a sixth of the caller's time.
+            self.state = frame.state
             self._end(result_of_frame(frame, self.id, self._elapsed_ms()))
             return
         self.last_heard = now
@@ -221,6 +228,7 @@ class Call(msgspec.Struct, eq=False):
                 if not frame.end_of_stream and assembly.missing is not None:
                     # The call ended here because of a gap, but its worker still runs it.
                     self._host.withdraw(self)
+                self.state = assembly.state
                 self._complete(event.result)
                 return
             if type(event) is not Text:

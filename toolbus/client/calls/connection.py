@@ -34,7 +34,7 @@ class BusConnection:
         self.loop, self.thread, self.forks = asyncio.get_running_loop(), threading.get_ident(), process_forks[0]
         self.deadlines = Deadlines(self.loop)
         self.timers = CallTimers(self.deadlines)
-        self.catalogue = Catalogue()
+        self.catalogue = Catalogue(require_approval=settings.require_approval)
         self.tools = ToolView(self.catalogue)
         self.broker: AgentBroker = agent_broker(settings)
         self.agent = self.broker.agent

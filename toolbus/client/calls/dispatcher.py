@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Fate, RefusedTool, ServiceRecord
+from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.connection import BusConnection, process_forks
-from toolbus.client.calls.refusals import unavailable, unfinished, unknown_service, unknown_tool, untaken, wrong_arguments
+from toolbus.client.calls.inquiry import inquire, unfinished_of
+from toolbus.client.calls.refusals import unavailable, unknown_service, unknown_tool, wrong_arguments
 from toolbus.client.calls.sessions import UsedSessions
 from toolbus.client.calls.waiting import WaitingCalls, may_appear
 from toolbus.client.tools.catalogue import Catalogue
@@ -23,10 +24,6 @@ from toolbus.options import seconds
 from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolbusError, ToolError
 from toolbus.settings import Settings
 
-# Seconds that a `once` call whose time is up waits to learn whether it began.
-_INQUIRY = 1.0
-# Seconds that another call whose time is up waits to learn whether a worker took it.
-_MOMENT = 0.2
 _NOTHING: Mapping[str, Any] = {}
 _NOT_OPEN = "the bus is not open: use `async with ToolBus(...) as bus`, or `await bus.open()`"
 
@@ -139,6 +136,14 @@ class Dispatcher:
             call.resume_from(options["resume_from"])
         return call
 
+    def attach(self, call: Call, request: Request, shared: str) -> None:
+        """Let a call that was not published read the replies to a shared call, from their start, as its own."""
+        connection, now = self.check(), time.monotonic()
+        call.attached(request, now + request.timeout)
+        self._calls[call.id] = call
+        call.slot = connection.deadlines.add(call.deadline, call.id, call.expire)
+        connection.broker.tasks.follow(shared, call.id)
+
     async def end_session(self, user: str, session: str) -> None:
         """Cancel this bus's calls in a session, and tell every service that it called in it."""
         connection = self.check()
@@ -195,43 +200,20 @@ class Dispatcher:
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """End a call when it is known whether a worker took it, and after a moment in any case."""
-        connection = self._connection
-        if connection is None:
-            return
-        once, expired = call.request is not None and call.request.effect == "once", error.type == "deadline_exceeded"
-
-        def heard(fate: Fate) -> None:
-            if fate in {"removed", "signalled"}:
-                # The broker has cancelled it.
-                call.entry = ""
-            if fate == "removed":
-                call.complete_with(self._untaken(call, error, connection) if expired else error)
-            elif fate != "gone" or not connection.is_open:
-                # When it is gone it was answered, and the answer may be on its way.
-                end(self.unfinished(call, error) if expired and fate == "signalled" else error)
-
-        def end(error: ErrorInfo) -> None:
-            unknown = ErrorInfo("outcome_unknown", error.type, f"{error.message}; it may or may not have taken effect")
-            call.complete_with(unknown if once else error)
-
-        connection.deadlines.add(time.monotonic() + (_INQUIRY if once else _MOMENT), (call.id, "inquiry"), lambda: end(error))
-        if call.request is not None and connection.is_open:
-            connection.broker.cancel(call.request, call.queue, call.entry, heard, waited=call.waited_in_all)
-
-    def _untaken(self, call: Call, error: ErrorInfo, connection: BusConnection) -> ErrorInfo:
-        service = call.target.service if call.request is None else call.request.service
-        return untaken(error, service, available=connection.catalogue.service(service)[1])
+        if self._connection is not None:
+            inquire(call, error, self._connection)
 
     def unfinished(self, call: Call, error: ErrorInfo) -> ErrorInfo:
         """Return the error of a call whose time was up while a worker had it."""
-        service, connection = call.target.service if call.request is None else call.request.service, self._connection
-        return unfinished(error, service, available=connection is None or connection.catalogue.service(service)[1])
+        return unfinished_of(call, error, self._connection)
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
         connection = self._connection
         if self._calls.pop(call.id, None) is None or connection is None:
             return
+        if call.state and call.request is not None:
+            self._used.learn(call.request.user, call.request.session, call.queue, call.state)
         if call.request is not None and call.request.shared and connection.is_open:
             connection.broker.forget(call.request)
         connection.deadlines.remove(call.slot, call.id)
@@ -373,8 +355,6 @@ class Dispatcher:
         for frame in frames:
             call = calls.get(frame.id)
             if call is not None:
-                if frame.state and call.request is not None:
-                    self._used.learn(call.request.user, call.request.session, call.queue, frame.state)
                 call.feed(frame, now)
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:

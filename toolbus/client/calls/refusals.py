@@ -7,6 +7,7 @@ import msgspec
 from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
+from toolbus.envelope import NOT_FINISHED, NOT_TAKEN
 from toolbus.results import ConfigurationError, ErrorInfo
 from toolbus.rules import told
 from toolbus.safe_text import type_name
@@ -22,10 +23,6 @@ def check_name(name: object) -> None:
         raise ConfigurationError(f"the name of a tool is a text, not {told(name)}")
 
 
-NOT_TAKEN = "not_taken"
-"""The code of a call whose time was up before a worker took it."""
-NOT_FINISHED = "not_finished"
-"""The code of a call whose time was up while a worker had it."""
 FOR_PROGRAMS = "; pass wait=… to wait for one"
 """The end of a message that is of no use to a model."""
 WORKER_LOST = "worker_lost"
@@ -42,7 +39,8 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
     """
     check_name(name)
     # One that is there is hidden from this user, who learns nothing of what became of its name.
-    if name not in catalogue.tools:
+    withheld = catalogue.withholding.tools.get(name)
+    if name not in catalogue.tools and (withheld is None or withheld.is_for(user)):
         for refused in catalogue.refused():
             if refused.name == name:
                 return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
@@ -55,7 +53,10 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
 
 
 def withdrawn(tool: Tool, catalogue: Catalogue) -> ErrorInfo:
-    """Return ``unavailable`` for a tool that this bus has known and nobody offers now."""
+    """Return ``unavailable`` for a tool that this bus has known and nobody offers now, or the reason why it is withheld."""
+    reason = catalogue.withholding.reason(tool.name)
+    if reason:
+        return ErrorInfo("not_found", "refused", f"the tool {tool.name!r} of {tool.service!r} can't be used: {reason}")
     ago = catalogue.former.seconds(tool.name)
     message = (
         f"the tool {tool.name!r} was there until {max(1.0, ago):.0f} s ago; its service {tool.service!r} has stopped, or offers it no more"

@@ -6,6 +6,7 @@ import asyncio
 
 from toolbus import telemetry
 from toolbus.broker.protocols import AgentBroker
+from toolbus.envelope import NEW_STATE
 from toolbus.results import BrokerError
 
 # Beyond, the one that was not used for the longest is forgotten: its services notice that it is idle, or that the agent is gone.
@@ -41,14 +42,18 @@ class UsedSessions:
         self._states[user, session, queue] = state
 
     def state(self, user: str, session: str, queue: str) -> str:
-        """Return the token of the state that answered last, or an empty text."""
-        return self._states.get((user, session, queue), "")
+        """Return the token of the state that answered last, or an empty text; ``NEW_STATE`` for the first call after the session's end."""
+        known = self._states.get((user, session, queue), "")
+        if known == NEW_STATE:
+            # Those behind it are meant for the state that it begins.
+            del self._states[user, session, queue]
+        return known
 
     async def close(self, broker: AgentBroker, user: str, session: str) -> None:
         """Tell every service that was called in a session that it is over; returns after two seconds at most."""
         queues = self._sessions.pop((user, session), None)
         for queue in queues or ():
-            self._states.pop((user, session, queue), None)
+            self.learn(user, session, queue, NEW_STATE)
         if queues:
             try:
                 async with asyncio.timeout(_TELLING):

@@ -44,8 +44,8 @@ class Preparer:
             # The types of the two-tier form are for the model and not enforced, but they tell what a text stands for.
             self._shape = Validator(self._schema)
 
-    def prepare(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Arguments that the tool takes, and what was changed in them.
+    def prepare(self, arguments: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+        """Return arguments that the tool takes; add to ``changes`` what was changed in them, also when they are refused all the same.
 
         Raises:
             ToolError: ``invalid_arguments``, naming the place.
@@ -60,12 +60,13 @@ class Preparer:
             if self._schema is None:
                 raise
         else:
-            return arguments, []
+            return arguments
         from toolbus.schema.casting import cast  # noqa: PLC0415 - most arguments fit as they are
 
-        arguments, changes = cast(arguments, self._schema)
+        arguments, casts = cast(arguments, self._schema)
+        changes += casts
         self.tool.check(arguments)
-        return arguments, changes
+        return arguments
 
 
 class Preparers:
@@ -74,8 +75,8 @@ class Preparers:
     def __init__(self) -> None:
         self._of: dict[str, Preparer] = {}
 
-    def prepare(self, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Arguments that the tool takes, and what was changed in them.
+    def prepare(self, tool: Tool, arguments: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+        """Return arguments that the tool takes; add to ``changes`` what was changed in them, also when they are refused all the same.
 
         Raises:
             ToolError: they do not fit, or the tool's schema is impossible.
@@ -86,6 +87,6 @@ class Preparers:
                 if len(self._of) >= _MOST_PREPARERS:
                     self._of.clear()
                 found = self._of[tool.descriptor.name] = Preparer(tool)
-            return found.prepare(arguments)
+            return found.prepare(arguments, changes)
         except DescriptorError as error:
             raise ToolError(f"the tool's own schema is wrong: {error}", type="tool_error", code="bad_schema") from None

@@ -8,17 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 from toolbus import rules
-from toolbus.broker.protocols import Conversations
+from toolbus.broker.protocols import Conversations, SessionResults
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations.confirmation import Confirmer
 from toolbus.client.confirmations.grant import Grant
-from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
+from toolbus.client.executor.observations import ATTACHMENTS, LIMIT, observe
 from toolbus.client.executor.order import Manner, Place
+from toolbus.client.executor.parts import Observation, shown
 from toolbus.client.executor.state import BusState
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
-from toolbus.confirmations import PATIENCE
-from toolbus.results import ErrorInfo
+from toolbus.confirmations import CONFIRM_TIMEOUT
+from toolbus.results import ErrorInfo, ToolResult
 
 RULES: Mapping[str, rules.Rule] = {
     "tools": rules.or_none(rules.Rule("a view of tools (bus.tools.filter(…))", lambda value: isinstance(value, ToolView))),
@@ -30,7 +31,7 @@ RULES: Mapping[str, rules.Rule] = {
     "sequential": rules.TEXTS,
     "model": rules.TEXT,
 }
-_USUAL = (None, LIMIT, ATTACHMENTS, None, PATIENCE, None, (), "")
+_USUAL = (None, LIMIT, ATTACHMENTS, None, CONFIRM_TIMEOUT, None, (), "")
 
 
 class ExecutorContext:
@@ -57,7 +58,7 @@ class ExecutorContext:
         output_limit: int = LIMIT,
         attachment_limit: int = ATTACHMENTS,
         confirmer: Confirmer | None = None,
-        confirm_timeout: float = PATIENCE,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
         confirm_anywhere: bool | None = None,
         sequential: Collection[str] = (),
         model: str = "",
@@ -84,6 +85,8 @@ class ExecutorContext:
         self.session: str = self._options.get("session", "")
         # Executors of one session have one order, also those that live for one turn.
         self._calls = state.order(self.user, self.session)
+        # A sticky service has one state for all calls of a user without a session.
+        self._calls_of_user = self._calls if self.session or not self.user else state.order_of_user(self.user)
         self.waits = bool(self._options.get("wait")) and tools is None
 
     @property
@@ -124,6 +127,15 @@ class ExecutorContext:
         return self._state.conversations
 
     @property
+    def shared_results(self) -> SessionResults:
+        """The results of sessions' earlier calls that other processes can continue with.
+
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
+        return self._state.results
+
+    @property
     def retention(self) -> float:
         """Seconds for which the answer of a call with an idempotency key can be found again, at least."""
         return self._state.dispatcher.settings.retention
@@ -137,6 +149,14 @@ class ExecutorContext:
     def find(self, name: str) -> Tool | None:
         """Return the tool that a model means, if it may call it."""
         return self.tools.by_wire_name(name) if name else None
+
+    def observed(self, results: Sequence[tuple[ToolResult, Tool | None]]) -> list[Observation]:
+        """Return what a model is told of the calls of one turn; each result comes with its tool, if there is one."""
+        blobs = shown((result for result, _ in results), self.attachment_limit)
+        return [
+            Observation(observe(result, tool, limit=self.output_limit, shown=beside), result.success, beside)
+            for (result, tool), beside in zip(results, blobs, strict=True)
+        ]
 
     def is_sequential(self, tool: Tool | None) -> bool:
         """Return whether a tool's calls wait for the calls before them, and are waited for by those after them."""
@@ -157,7 +177,8 @@ class ExecutorContext:
     def _place(self, tool: Tool | None) -> Place:
         if tool is None:
             return self._calls.place("", "beside")
-        return self._calls.place(tool.resolution.service, self._manner(tool))
+        calls = self._calls_of_user if tool.is_sticky else self._calls
+        return calls.place(tool.resolution.service, self._manner(tool))
 
     def _manner(self, tool: Tool) -> Manner:
         if self.is_sequential(tool):

@@ -7,7 +7,7 @@ from typing import Any
 
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.order import Place
-from toolbus.client.executor.toolcalls import ModelCall, tool_calls
+from toolbus.client.executor.toolcalls import ModelCall, answers, tool_calls
 from toolbus.client.executor.turn import Turn
 from toolbus.envelope import new_id
 from toolbus.results import ConfigurationError, ToolResult
@@ -69,6 +69,11 @@ class ToolExecutor(ExecutorContext):
             ConfigurationError: ``message`` is nothing of the kind, or there are not as many places as calls.
         """
         return Turn(self, tool_calls(message), concurrent=concurrent, streaming=streaming, places=places, known=known)
+
+    def answered(self, calls: Sequence[ModelCall], results: Sequence[ToolResult]) -> list[dict[str, Any]]:
+        """Return the messages that a turn with these calls and results ends with, without running anything."""
+        tools = [self.find(call.name) for call in calls]
+        return answers(calls, self.observed([*zip(results, tools, strict=True)]))
 
     def reserve(self, names: Sequence[str]) -> list[Place]:
         """Take the places of calls that are made later, each in a turn of its own: ``turn([call], places=[place])``.

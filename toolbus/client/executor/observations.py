@@ -30,10 +30,10 @@ def observe(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT,
     missing. A failure ends with the next step. What an external tool says is introduced as untrusted. Each blob has a mark,
     which says so for those that the model is ``shown`` beside the text.
     """
-    most = limit if tool is None or not tool.descriptor.output_limit else tool.descriptor.output_limit
+    most = _limit(tool, limit)
     before = _introduced(result, tool)
     after = "" if result.error is None else _failure(result.error)
-    text = result.observation if result.error is None else result.output or ""
+    text = _text(result)
     for blob in result.content:
         text += f"{chr(10) if text else ''}{_attached(blob, shown)}"
     if not text.strip():
@@ -44,6 +44,15 @@ def observe(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT,
     room = most - len(before) - len(after)
     said = f"{before}{cut(text, room)}{after}" if room >= 0 else cut(f"{before}{after.lstrip()}", most)
     return whole_text(said)
+
+
+def shortened(result: ToolResult, tool: Tool | None = None, *, limit: int = LIMIT) -> str:
+    """Return the output of a result, cut as in its observation; one with attachments is cut at ``limit`` or above."""
+    text, most = _text(result), _limit(tool, limit)
+    if result.content:
+        return cut(text, max(most, limit))
+    after = "" if result.error is None else f"\n{_failure(result.error)}"
+    return cut(text, max(0, most - len(_introduced(result, tool)) - len(after)))
 
 
 def cut(text: str, limit: int) -> str:
@@ -58,6 +67,14 @@ def cut(text: str, limit: int) -> str:
     tail = room - head
     marker = _marker(len(text) - room)
     return f"{text[:head]}{marker}{text[-tail:]}" if tail else f"{text[:head]}{marker}"
+
+
+def _limit(tool: Tool | None, limit: int) -> int:
+    return limit if tool is None or not tool.descriptor.output_limit else tool.descriptor.output_limit
+
+
+def _text(result: ToolResult) -> str:
+    return result.observation if result.error is None else result.output or ""
 
 
 def _failure(error: ErrorInfo) -> str:

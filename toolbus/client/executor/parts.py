@@ -15,7 +15,7 @@ from toolbus.client.executor.observations import ATTACHMENTS
 from toolbus.media import is_readable
 from toolbus.results import Blob, ToolResult
 
-Format = Literal["chat", "responses", "anthropic", "openai_agents", "langchain", "mcp"]
+PartFormat = Literal["chat", "responses", "anthropic", "openai_agents", "langchain", "mcp"]
 
 MOST_BLOB = 3_750_000
 """Most bytes of one blob that a model is shown; base64 makes 5 MB of it, the least limit of a provider."""
@@ -53,17 +53,22 @@ def shown(results: Iterable[ToolResult], limit: int = ATTACHMENTS) -> list[tuple
     return chosen
 
 
-def parts_of(observation: Observation, format: Format) -> list[dict[str, Any]]:
+def parts_of(observation: Observation, format: PartFormat) -> list[dict[str, Any]]:
     """Return an observation as parts of a message: its text first, then each blob that is shown."""
     return [*text_parts(observation.text, format), *blob_parts(observation.shown, format)]
 
 
-def text_parts(text: str, format: Format) -> list[dict[str, Any]]:
+def content_of(observation: Observation, format: PartFormat) -> str | list[dict[str, Any]]:
+    """Return the content of a message: the text alone, or parts when something is shown beside it."""
+    return parts_of(observation, format) if observation.shown else observation.text
+
+
+def text_parts(text: str, format: PartFormat) -> list[dict[str, Any]]:
     """Return a text as a part; none for an empty text, which providers refuse."""
     return [{"type": "input_text" if format == "responses" else "text", "text": text}] if text else []
 
 
-def blob_parts(blobs: Sequence[Blob], format: Format) -> list[dict[str, Any]]:
+def blob_parts(blobs: Sequence[Blob], format: PartFormat) -> list[dict[str, Any]]:
     """Return the part of each image or file; the blobs are what ``shown`` chose."""
     make = _MAKERS[format]
     return [make(blob) for blob in blobs]

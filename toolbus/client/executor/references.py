@@ -66,10 +66,12 @@ class Memories:
 
     def keep(self, user: str, session: str, call: str, tool: str, result: ToolResult) -> None:
         """Remember a result, in a session; what is too large is remembered as that."""
-        if not session:
-            return
+        if session:
+            self.put(user, session, call, kept_of(tool, result))
+
+    def put(self, user: str, session: str, call: str, kept: Kept) -> None:
+        """Remember what is kept of a result."""
         memory = self.of(user, session)
-        kept = kept_of(tool, result)
         before = memory.results.pop(call, None)
         self._grow(memory, kept.size - (0 if before is None else before.size))
         memory.results[call] = kept

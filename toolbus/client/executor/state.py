@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from toolbus.broker.protocols import Confirmations, Conversations, Tallies
+from toolbus.broker.protocols import Confirmations, Conversations, SessionResults, Tallies
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations.pending import PendingConfirmations
@@ -60,10 +60,20 @@ class BusState:
         """The open requests of all processes of the namespace."""
         return self.dispatcher.opened().broker.confirmations
 
+    @property
+    def results(self) -> SessionResults:
+        """The results of sessions' earlier calls, which all processes of the namespace share."""
+        return self.dispatcher.opened().broker.results
+
     def order(self, user: str, session: str) -> CallOrder:
         """Return the order of the calls in a session; without a session, a new one."""
-        if not session:
-            return CallOrder()
+        return self._order(user, session) if session else CallOrder()
+
+    def order_of_user(self, user: str) -> CallOrder:
+        """Return the order of a user's calls without a session to services that have one state for all of them."""
+        return self._order(user, "")
+
+    def _order(self, user: str, session: str) -> CallOrder:
         found = self._orders.get((user, session))
         if found is None:
             found = self._orders[user, session] = CallOrder()

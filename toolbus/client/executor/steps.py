@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from toolbus.client.calls.refusals import NOT_FINISHED, NOT_TAKEN, WORKER_LOST
-from toolbus.envelope import SESSION_LOST
+from toolbus.client.calls.refusals import WORKER_LOST
+from toolbus.envelope import NOT_FINISHED, NOT_TAKEN, SESSION_LOST
 from toolbus.results import ErrorInfo, ErrorType
 
 # Units of waits in seconds, each for waits up to so many.
@@ -43,6 +43,7 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("invalid_arguments", "bad_call"): "call a tool by its name, with an object of arguments",
     ("invalid_arguments", "idempotency_conflict"): "call the tool again, as a new call",
     ("invalid_arguments", "unreadable"): "call the tool with fewer or shorter arguments, which a person can read",
+    ("invalid_arguments", "no_session"): "tell the user that this tool works only in a session, which their program has to open",
     ("unavailable", "revised"): "read the tool's definition again, and call it as it is now",
     ("unavailable", "other_revision"): _AGAIN,
     ("unavailable", "unconfirmed"): "nobody could be asked for permission: ask the user, or go on without it",
@@ -61,6 +62,7 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("cancelled", "session_closed"): "go on without the call; the session that it belongs to is closed",
     ("cancelled", "purged"): "the call did not run: repeat it only if it is still needed",
     ("tool_error", SESSION_LOST): "what the session held is gone: repeat the earlier steps that this call builds on, then call it again",
+    ("tool_error", "session_moved"): _AGAIN,
     ("tool_error", "output_limit"): _LESS,
     ("tool_error", "memory_limit"): _LESS,
     **{

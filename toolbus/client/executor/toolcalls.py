@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolbus.client.executor.parts import Format, Observation, blob_parts, parts_of, text_parts
+from toolbus.client.executor.parts import Observation, blob_parts, content_of, text_parts
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import type_name
 
@@ -70,17 +70,13 @@ def answers(calls: Sequence[ModelCall], observations: Sequence[Observation]) -> 
                     whose = _BESIDE.format(id=call.id, name=call.name[:_MOST_NAME])
                     beside += [*text_parts(whose, "chat"), *blob_parts(seen.shown, "chat")]
             case "responses":
-                made.append({"type": "function_call_output", "call_id": call.id, "output": _content(seen, "responses")})
+                made.append({"type": "function_call_output", "call_id": call.id, "output": content_of(seen, "responses")})
             case "anthropic":
                 if not blocks:
                     made.append({"role": "user", "content": blocks})
-                block: dict[str, Any] = {"type": "tool_result", "tool_use_id": call.id, "content": _content(seen, "anthropic")}
+                block: dict[str, Any] = {"type": "tool_result", "tool_use_id": call.id, "content": content_of(seen, "anthropic")}
                 blocks.append(block if seen.success else {**block, "is_error": True})
     return [*made, {"role": "user", "content": beside}] if beside else made
-
-
-def _content(observation: Observation, format: Format) -> str | list[dict[str, Any]]:
-    return parts_of(observation, format) if observation.shown else observation.text
 
 
 def _listed(message: object) -> Sequence[object]:

@@ -19,11 +19,11 @@ from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.arguments import said
 from toolbus.client.executor.context import ExecutorContext
-from toolbus.client.executor.observations import observe
 from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.executor.order import Place
-from toolbus.client.executor.parts import Observation, shown
+from toolbus.client.executor.parts import Observation
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
+from toolbus.client.executor.running import RunningCall, set_order
 from toolbus.client.executor.toolcalls import ModelCall, answers
 from toolbus.client.tools.tool import Tool
 from toolbus.envelope import SESSION_LOST, new_run
@@ -37,29 +37,6 @@ _MOST_BYTES = 1_048_576
 _MOST_CANDIDATES = 1000
 # Limit of how often a call is prepared again because its tool has changed.
 _MOST_REVISIONS = 5
-
-
-class _Running:
-    """One call of the turn."""
-
-    __slots__ = ("after", "call", "done", "index", "place", "requested", "result", "same", "started", "tool")
-
-    def __init__(self, call: ModelCall, index: int, tool: Tool | None) -> None:
-        self.call = call
-        self.index = index
-        self.tool = tool
-        self.place: Place | None = None
-        self.after: list[_Running] = []
-        self.same: _Running | None = None
-        self.done = asyncio.Event()
-        self.requested: Requested | None = None
-        self.result: ToolResult | None = None
-        self.started = time.monotonic()
-
-    @property
-    def name(self) -> str:
-        """The tool's own name, or what the model called it."""
-        return self.call.name if self.tool is None else self.tool.name
 
 
 class Turn:
@@ -85,7 +62,7 @@ class Turn:
             raise ConfigurationError(f"{len(calls)} calls need as many places, and not {len(places)}")
         self._executor = executor
         self._places = places
-        self._calls = [_Running(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
+        self._calls = [RunningCall(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
         self._streaming = streaming
         self._group = asyncio.TaskGroup()
         self._stack = AsyncExitStack()
@@ -96,26 +73,11 @@ class Turn:
         self._room = asyncio.Event()
         self._room.set()
         self._trouble: ConfigurationError | None = None
-        self._order(concurrent)
+        set_order(self._calls, executor, concurrent=concurrent)
         for running in self._calls:
             running.result = (known or {}).get(running.call.id)
             if running.result is not None:
                 running.done.set()
-
-    def _order(self, concurrent: bool) -> None:
-        """Set which calls wait for others: those of sequential tools, and repetitions of a call under its own id."""
-        barrier: _Running | None = None
-        seen: dict[str, _Running] = {}
-        for running in self._calls:
-            alone = not concurrent or self._executor.is_sequential(running.tool)
-            if alone:
-                running.after = self._calls[: running.index]
-                barrier = running
-            elif barrier is not None:
-                running.after = [barrier]
-            twin = seen.setdefault(running.call.id, running)
-            if twin is not running and (twin.call.name, twin.call.arguments) == (running.call.name, running.call.arguments):
-                running.same = twin
 
     # -- for callers ------------------------------------------------------------------------------
 
@@ -185,15 +147,11 @@ class Turn:
             ConfigurationError: an option is wrong, or the bus was closed.
         """
         results = await self.results()
-        executor = self._executor
-        return [
-            Observation(observe(result, running.tool, limit=executor.output_limit, shown=blobs), result.success, blobs)
-            for running, result, blobs in zip(self._calls, results, shown(results, executor.attachment_limit), strict=True)
-        ]
+        return self._executor.observed([(result, running.tool) for running, result in zip(self._calls, results, strict=True)])
 
     # -- one call ---------------------------------------------------------------------------------
 
-    async def _run(self, running: _Running) -> None:
+    async def _run(self, running: RunningCall) -> None:
         result = ToolResult.fail(ErrorInfo("cancelled", message="the turn was cancelled"))
         try:
             for other in running.after:
@@ -214,8 +172,10 @@ class Turn:
         finally:
             self._finish(running, result)
 
-    def _finish(self, running: _Running, result: ToolResult) -> None:
+    def _finish(self, running: RunningCall, result: ToolResult) -> None:
         executor = self._executor
+        if running.changes:
+            result = msgspec.structs.replace(result, meta=msgspec.structs.replace(result.meta, changes=tuple(running.changes)))
         running.result = result
         if running.place is not None:
             if result.error is not None and result.error.code == SESSION_LOST:
@@ -229,7 +189,7 @@ class Turn:
         running.done.set()
         self._arrived.set()
 
-    async def _result(self, running: _Running) -> ToolResult:
+    async def _result(self, running: RunningCall) -> ToolResult:
         call, executor = running.call, self._executor
         if running.place is not None and running.place.in_vain:
             raise ToolError("an earlier call found that the state of this session was lost; this one did not run", code=SESSION_LOST)
@@ -239,19 +199,20 @@ class Turn:
                 return running.same.result
         if call.problem:
             raise ToolError(call.problem, type="invalid_arguments", code="bad_call")
-        arguments, changes = said(call.arguments)
+        arguments, repairs = said(call.arguments)
+        running.changes = repairs
         if any(True for _ in references(arguments)):
             arguments = await self._resolved(running, arguments)
         patience = executor.patience()
         for _ in range(_MOST_REVISIONS):
             tool, patience = await self._present(running, patience)
-            result = await self._attempt(running, tool, arguments, tuple(changes), patience)
+            result = await self._attempt(running, tool, arguments, repairs, patience)
             if result is not None:
                 return result
         message = f"the tool {running.name!r} changed again and again while the call was prepared"
         raise ToolError(message, type="unavailable", code="revised", retryable=True)
 
-    async def _present(self, running: _Running, patience: float) -> tuple[Tool, float]:
+    async def _present(self, running: RunningCall, patience: float) -> tuple[Tool, float]:
         """Wait for the tool if it may appear, and return it with the seconds that are left to wait.
 
         Raises:
@@ -275,20 +236,20 @@ class Turn:
         return tool, patience
 
     async def _attempt(
-        self, running: _Running, tool: Tool, arguments: dict[str, Any], changes: tuple[str, ...], patience: float
+        self, running: RunningCall, tool: Tool, arguments: dict[str, Any], repairs: list[str], patience: float
     ) -> ToolResult | None:
         """Prepare, confirm and make the call of one revision of the tool: the one way to a publication.
 
         None when there is another revision by now, and nothing was published.
         """
-        arguments, cast = self._executor.preparers.prepare(tool, arguments)
-        noted = (*changes, *cast)
-        requested = Requested(arguments, noted)
+        running.changes = [*repairs]
+        arguments = self._executor.preparers.prepare(tool, arguments, running.changes)
+        requested = Requested(arguments, tuple(running.changes))
         if requested != running.requested:
             running.requested = requested
             if self._streaming or self._executor.events:
                 # Observers may change what they are given, and must not change the call.
-                self._emit(running, Requested(_copied(arguments), noted))
+                self._emit(running, Requested(_copied(arguments), requested.changes))
         grant = Grant(tool, place=running.place)
         # A confirmation is useless while no worker serves the tool; if one appears now, the grant without a permission publishes nothing.
         if tool.descriptor.confirm and tool.available:
@@ -296,11 +257,9 @@ class Turn:
         result = await self._call(running, grant, arguments, patience)
         if grant.superseded and not grant.published and not result.success:
             return None
-        if not noted:
-            return result
-        return msgspec.structs.replace(result, meta=msgspec.structs.replace(result.meta, changes=noted))
+        return result
 
-    async def _call(self, running: _Running, grant: Grant, arguments: dict[str, Any], patience: float) -> ToolResult:
+    async def _call(self, running: RunningCall, grant: Grant, arguments: dict[str, Any], patience: float) -> ToolResult:
         call = self._executor.stream(grant, arguments, running.call.id or str(running.index), patience)
         confirmer = self._executor.confirmer
         if not self._streaming and not self._executor.events and confirmer is None:
@@ -322,11 +281,11 @@ class Turn:
                 relay.cancel()
             await asyncio.gather(*relays, return_exceptions=True)
 
-    async def _resolved(self, running: _Running, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _resolved(self, running: RunningCall, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with references replaced by earlier results, after waiting for those of this turn."""
         earlier = self._calls[: running.index]
 
-        def latest(reference: str) -> _Running | None:
+        def latest(reference: str) -> RunningCall | None:
             """Return an earlier call of this turn, by its id or its tool."""
             by_id = next((other for other in earlier if other.call.id == reference), None)
             return by_id or next((other for other in reversed(earlier) if reference in {other.name, other.call.name}), None)
@@ -348,7 +307,7 @@ class Turn:
         made: dict[str, Any] = resolved(arguments, find, where=where)
         return made
 
-    async def _confirmed(self, running: _Running, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    async def _confirmed(self, running: RunningCall, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Wait for a confirmation; return the arguments that it is for, and their digest.
 
         Raises:
@@ -365,7 +324,7 @@ class Turn:
             raise ToolError(refused)
         return confirmation.arguments, confirmation.digest
 
-    def _confirmation(self, running: _Running, tool: Tool, arguments: dict[str, Any], asked: Asked | None = None) -> Confirmation:
+    def _confirmation(self, running: RunningCall, tool: Tool, arguments: dict[str, Any], asked: Asked | None = None) -> Confirmation:
         """Return the request for a call before it runs, or for the question of its running handler."""
         executor = self._executor
         return Confirmation(
@@ -382,7 +341,7 @@ class Turn:
 
     # -- telling ----------------------------------------------------------------------------------
 
-    def _emit(self, running: _Running, event: ExecutionEvent) -> None:
+    def _emit(self, running: RunningCall, event: ExecutionEvent) -> None:
         executor = self._executor
         if not self._streaming and not executor.events:
             return
@@ -395,7 +354,7 @@ class Turn:
                 self._room.clear()
             self._arrived.set()
 
-    def _log(self, running: _Running, result: ToolResult) -> None:
+    def _log(self, running: RunningCall, result: ToolResult) -> None:
         ms = round((time.monotonic() - running.started) * 1000, 3)
         fields: dict[str, Any] = {"tool": running.name, "user": self._executor.user, "id": running.call.id, "ms": ms}
         if result.error is None:

@@ -12,9 +12,11 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.client.tools.former import FormerTools
+from toolbus.client.tools.groups import ToolGroup, read_group
 from toolbus.client.tools.queues import Queues
 from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
+from toolbus.client.tools.withholding import Withholding
 from toolbus.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
@@ -23,9 +25,14 @@ from toolbus.schema.corrections import summary
 
 
 class Catalogue:
-    """Keeps the tools up to date from the registry's snapshot and changes."""
+    """Keeps the tools up to date from the registry's snapshot and changes.
 
-    def __init__(self) -> None:
+    Args:
+        require_approval: withhold tools that no operator has approved.
+    """
+
+    def __init__(self, *, require_approval: bool = False) -> None:
+        self.withholding = Withholding(required=require_approval)
         self.tools: dict[str, Tool] = {}
         self.services: dict[str, ServiceRecord] = {}
         self.static_services: dict[str, ServiceDescriptor] = {}
@@ -41,6 +48,8 @@ class Catalogue:
         # Published toolkit presets by name, which are parsed when the graph is first used.
         self.presets: dict[str, bytes] = {}
         self.presets_version = 0
+        # Stored groups of tools, by id.
+        self.groups: dict[str, ToolGroup] = {}
         self._queues = Queues()
         self._names: list[str] | None = None
         self._restricted = (0, False)
@@ -64,7 +73,9 @@ class Catalogue:
     def refused(self) -> list[RefusedTool]:
         """Return what the registry holds and this agent can't use, with the reason, sorted; everything else can be used."""
         published = (tool for record in self.services.values() for tool in record.refused)
-        return sorted([*published, *self._hidden(), *self._refused_services.values(), *self._refused_items.values()])
+        return sorted(
+            [*published, *self._hidden(), *self._refused_services.values(), *self._refused_items.values(), *self.withholding.refused()]
+        )
 
     def near(self, name: str, user: str | None = None) -> list[str]:
         """Return names that look like a wrong one, of tools that a user may see; of all tools for None."""
@@ -112,7 +123,7 @@ class Catalogue:
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
         """Replace everything known by a snapshot."""
-        before = set(self.services) | set(self._tools_of)
+        before = set(self.services) | set(self._tools_of) | {tool.service for tool in self.withholding.tools.values()}
         self.services = {name: found for name, found in services.items() if isinstance(found, ServiceRecord)}
         self._refused_services = {name: found for name, found in services.items() if isinstance(found, RefusedTool)}
         self._queues = Queues(self.services)
@@ -121,6 +132,8 @@ class Catalogue:
         self._refused_items = {}
         self.presets = {}
         self.presets_version += 1
+        self.withholding.clear()
+        self.groups = {}
         for key, document in items.items():
             if isinstance(document, RefusedTool):
                 self._refused_items[key] = document
@@ -152,7 +165,8 @@ class Catalogue:
         before = self._services_of_items()
         self._take_item(key, document)
         kind, _, name = key.partition("/")
-        for service in before | self._services_of_items() | ({name} if kind == "tool-service" else set()):
+        concerned = {name} if kind == "tool-service" else self._services_of(name) if kind == "pin" else set()
+        for service in concerned if kind == "pin" else before | self._services_of_items() | concerned:
             self._settle(service)
         self._tell_corrections()
         self.wake()
@@ -167,6 +181,11 @@ class Catalogue:
         why = "the service {!r} has a tool of this name; give one of them another"
         return [RefusedTool(name, service, why.format(tool.service)) for name, service, tool in found if tool and tool.service != service]
 
+    def _services_of(self, name: str) -> set[str]:
+        """Return the services that offer a tool of this name."""
+        found = {service for service, record in self.services.items() if any(tool.name == name for tool in record.publication.tools)}
+        return found | ({self._static_tools[name]["service"]} if name in self._static_tools else set())
+
     def _services_of_items(self) -> set[str]:
         return {document["service"] for document in self._static_tools.values()}
 
@@ -178,6 +197,12 @@ class Catalogue:
                 self.presets.pop(name, None)
             else:
                 self.presets[name] = document
+            return
+        if kind == "pin":
+            self.withholding.take(name, document)
+            return
+        if kind == "group":
+            self._take_group(key, name, document)
             return
         # An invalid document removes the one before, so that this agent sees the same as agents that start later.
         (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
@@ -196,6 +221,16 @@ class Catalogue:
         elif found is not None:
             self._static_tools[name] = found
 
+    def _take_group(self, key: str, id: str, document: bytes | None) -> None:
+        self.groups.pop(id, None)
+        self._refused_items.pop(key, None)
+        if document is None:
+            return
+        try:
+            self.groups[id] = read_group(id, document)
+        except DescriptorError as error:
+            self._refuse_item(key, None, error)
+
     def _descriptor(self, kind: str, name: str, decoded: object) -> ServiceDescriptor | dict[str, Any] | None:
         """Return a static service, or the document of a static tool, or None for one that is no tool of toolbus.
 
@@ -205,7 +240,7 @@ class Catalogue:
         if not isinstance(decoded, dict):
             raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
         if kind not in {"tool", "tool-service"}:
-            raise DescriptorError("its key is neither tool/NAME nor tool-service/ID nor toolkit/NAME")
+            raise DescriptorError("its key is none of tool/NAME, tool-service/ID, toolkit/NAME, group/ID and pin/NAME")
         if kind == "tool" and not is_tool_document(decoded):
             return None
         if kind == "tool-service":
@@ -283,7 +318,7 @@ class Catalogue:
             publication = record.publication
             for tool in publication.tools:
                 tools[tool.name] = Tool(tool, publication.service, available=available, owner=publication.owner, digest=publication.digest)
-        return tools
+        return self.withholding.admitted(service, tools)
 
     def _announce(self, kind: ChangeKind, tool: Tool) -> None:
         self.version += 1

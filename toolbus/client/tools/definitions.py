@@ -9,6 +9,7 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.declared import destructive, output_schema
 from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.client.tools.names import replaced_names, wire_name
 from toolbus.client.tools.tool import Tool
@@ -18,6 +19,7 @@ from toolbus.encoding import encode_json
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object
 from toolbus.schema.dialects import ANTHROPIC, OPENAI, Dialect, flat, strict
+from toolbus.schema.sizes import MOST_STRICT_TOOLS, MOST_UNIONS, unions
 
 Definition = dict[str, Any]
 Key = tuple[Format, bool, bool, Hashable]
@@ -83,7 +85,7 @@ def anthropic(tool: Tool, enforce: bool = False) -> Definition:
 
 
 def mcp(tool: Tool, enforce: bool = False) -> Definition:
-    """Return a tool of the Model Context Protocol, with hints about its effect.
+    """Return a tool of the Model Context Protocol, with hints about its effect and the schema of its data.
 
     Raises:
         DescriptorError: the schema is impossible.
@@ -93,10 +95,17 @@ def mcp(tool: Tool, enforce: bool = False) -> Definition:
     if "type" not in schema:
         schema = {"type": "object", **schema}
     definition: Definition = {"name": wire_name(tool.name), "description": description_of(tool), "inputSchema": _marked(schema)}
+    output = output_schema(tool.descriptor)
+    if output is not None:
+        check_possible(output)
+        definition["outputSchema"] = _marked(output)
     hints: dict[str, bool] = {}
     if tool.descriptor.effect:
         hints["readOnlyHint"] = tool.descriptor.effect == "read"
         hints["idempotentHint"] = tool.descriptor.effect != "once"
+    destroys = destructive(tool.descriptor)
+    if destroys is not None:
+        hints["destructiveHint"] = destroys
     if tool.descriptor.external:
         hints["openWorldHint"] = True
     if hints:
@@ -157,6 +166,8 @@ class Definitions:
                     known = of_tools[name] = (tool, _made(make, tool, wanted, enforce))
                 if known[1] is not None and name not in refused:
                     made.append(known)  # type: ignore[arg-type]
+        if wanted == "anthropic" and enforce:
+            made = _within_limits(made)
         listed = _in_namespaces(made) if wanted == "responses" and namespaces else [definition for _, definition in made]
         self._lists[key] = (self._catalogue.version, listed)
         if len(self._lists) > _MOST_LISTS:
@@ -218,6 +229,20 @@ def _schema(tool: Tool, dialect: Dialect | None) -> tuple[dict[str, Any], bool]:
 
 def _short(description: str) -> str:
     return description if len(description) <= _OPENAI_DESCRIPTION else f"{description[: _OPENAI_DESCRIPTION - 1]}…"
+
+
+def _within_limits(made: Sequence[tuple[Tool, Definition]]) -> list[tuple[Tool, Definition]]:
+    """Return the definitions for one request to Anthropic: those first in order are strict, as far as its limits on all of them go."""
+    tools, left = MOST_STRICT_TOOLS, MOST_UNIONS
+    found: list[tuple[Tool, Definition]] = []
+    for tool, definition in made:
+        counted = unions(definition["input_schema"]) if tools and "strict" in definition else 0
+        if tools and "strict" in definition and counted <= left:
+            tools, left = tools - 1, left - counted
+            found.append((tool, definition))
+        else:
+            found.append((tool, {key: value for key, value in definition.items() if key != "strict"}))
+    return found
 
 
 def _in_namespaces(made: Sequence[tuple[Tool, Definition]]) -> list[Definition]:

@@ -43,7 +43,8 @@ def replaced_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]
     """
     taken: dict[str, str] = {}
     refused: dict[str, str] = {}
-    for name in sorted(names):
+    # Those that stand for themselves need no order; most do.
+    for name in sorted(name for name in names if not (name.isidentifier() and name.isascii() and len(name) <= _LONGEST)):
         wire = wire_name(name)
         if wire == name:
             continue

@@ -21,8 +21,10 @@ def unusable(catalogue: Catalogue) -> list[RefusedTool]:
     return sorted([*catalogue.refused(), *found])
 
 
-def catalogue_of(snapshot: tuple[Mapping[str, ServiceRecord | RefusedTool], Mapping[str, bytes | RefusedTool]]) -> Catalogue:
+def catalogue_of(
+    snapshot: tuple[Mapping[str, ServiceRecord | RefusedTool], Mapping[str, bytes | RefusedTool]], *, require_approval: bool = False
+) -> Catalogue:
     """Return a catalogue as an agent has it that loads this snapshot of services and static documents."""
-    catalogue = Catalogue()
+    catalogue = Catalogue(require_approval=require_approval)
     catalogue.on_registry(*snapshot)
     return catalogue

@@ -28,7 +28,7 @@ from toolbus.compat.trustgraph.schema import (
     ToolServiceResponse,
     text_of,
 )
-from toolbus.descriptors import Effect
+from toolbus.effects import Effect
 from toolbus.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
 from toolbus.schema.documents import unique
 from toolbus.settings import Settings

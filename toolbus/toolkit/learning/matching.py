@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from toolbus.display import one_line
 from toolbus.results import ConfigurationError
 from toolbus.toolkit.learning.records import Execution
 from toolbus.toolkit.learning.scores import Scores
@@ -119,5 +120,4 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _cut(name: str) -> str:
-    line = " ".join(name.split())
-    return repr(line if len(line) <= 64 else f"{line[:63]}…")
+    return repr(one_line(name, 64))

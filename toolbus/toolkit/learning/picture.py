@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from toolbus.display import one_line
 from toolbus.toolkit.learning.evaluate import Evaluation
 from toolbus.toolkit.learning.evaluate import Figure as Measured
 from toolbus.toolkit.learning.learn import Change
@@ -32,7 +33,7 @@ def draw(outcome: Outcome, title: str, *, format: Literal["svg", "png"] = "svg")
     figure = Figure(figsize=(11, max(3.2, 1.6 + 0.34 * len(changes))), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    figure.suptitle(_short(title, 100), fontsize=11, parse_math=False)
+    figure.suptitle(one_line(title, 100), fontsize=11, parse_math=False)
     _draw_changes(left, changes, len(outcome.changes), 0.5 if outcome.evaluation is None else outcome.evaluation.options.threshold)
     _draw_evaluation(right, outcome.evaluation)
     written = io.BytesIO()
@@ -62,7 +63,7 @@ def _draw_changes(axes: Axes, changes: Sequence[Change], total: int, threshold: 
         axes.annotate(
             f"{change.new:.2f}", (change.new, row), (place, 7), textcoords="offset points", ha=side, va="center", fontsize=7, color=colour
         )
-    labels = [f"{_short(each.source, _NAME_LENGTH)} → {_short(each.target, _NAME_LENGTH)}" for each in changes]
+    labels = [f"{one_line(each.source, _NAME_LENGTH)} → {one_line(each.target, _NAME_LENGTH)}" for each in changes]
     axes.set_yticks(range(len(changes)), labels, fontsize=8, parse_math=False)
     axes.set_ylim(len(changes) - 0.4, -0.6)
     axes.axvline(threshold, color=_LINE, linestyle="--", linewidth=0.9)
@@ -118,8 +119,3 @@ def _plain(axes: Axes) -> None:
     axes.tick_params(axis="x", labelsize=8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-
-
-def _short(text: str, most: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"

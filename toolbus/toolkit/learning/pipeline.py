@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -49,7 +49,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(
     static: ScoreFile,
-    names: Mapping[str, Collection[str]],
     stores: Sequence[ExecutionStore],
     revisions: Revisions,
     *,
@@ -63,8 +62,7 @@ def run(
     """Learn from logs and make the result the current revision, if it is credible and the evaluation does not refuse it.
 
     Args:
-        static: the scores that people gave, and the texts of the vertices.
-        names: other names of the graph's vertices, see ``matched``.
+        static: the scores that people gave, and the texts and other names of the vertices, see ``matched``.
         stores: the logs; a record in several counts once.
         graph: name of the graph's preset, so that the folder of another one is refused.
         on_bad: called with each record that can't be read, which is left out.
@@ -79,7 +77,7 @@ def run(
     parameters, scores = (parameters or Parameters()).checked(), static.scores
     current = revisions.of(scores, graph)
     notes: list[str] = []
-    found = matched(_present(_read(stores, on_bad), notes), scores, names)
+    found = matched(_present(_read(stores, on_bad), notes), scores, static.names)
     notes += [note for note in (found.told(),) if note]
     logged = episodes(found.executions)
     learned = learn(scores, logged, parameters)

@@ -40,7 +40,7 @@ INSERT OR IGNORE INTO executions (id, episode, position, action, tool, outcome, 
 """
 _BATCH = 1000
 # Seconds to wait for other writing processes.
-_PATIENCE = 10.0
+_LOCKED_SECONDS = 10.0
 
 
 class SqliteStore:
@@ -62,7 +62,7 @@ class SqliteStore:
         self._max_records = max_records
         self._lock = threading.Lock()
         with self._errors():
-            self._database = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(self.path, timeout=_LOCKED_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             with self._errors():
                 self._prepare_patiently()
@@ -72,7 +72,7 @@ class SqliteStore:
 
     def _prepare_patiently(self) -> None:
         """Prepare the database and retry while it is busy, since switching to a write-ahead log does not wait for other processes."""
-        limit = time.monotonic() + _PATIENCE
+        limit = time.monotonic() + _LOCKED_SECONDS
         while True:
             try:
                 self._prepare()

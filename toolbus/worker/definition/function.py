@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from toolbus import rules
-from toolbus.descriptors import Effect, effect_flaw
+from toolbus.effects import Effect, effect_flaw
 from toolbus.results import ConfigurationError
 from toolbus.worker.definition.options import TOOL
 from toolbus.worker.definition.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
 Isolation = Literal["", "process"]
+Task = Literal["always", "never", "auto"] | float | None
 
 
 class FunctionTool:
@@ -32,7 +33,7 @@ class FunctionTool:
 
     __slots__ = (
         "cache", "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "module", "name",
-        "origin", "output_limit", "parameters", "qualname", "retry", "sequential", "service", "tenants", "timeout",
+        "origin", "output_limit", "output_schema", "parameters", "qualname", "retry", "sequential", "service", "task", "tenants", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +56,8 @@ class FunctionTool:
         sequential: bool | None,
         isolation: Isolation,
         memory_limit: int,
+        task: Task,
+        output_schema: Mapping[str, Any] | None,
     ) -> None:
         defined = _defined(function)
         self.module: str = defined.__module__
@@ -63,7 +66,7 @@ class FunctionTool:
             "name": name, "description": description, "parameters": parameters, "category": category, "groups": groups,
             "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm,
             "tenants": tenants, "retry": retry, "cache": cache, "sequential": sequential, "isolation": isolation,
-            "memory_limit": memory_limit,
+            "memory_limit": memory_limit, "task": task, "output_schema": output_schema,
         }  # fmt: skip
         rules.check(said, TOOL, f"the tool {self.qualname!r} of {self.module}")
         flaw = effect_flaw(effect)
@@ -92,6 +95,8 @@ class FunctionTool:
         self.origin = f"{self.module}.{self.qualname}"
         self.isolation = isolation
         self.memory_limit = memory_limit
+        self.task = task
+        self.output_schema = output_schema
         self.service = "" if _is_method(function) else service or service_name(self.module)
         self._check_isolation()
 
@@ -134,6 +139,8 @@ def tool(
     sequential: bool | None = None,
     isolation: Isolation = "",
     memory_limit: int = 0,
+    task: Task = None,
+    output_schema: Mapping[str, Any] | None = None,
     replace: bool = False,
 ) -> Callable[[F], F]: ...
 def tool(
@@ -154,6 +161,8 @@ def tool(
     sequential: bool | None = None,
     isolation: Isolation = "",
     memory_limit: int = 0,
+    task: Task = None,
+    output_schema: Mapping[str, Any] | None = None,
     replace: bool = False,
 ) -> Any:
     """Make a function a tool, with or without parentheses; the function itself is returned unchanged.
@@ -180,6 +189,9 @@ def tool(
             beside the other calls of a sticky session, which are in order otherwise. See docs/how-to/models.md.
         isolation: ``process`` runs each call in a child process, which is killed when the call is cancelled or its time is up.
         memory_limit: bytes that an isolated call may take beyond what its process has at the start; 0 for no limit. Linux only.
+        task: whether an MCP client that has tasks gets one in place of the result: ``always``, ``never``, ``auto`` (when the call takes
+            long), or the seconds after which it does. Left out, never.
+        output_schema: JSON Schema of the data that it returns, for MCP clients; data that does not fit it is a failure there.
         replace: take the place of another function's tool of that name in this process.
 
     Raises:
@@ -208,6 +220,8 @@ def tool(
             sequential=sequential,
             isolation=isolation,
             memory_limit=memory_limit,
+            task=task,
+            output_schema=output_schema,
         )
         rules.check({"replace": replace}, TOOL, f"the tool {made.name!r} ({made.origin})")
         _register(made, replace=replace)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolbus import rules
-from toolbus.descriptors import effect_flaw
+from toolbus.effects import effect_flaw
 from toolbus.results import ConfigurationError
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
@@ -32,6 +32,11 @@ TOOL: Mapping[str, rules.Rule] = {
     "sequential": rules.or_none(rules.FLAG),
     "isolation": rules.TEXT,
     "memory_limit": rules.whole("a number of bytes, 0 or more"),
+    "task": rules.Rule(
+        "'always', 'never', 'auto', or a number of seconds",
+        lambda value: value in (None, "always", "never", "auto") or (type(value) in (int, float) and 0 <= value < 1e9),
+    ),
+    "output_schema": rules.or_none(rules.MAPPING),
     "replace": rules.FLAG,
 }
 

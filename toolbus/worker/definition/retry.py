@@ -40,6 +40,10 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         rules.check(msgspec.structs.asdict(self), _RULES, "Retry")
 
+    def allows(self, attempt: int, most: int) -> bool:
+        """Return whether this attempt (from 1) may be followed by another one, where requests have ``most`` attempts at most."""
+        return attempt < min(self.attempts, most)
+
     def after(self, attempt: int, retry_after: float | None) -> float:
         """Seconds to wait after this attempt (from 1)."""
         backoff = min(self.most, self.delay * 2.0 ** min(attempt - 1, 30))

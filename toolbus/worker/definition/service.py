@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from toolbus.descriptors import Effect
+from toolbus.effects import Effect
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import type_name
 from toolbus.worker.definition.retry import Retry

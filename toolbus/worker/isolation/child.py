@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
-from toolbus.confirmations import PATIENCE, ConfirmationAnswer
+from toolbus.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
 from toolbus.encoding import whole_text
 from toolbus.envelope import decode_request, encode, encode_data
 from toolbus.options import CallOptions
@@ -101,10 +101,10 @@ class _ChildInvocation(Invocation):
     def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         raise _no_calls(tool)
 
-    async def confirm(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+    async def confirm(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         raise _no_questions()
 
-    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         raise _no_questions()
 
 

@@ -39,6 +39,7 @@ class Supervisor:
         complain: shows a user why a child does not serve; called once for all children that say the same.
         on_serving: called with the first instance that serves.
         watch: folders whose changes restart all children, or empty.
+        after: words of the command that stand after the lifeline, because every later word is taken for an argument.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Supervisor:
         complain: Callable[[str], None],
         on_serving: Callable[[str], object] = lambda _: None,
         watch: Sequence[Path] = (),
+        after: Sequence[str] = (),
     ) -> None:
         self._command = list(command)
+        self._after = list(after)
         self._environment = dict(environment)
         self._processes = processes
         self._grace = grace
@@ -124,6 +127,7 @@ class Supervisor:
             child = await asyncio.create_subprocess_exec(
                 *self._command,
                 *line.words,
+                *self._after,
                 env=self._environment,
                 pass_fds=(line.theirs,),
                 # Ctrl-C reaches this process alone, which then stops the children in order.

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar, Unpack
 
-from toolbus.confirmations import PATIENCE, ConfirmationAnswer
+from toolbus.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
 from toolbus.envelope import Request
 from toolbus.options import CallOptions, seconds
 from toolbus.results import CallCancelled, ErrorInfo, Progress, ToolResult
@@ -105,7 +105,11 @@ class Invocation:
 
     @property
     def state(self) -> Any:
-        """The state of the call's session, as ``ToolService.open_session`` or ``load_session`` returned it; None without any."""
+        """The state of the call's session, as ``ToolService.open_session`` or ``load_session`` returned it; None if the service makes none.
+
+        Raises:
+            ToolError: the call names neither a session nor a user, and so has no state.
+        """
         return self._run.session_state
 
     @property
@@ -167,7 +171,7 @@ class Invocation:
         """
         return self._wait_for(self.call(tool, arguments, **options), "call")
 
-    async def confirm(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+    async def confirm(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         """Wait until a person allows what ``question`` says, which ``data`` may show in detail; returns who did, and a note.
 
         The request can be answered from any process, by ``toolbus confirm`` or ``bus.confirmations``. The call's time stands still
@@ -185,7 +189,7 @@ class Invocation:
         self.check_cancelled()
         return await self._run.confirm(question, data, timeout)
 
-    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = PATIENCE) -> ConfirmationAnswer:
+    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         """``confirm`` for handlers that run in a thread.
 
         Raises:

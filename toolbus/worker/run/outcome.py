@@ -192,3 +192,13 @@ def refusal(delivery: Delivery, worker: str, error: ErrorInfo | None) -> bytes:
     frame.worker = worker
     frame.queued_ms = round(delivery.queued_ms, 1)
     return encode(frame)
+
+
+def is_crash(error: BaseException, info: ErrorInfo) -> bool:
+    """Return whether a handler failed without having said so itself."""
+    return info.type == "tool_error" and not is_a(error, ToolError)
+
+
+def is_retryable(error: BaseException, info: ErrorInfo) -> bool:
+    """Return whether what a handler raised may go well at the next attempt."""
+    return error.error.retryable if is_a(error, ToolError) else is_crash(error, info)

@@ -1,9 +1,9 @@
-"""The errors with which a run ends that its handler did not end."""
+"""The errors of runs that are not their handlers' own."""
 
 from __future__ import annotations
 
 from toolbus.broker.protocols import Beginning
-from toolbus.envelope import NOT_BEGUN
+from toolbus.envelope import NOT_BEGUN, NOT_FINISHED, Request
 from toolbus.results import ErrorInfo, ToolError
 from toolbus.worker.run.states import RunState
 
@@ -24,7 +24,7 @@ def deadline_passed(state: RunState, timeout: float) -> ErrorInfo:
     message = f"the tool did not finish within {timeout:g} s"
     if state is RunState.ENTERED:
         return ErrorInfo("outcome_unknown", "deadline_exceeded", f"{message}; {_MAYBE}")
-    return ErrorInfo("deadline_exceeded", message=message)
+    return ErrorInfo("deadline_exceeded", NOT_FINISHED, message)
 
 
 def cancelled(state: RunState, *, once: bool) -> ErrorInfo:
@@ -44,6 +44,13 @@ def worker_stopped(state: RunState) -> ErrorInfo | None:
         # The next worker would find the mark, and could not know that the handler was never called.
         return ErrorInfo("unavailable", "worker_stopped", "the worker was stopped before the tool began", retryable=True)
     return None
+
+
+def no_session(request: Request) -> ToolError:
+    """Return the failure of a handler that asks for the state of a session, in a call that names none."""
+    step = "call it in one, with bus.session() or bus.bind(session=…)"
+    message = f"{request.tool!r} keeps a state for each session, and this call names none: {step}"
+    return ToolError(message, type="invalid_arguments", code="no_session")
 
 
 def not_begun(beginning: Beginning) -> ToolError:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Delivery, Ending
+from toolbus.broker.protocols import Delivery, Ending, session_of
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.display import shortened
 from toolbus.encoding import exact_text, whole_text
@@ -23,13 +23,13 @@ from toolbus.worker.run import reasons
 from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
-from toolbus.worker.run.outcome import error_of, mismatch, result_of
+from toolbus.worker.run.keeping import forget, kept
+from toolbus.worker.run.outcome import error_of, is_crash, is_retryable, mismatch, result_of
 from toolbus.worker.run.questions import Questions
 from toolbus.worker.run.report import count_stopped, report_buried, report_end
 from toolbus.worker.run.states import NEXT, RunState
 from toolbus.worker.run.stream import Stream
 from toolbus.worker.serving.handlers import Handler, Served
-from toolbus.worker.sessions.session import SessionBook
 from toolbus.worker.statistics.counts import SECONDS
 from toolbus.worker.transitions import BadTransitionError
 
@@ -108,7 +108,7 @@ class Run(msgspec.Struct, eq=False):
                 self._answer(result_of(await self.handler.start(request)))
             else:
                 self._handling = Handling(self)
-                self._answer(await self._handled(self._handling))
+                self._answer(await kept(self, self._handling))
         except asyncio.CancelledError:
             # A stopped run has been answered. Otherwise the worker is going down, or the handler let a cancellation of its own out.
             if self.state < _ANSWERED:
@@ -129,34 +129,6 @@ class Run(msgspec.Struct, eq=False):
                     await self._handling.join()
             finally:
                 self._leave()
-
-    async def _handled(self, handling: Handling) -> ToolResult:
-        """Return the handler's result, after a snapshot of its session if the service wants that, also when it failed."""
-        sessions = self._changed_sessions()
-        if sessions is None:
-            return await handling.handle()
-        sessions.enter(self.delivery)
-        done = True
-        try:
-            result = await handling.handle()
-        except BaseException as error:
-            done = not self._has_attempts() or not _is_retryable(error, self.error_info(error))
-            raise
-        else:
-            done = not self._has_attempts() or result.error is None or not result.error.retryable
-            return result
-        finally:
-            await sessions.leave(self.delivery, keep=self.state < _ANSWERED and not self.abandoned, done=done)
-
-    def _changed_sessions(self) -> SessionBook | None:
-        """Return the sessions of the service if they have snapshots and this call may change the state of one."""
-        changes = self.served.restores_sessions and not (self.handler.beside and not self.delivery.request.ordered)
-        return self.served.sessions if changes else None
-
-    def _has_attempts(self) -> bool:
-        """Return whether a retryable failure leads to another attempt, unless the deadline comes first."""
-        policy = self.handler.retry if self.state is _RUNNING else None
-        return policy is not None and self.delivery.attempt < min(policy.attempts, self.context.settings.max_deliveries)
 
     def _is_running(self) -> bool:
         """Return whether the event loop is at a step of this run's task."""
@@ -191,10 +163,8 @@ class Run(msgspec.Struct, eq=False):
             self._move(_ANSWERED)
             self._count_stopped(error)
             if error is not None:
-                sessions = None if unbegun else self._changed_sessions()
-                if sessions is not None:
-                    # The handler may have changed the state, and what it changes yet is in no snapshot.
-                    sessions.forget(self.delivery)
+                if not unbegun and self.served.restores_sessions:
+                    forget(self)
                 self.context.broker.finish(self.delivery, encode(self.frame("end", error)), frees=not entered)
         if self._stream is not None:
             self._stream.gathered.clear()
@@ -288,7 +258,13 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def session_state(self) -> Any:
-        """The state of this call's session, as its service made it."""
+        """The state of this call's session, as its service made it.
+
+        Raises:
+            ToolError: the service makes one for each session, and this call is in none.
+        """
+        if self.served.opens_sessions and session_of(self.delivery.request) is None:
+            raise reasons.no_session(self.delivery.request)
         sessions = self.served.sessions
         return None if sessions is None else sessions.value(self.delivery.request)
 
@@ -419,8 +395,8 @@ class Run(msgspec.Struct, eq=False):
         if self.state >= _ANSWERED:
             return
         info = self.error_info(error)
-        raised = error if _is_crash(error, info) else None
-        if not self._given_up(info, raised, retryable=_is_retryable(error, info)):
+        raised = error if is_crash(error, info) else None
+        if not self._given_up(info, raised, retryable=is_retryable(error, info)):
             self._end_with(self.frame("end", info))
             self._report(info, raised)
 
@@ -481,11 +457,3 @@ class Run(msgspec.Struct, eq=False):
     def first_text(self) -> float:
         """The monotonic time at which its first text was sent; 0 when there was none."""
         return 0.0 if self._stream is None else self._stream.first
-
-
-def _is_crash(error: BaseException, info: ErrorInfo) -> bool:
-    return info.type == "tool_error" and not is_a(error, ToolError)
-
-
-def _is_retryable(error: BaseException, info: ErrorInfo) -> bool:
-    return error.error.retryable if is_a(error, ToolError) else _is_crash(error, info)

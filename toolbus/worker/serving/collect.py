@@ -12,7 +12,6 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.descriptors import (
-    Effect,
     Publication,
     ServiceDescriptor,
     ToolDescriptor,
@@ -21,6 +20,7 @@ from toolbus.descriptors import (
     parse_service,
     parse_tool,
 )
+from toolbus.effects import Effect
 from toolbus.envelope import Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.safe_text import type_name
@@ -39,6 +39,8 @@ from toolbus.worker.serving.handlers import Handler, Served, starting, starting_
 from toolbus.worker.serving.owner import origin_of, owner_of
 
 _MOST_DESCRIPTION = 16_384
+# What a function says of itself in its descriptor's ``x-toolbus``.
+_EXTENSIONS = ("cache", "sequential", "task", "output_schema")
 
 
 def collect(targets: object, settings: Settings, services: Services | None = None) -> list[Served]:
@@ -289,7 +291,7 @@ def _function_handler(
             output_limit=made.output_limit,
             confirm=made.confirm,
             tenants=made.tenants,
-            extensions={name: flag for name, flag in (("cache", made.cache), ("sequential", made.sequential)) if flag is not None},
+            extensions={name: said for name in _EXTENSIONS if (said := getattr(made, name)) is not None},
         )
     )
     isolated = made if made.isolation else None

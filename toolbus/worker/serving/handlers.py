@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolbus.confirmations import digest_of
-from toolbus.descriptors import Effect, Publication
+from toolbus.descriptors import Publication
+from toolbus.effects import Effect
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo, ToolError
 from toolbus.worker.definition.function import FunctionTool
@@ -114,8 +115,8 @@ class Served:
         origin: the file of its code, when its owner is named after that alone.
         sessions: the open ones, while a worker serves a service that has any.
         session_idle, max_sessions: what the service says of them.
-        sticky: the calls of each are at one worker.
-        opens_sessions, restores_sessions: the service makes their states, and keeps snapshots of them.
+        sticky: the calls of each session are at one worker, and it has a state that may be lost.
+        opens_sessions, restores_sessions: the service makes the states, and keeps snapshots of them.
         session_lost: ``error``, ``restart`` or ``restore``.
         unknown: counts of the requests of tools that it does not have.
     """
@@ -142,6 +143,14 @@ class Served:
     def id(self) -> str:
         """The service's id."""
         return self.publication.service.id
+
+    def is_of(self, service: ToolService) -> bool:
+        """Return whether this is how the service is served."""
+        return self._service is service
+
+    def revise(self, made: Served) -> None:
+        """Take on the tools of a later revision of the same service; calls that run go on with the handlers that they have."""
+        self.publication, self._handlers, self._untyped = made.publication, made._handlers, made._untyped
 
     def handler(self, request: Request) -> Handler:
         """Return the handler of a request.
@@ -213,12 +222,7 @@ class Served:
     @property
     def has_sessions(self) -> bool:
         """True if its sessions must be kept: the service cleans up after them, or wants the calls of each at one worker."""
-        return self._cleans_sessions or self.sticky or self.opens_sessions
-
-    @property
-    def keeps_state(self) -> bool:
-        """True if its sessions have a state that may be lost."""
-        return self.sticky or self.opens_sessions
+        return self._cleans_sessions or self.sticky
 
     async def open_session(self, session: Session, initial: dict[str, Any]) -> Any:
         """Return the state of a session, as the service makes it."""

@@ -12,12 +12,12 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker, session_of
 from toolbus.broker.statistics.answers import OpenSession
 from toolbus.deadlines import Deadlines
-from toolbus.envelope import Request
+from toolbus.envelope import EntryNumbers, Request, numbers_of
 from toolbus.results import ErrorInfo
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.session import Session, SessionRun
-from toolbus.worker.sessions.state import Position, SessionState, position_of
+from toolbus.worker.sessions.state import SessionState, lost
 
 # Seconds that one clean-up may take, and that calls of a closed session may take to stop.
 CLEANUP_WITHIN = 10.0
@@ -33,7 +33,7 @@ _MOST_INHERITED = 10_000
 _MOST_TOLD = 100
 # Why a session ends when its callers want it to; otherwise they are told.
 _WANTED = frozenset({"closed", "left"})
-_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed while the call ran")
+_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, while the call ran")
 
 
 class SessionContext(Protocol):
@@ -93,7 +93,7 @@ class OpenSessions:
         self._open: dict[Session, _Open] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_MOST_CLEANUPS)
-        self._inherited: dict[Session, Position] = {}
+        self._inherited: dict[Session, EntryNumbers] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -131,7 +131,7 @@ class OpenSessions:
         found = self._open.get(Session(*pair)) if pair is not None else None
         return found is not None and found.first == request.id
 
-    def inherit(self, session: Session, upto: Position) -> None:
+    def inherit(self, session: Session, upto: EntryNumbers) -> None:
         """Take in that an earlier state of a session was lost; calls up to this entry may have been meant for it."""
         if len(self._inherited) >= _MOST_INHERITED:
             del self._inherited[next(iter(self._inherited))]
@@ -153,11 +153,10 @@ class OpenSessions:
         if found is not None:
             found.state.enter(delivery)
 
-    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> None:
+    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> bool:
         """Take note that a call's handler changes the state no more; keep a snapshot, for a call that is ``done`` or is tried again."""
         found = self._of(delivery.request)
-        if found is not None:
-            await found.state.leave(delivery, self._context.broker, keep=keep, done=done)
+        return found is None or await found.state.leave(delivery, self._context.broker, keep=keep, done=done)
 
     def forget(self, delivery: Delivery) -> None:
         """Forget the snapshot of a delivery's session, because it is out of date."""
@@ -173,8 +172,13 @@ class OpenSessions:
         if closed is not None:
             await closed.wait()
         found = self._open.get(session)
-        if found is not None and self._served.keeps_state:
-            error = await self._begun(found, run)
+        if found is not None and self._served.sticky:
+            if not await self._context.broker.holds_session(run.delivery):
+                run.stop(None)
+                return
+            # Another worker may have had the session while this process was paused, so the state that is here is out of date.
+            stale = found.closed is not None
+            error = lost(session, again=run.delivery.attempt > 1) if stale else await self._begun(found, run)
             if error is not None:
                 # Another call opens the session.
                 found.first = ""
@@ -204,7 +208,7 @@ class OpenSessions:
             found.waiting.discard(run)
             found.used = self._context.clock()
 
-    def _begin(self, session: Session, first: Request, inherited: Position = ()) -> _Open:
+    def _begin(self, session: Session, first: Request, inherited: EntryNumbers = ()) -> _Open:
         inherited = max(inherited, self._inherited.pop(session, ()))
         found = _Open(first, self._context.clock(), SessionState(self._served, session, inherited))
         self._look_later(session, found, found.used + self._served.session_idle)
@@ -277,11 +281,11 @@ class OpenSessions:
         if not found.waiting:
             self._context.broker.release_session(self._served.id, *session, lost=reason not in _WANTED)
             return
-        runs = sorted(found.waiting, key=lambda run: position_of(run.delivery.entry))
+        runs = sorted(found.waiting, key=lambda run: numbers_of(run.delivery.entry))
         if reason in _WANTED and self._served.restores_sessions:
             # Their session is another one than that which its callers ended.
             found.state.forget(runs[0].delivery, self._context.broker)
-        upto = () if reason in _WANTED else position_of(runs[-1].delivery.entry)
+        upto = () if reason in _WANTED else numbers_of(runs[-1].delivery.entry)
         anew = self._open[session] = self._begin(session, runs[0].delivery.request, upto)
         for run in runs:
             anew.enter(run)

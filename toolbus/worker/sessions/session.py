@@ -62,8 +62,12 @@ class SessionBook(Protocol):
     def enter(self, delivery: Delivery) -> None:
         """Take note that a call's handler may change the state of its session from now on."""
 
-    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> None:
-        """Take note that a call's handler changes the state no more; keep a snapshot, for a call that is ``done`` or is tried again."""
+    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> bool:
+        """Take note that a call's handler changes the state no more; keep a snapshot, for a call that is ``done`` or is tried again.
+
+        Returns:
+            False when another worker has the session, so that what the call changed is lost.
+        """
 
     def forget(self, delivery: Delivery) -> None:
         """Forget the snapshot of a delivery's session, because it is out of date."""

@@ -8,19 +8,18 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Delivery, Snapshot, WorkerBroker
+from toolbus.broker.protocols import MOST_SNAPSHOT, Delivery, Snapshot, WorkerBroker
 from toolbus.encoding import encode_data
-from toolbus.envelope import SESSION_LOST, new_run
+from toolbus.envelope import NEW_STATE, SESSION_LOST, EntryNumbers, new_run, numbers_of
 from toolbus.results import BrokerError, ErrorInfo
 from toolbus.safe_text import reason_of
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.session import Session
 
-Position = tuple[int, ...]
-
-_MOST_SNAPSHOT = 262_144
 _SAVED_WITHIN = 10.0
+# Seconds between two looks at calls that run elsewhere.
+_LOOK_FIRST, _LOOK_MOST = 0.02, 0.5
 _REPEATED = ErrorInfo(
     "outcome_unknown", "answer_lost", "the call took effect before its worker died, and its answer was lost; it was not run again"
 )
@@ -41,7 +40,7 @@ class SessionState:
 
     __slots__ = ("_begun", "_changing", "_entered", "_lock", "_served", "_session", "inherited", "token", "value")
 
-    def __init__(self, served: Served, session: Session, inherited: Position = ()) -> None:
+    def __init__(self, served: Served, session: Session, inherited: EntryNumbers = ()) -> None:
         self._served = served
         self._session = session
         self._lock = asyncio.Lock()
@@ -60,11 +59,18 @@ class SessionState:
             Exception: whatever the service raises; the next call tries again.
         """
         if not self._begun and (self._served.opens_sessions or self._served.restores_sessions):
-            async with self._lock:
-                if not self._begun:
-                    error = await self._begin(delivery, broker)
-                    if error is not None:
-                        return error
+            try:
+                # Not under the lock: one in the order of the session has waited already, and may begin the state meanwhile.
+                await self._until_here(delivery, broker)
+                async with self._lock:
+                    error = None if self._begun else await self._begin(delivery, broker)
+            except BrokerError as failure:
+                error = ErrorInfo("unavailable", "state_unread", f"the state of the session could not be read: {failure}", retryable=True)
+            if error is not None:
+                return error
+        if delivery.request.state == NEW_STATE:
+            # Its caller has closed the session: those behind it are meant for this state, and not for the one that was lost.
+            self.inherited = min(self.inherited, numbers_of(delivery.entry))
         if not self.is_lost_for(delivery) or self._served.session_lost == "restart":
             return None
         telemetry.log.warning("session.lost", service=self._served.id, user=self._session.user, session=self._session.id)
@@ -74,14 +80,18 @@ class SessionState:
         """Return whether a call was meant for a state that was lost: the one that its caller knew, or any before this one."""
         known = delivery.request.state
         if known:
-            return known != self.token
-        return bool(self.inherited) and position_of(delivery.entry) <= self.inherited
+            return known not in {self.token, NEW_STATE}
+        return bool(self.inherited) and numbers_of(delivery.entry) <= self.inherited
+
+    async def _until_here(self, delivery: Delivery, broker: WorkerBroker) -> None:
+        """Wait until a worker that leaves has kept what its last calls in the session changed. Calls in its order have waited before."""
+        pause = _LOOK_FIRST
+        while self._served.restores_sessions and not (delivery.request.ordered or self._begun) and await broker.is_elsewhere(delivery):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LOOK_MOST)
 
     async def _begin(self, delivery: Delivery, broker: WorkerBroker) -> ErrorInfo | None:
-        try:
-            snapshot = await self._snapshot(delivery, broker) if self._served.restores_sessions else None
-        except BrokerError as error:
-            return ErrorInfo("unavailable", "state_unread", f"the state of the session could not be read: {error}", retryable=True)
+        snapshot = await self._snapshot(delivery, broker) if self._served.restores_sessions else None
         if snapshot is not None:
             self.token, self.inherited, self._begun = snapshot.state, (), True
             telemetry.log.info("session.restored", service=self._served.id, user=self._session.user, session=self._session.id)
@@ -103,7 +113,7 @@ class SessionState:
             self.value = await without_exits(self._served.load_session(self._session, saved))
         except Exception:  # noqa: BLE001 - the service's own code, or what stands on the server: then the state is lost, which is told
             telemetry.log.exception("session.unrestored", service=self._served.id, user=self._session.user, session=self._session.id)
-            self.inherited = max(self.inherited, position_of(delivery.entry))
+            self.inherited = max(self.inherited, numbers_of(delivery.entry))
             # The loss is told now, so that state must not come back later.
             self.forget(delivery, broker)
             return None
@@ -114,7 +124,7 @@ class SessionState:
         self._changing.add(delivery.run)
         self._entered += 1
 
-    async def leave(self, delivery: Delivery, broker: WorkerBroker, *, keep: bool, done: bool) -> None:
+    async def leave(self, delivery: Delivery, broker: WorkerBroker, *, keep: bool, done: bool) -> bool:
         """Take note that a call's handler changes the state no more.
 
         Args:
@@ -122,34 +132,39 @@ class SessionState:
             broker: keeps snapshots.
             keep: keep a snapshot. A failure is logged, and forgets the last one: it would be out of date.
             done: the call is over; False if it is tried again.
+
+        Returns:
+            False when another worker has the session, so that what the call changed is lost.
         """
         self._changing.discard(delivery.run)
         # The half effect of a call that still runs would stand twice once it is run again; the state is kept at its end.
         if keep and self._begun and (delivery.request.ordered or not self._changing):
-            await self._save(delivery, broker, delivery.request.id if done else "")
+            return await self._save(delivery, broker, delivery.request.id if done else "")
+        return True
 
     def forget(self, delivery: Delivery, broker: WorkerBroker) -> None:
         """Forget the last snapshot: it is out of date, so a later loss of the state is told."""
-        broker.save_session(delivery, Snapshot(self.token, "", b""))
+        broker.forget_session(delivery)
 
-    async def _save(self, delivery: Delivery, broker: WorkerBroker, call: str) -> None:
+    async def _save(self, delivery: Delivery, broker: WorkerBroker, call: str) -> bool:
         if not self._served.restores_sessions:
-            return
+            return True
         document = b""
         entered = self._entered
         try:
             async with asyncio.timeout(_SAVED_WITHIN):
                 document = encode_data(await without_exits(self._served.save_session(self._session, self.value)))
-            reason = f"{len(document):,} bytes are more than {_MOST_SNAPSHOT:,}" if len(document) > _MOST_SNAPSHOT else ""
+            reason = f"{len(document):,} bytes are more than {MOST_SNAPSHOT:,}" if len(document) > MOST_SNAPSHOT else ""
         except Exception as error:  # noqa: BLE001 - the service's own code
             reason = reason_of(error)
         if reason:
             telemetry.log.error("session.unsaved", service=self._served.id, user=self._session.user, session=self._session.id, error=reason)
-            document = b""
-        elif self._entered != entered and not delivery.request.ordered:
+            broker.forget_session(delivery)
+            return True
+        if self._entered != entered and not delivery.request.ordered:
             # What began meanwhile may be in the snapshot by half.
-            return
-        broker.save_session(delivery, Snapshot(self.token, call, document))
+            return True
+        return await broker.save_session(delivery, Snapshot(self.token, call, document))
 
 
 def lost(session: Session, *, again: bool) -> ErrorInfo:
@@ -158,8 +173,3 @@ def lost(session: Session, *, again: bool) -> ErrorInfo:
     ran = "this call was not run again" if again else "this call did not run"
     message = f"the state of {which} was lost, as its worker or the session in it ended, so {ran}; the next one begins anew"
     return ErrorInfo("tool_error", SESSION_LOST, message)
-
-
-def position_of(entry: bytes) -> Position:
-    """Return the number of an entry, by which entries are in order."""
-    return tuple(map(int, entry.split(b"-")))

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
+from toolbus.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.results import BrokerError, ErrorInfo
-from toolbus.worker.sessions.state import Position, position_of
 from toolbus.worker.slots.waiting import Waiting
 
 # Seconds between two questions about calls that are elsewhere; they usually come within one.
 _ASK_FIRST, _ASK_MOST = 0.02, 0.5
 
 _MOST_FLOORS = 10_000
-_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed before the call ran")
+_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, before the call ran")
 
 LineName = tuple[str, str, str]
 """Service, user and session."""
@@ -28,18 +28,18 @@ class _Line:
 
     __slots__ = ("checked", "current", "floor", "run", "waiting")
 
-    def __init__(self, floor: Position) -> None:
+    def __init__(self, floor: EntryNumbers) -> None:
         self.current: bytes = b""
         # The last start of it.
         self.run = ""
-        self.waiting: list[tuple[Position, Delivery]] = []
+        self.waiting: list[tuple[EntryNumbers, Delivery]] = []
         self.floor = floor
         # The first one, when the server said that nothing before it is elsewhere.
         self.checked: bytes = b""
 
     def forget(self, delivery: Delivery) -> None:
         """Take a call away from those that wait, if it is one of them: a request can be large, and the wait behind it long."""
-        at = bisect.bisect_left(self.waiting, position_of(delivery.entry), key=lambda each: each[0])
+        at = bisect.bisect_left(self.waiting, numbers_of(delivery.entry), key=lambda each: each[0])
         while at < len(self.waiting) and self.waiting[at][1].entry == delivery.entry:
             if self.waiting[at][1] is delivery:
                 del self.waiting[at]
@@ -83,7 +83,7 @@ class Lines:
         self._hand_back = hand_back
         self._lines: dict[LineName, _Line] = {}
         # Of sessions where nothing runs; one that was forgotten costs a question to the server.
-        self._floors: dict[LineName, Position] = {}
+        self._floors: dict[LineName, EntryNumbers] = {}
         self._asking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -99,7 +99,7 @@ class Lines:
         if line.current == delivery.entry:
             line.run = delivery.run
             return True
-        bisect.insort(line.waiting, (position_of(delivery.entry), delivery), key=lambda each: each[0])
+        bisect.insort(line.waiting, (numbers_of(delivery.entry), delivery), key=lambda each: each[0])
         self._waiting.lined[delivery.run] = delivery
         first = self._next(name, line)
         if first is delivery:
@@ -130,7 +130,7 @@ class Lines:
             # It was given more time.
             self._look_later(delivery)
             return
-        self._refuse(delivery, ErrorInfo("deadline_exceeded", message="the deadline passed while earlier calls of its session ran"))
+        self._refuse(delivery, ErrorInfo("deadline_exceeded", NOT_TAKEN, "the deadline passed while earlier calls of its session ran"))
 
     def leave(self, delivery: Delivery) -> None:
         """Let the next call go on: this one has ended, or is not this worker's any more."""
@@ -192,7 +192,7 @@ class Lines:
             return None
         position, first = line.waiting[0]
         before = self._broker.follows(first)
-        if before and line.checked != first.entry and not (line.floor and position_of(before) <= line.floor):
+        if before and line.checked != first.entry and not (line.floor and numbers_of(before) <= line.floor):
             if self._asking is None:
                 self._asking = asyncio.get_running_loop().create_task(self._ask())
             return None

@@ -14,7 +14,7 @@ from toolbus.background import keep_running
 from toolbus.broker.protocols import Delivery, Ending, WorkerBroker
 from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.deadlines import Deadlines
-from toolbus.envelope import NOT_BEGUN
+from toolbus.envelope import NOT_BEGUN, NOT_TAKEN
 from toolbus.middleware.chain import Middleware
 from toolbus.results import ErrorInfo, ToolbusError, ToolError
 from toolbus.settings import Settings
@@ -168,6 +168,8 @@ class Slots:
         self.threads.close()
 
     async def _finish_running(self) -> None:
+        # A read that was under way may have brought calls that wait for others of their sessions.
+        await self.hand_back_waiting()
         deadline = self.clock() + self.settings.grace
         while self._runs and (left := deadline - self.clock()) > 0:
             self._wake.clear()
@@ -219,7 +221,7 @@ class Slots:
             self._bury(delivery)
             return
         elif delivery.deadline <= self.clock():
-            error = ErrorInfo("deadline_exceeded", message=f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
+            error = ErrorInfo("deadline_exceeded", NOT_TAKEN, f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
         elif served is None:
             error = ErrorInfo("not_found", message=f"this worker does not serve {request.service!r}")
         if error is not None or served is None:

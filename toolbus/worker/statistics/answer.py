@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import platform
 import socket
@@ -58,6 +57,9 @@ def answer_of(
 
 @functools.cache
 def _version() -> str:
+    # It takes as long to load as a third of a worker's start.
+    import importlib.metadata  # noqa: PLC0415
+
     try:
         return importlib.metadata.version("toolbus")
     except importlib.metadata.PackageNotFoundError:

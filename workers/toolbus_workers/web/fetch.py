@@ -13,9 +13,9 @@ import httpx
 import msgspec
 
 from toolbus import ToolError
+from toolbus.outbound.guard import Guard
+from toolbus.outbound.transport import Transport
 from toolbus_workers.web.charset import decode
-from toolbus_workers.web.guard import Guard
-from toolbus_workers.web.transport import Transport
 
 MAX_BYTES = 5_000_000
 MAX_SECONDS = 30.0

@@ -43,9 +43,12 @@ def build(config: Config, problems: list[Problem], *, rename: Mapping[str, str],
     for entry in config.actions:
         for name in entry.tools:
             callers.setdefault(name, []).append((actions[entry.name], 1.0))
-    for name, calling in callers.items():
-        if name in called:
-            _add(service, called[name], calling)
+    for name, item in called.items():
+        if name in callers:
+            _add(service, item, callers[name])
+        else:
+            # No action leads there, but callers of the bus may use the tool.
+            toolkit.add_vertex(item.id, data=item)
     for chain in config.chains:
         for before, after in itertools.pairwise(chain):
             toolkit.add_edge(actions[before].id, actions[after].id, 1.0)

@@ -1,4 +1,4 @@
-"""``McpConnection``: a connection to an MCP server, with the package ``mcp``."""
+"""``McpConnection``: a connection to an MCP server, with the package ``mcp`` and the transports of ``toolbus mount``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from urllib.parse import urljoin
 from toolbus.compat.chat2graph.core.common.type import McpTransportType
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
+from toolbus.mounts.options import Options
+from toolbus.mounts.targets import Address, Command, environment_for
 from toolbus.safe_text import text_of
 
 
@@ -34,10 +36,30 @@ def _find(*places: str) -> Any:
 
 ClientSession = _find("session:ClientSession")
 StdioServerParameters = _find("stdio:StdioServerParameters")
-stdio_client = _find("stdio:stdio_client")
-sse_client = _find("sse:sse_client")
-streamablehttp_client = _find("streamable_http:streamablehttp_client", "streamable_http:streamable_http_client")
 websocket_client = _find("websocket:websocket_client")
+
+
+def stdio_client(server: Any) -> Any:
+    """Return what starts a server and opens the streams to it, bounded as those of ``toolbus mount``."""
+    from toolbus.mounts.stderr import StderrLog  # noqa: PLC0415 - they need an optional package
+    from toolbus.mounts.stdio import stdio  # noqa: PLC0415
+
+    command = Command((server.command, *server.args), {**environment_for(), **(server.env or {})}, str(server.cwd or ""))
+    return stdio(command, Options().most_bytes, StderrLog(command.shown), lambda _: None)
+
+
+def sse_client(url: str, headers: dict[str, Any] | None = None, **_: Any) -> Any:
+    """Return what opens the streams to a server that speaks server-sent events."""
+    from toolbus.mounts.http import http  # noqa: PLC0415 - as above
+
+    return http(Address(url, headers or {}, "sse"), Options().most_bytes)
+
+
+def streamablehttp_client(url: str, headers: dict[str, Any] | None = None) -> Any:
+    """Return what opens the streams to a server at an address."""
+    from toolbus.mounts.http import http  # noqa: PLC0415 - as above
+
+    return http(Address(url, headers or {}), Options().most_bytes)
 
 
 class McpConnection(ToolConnection):
@@ -119,7 +141,7 @@ class McpConnection(ToolConnection):
         if kind is McpTransportType.SSE:
             url, timeouts = urljoin(config.url, "sse"), {"timeout": config.timeout, "sse_read_timeout": config.sse_read_timeout}
             return lambda: sse_client(url=url, headers=config.headers, **timeouts)
-        if kind is McpTransportType.STREAMABLE_HTTP and streamablehttp_client is not None:
+        if kind is McpTransportType.STREAMABLE_HTTP:
             return lambda: streamablehttp_client(
                 urljoin(config.url, "streamable"), **({"headers": config.headers} if config.headers else {})
             )

@@ -1,0 +1,98 @@
+"""Snapshots of sessions at the server: who may write one, and what is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.broker.fakes import FENCE, KEYS
+from tests.broker.test_ownership import LEASE, Owning
+from tests.servers import eventually
+from toolbus.broker.protocols import MOST_SNAPSHOT, Snapshot
+from toolbus.broker.sessions.snapshots import Snapshots
+from toolbus.broker.transport.command import ReplyError
+
+pytestmark = pytest.mark.anyio
+
+STATE = Snapshot("token", "call", b"{}")
+
+
+@pytest.fixture
+async def owning() -> AsyncIterator[Owning]:
+    """A worker that has beaten."""
+    made = Owning()
+    made.beat()
+    yield made
+    made.bench.forget()
+
+
+@pytest.fixture
+def snapshots(owning: Owning) -> Snapshots:
+    """The snapshots of its sessions."""
+    for name in ("save", "forget"):
+        owning.bench.link.answers[name] = lambda _keys, _args: 1
+    return Snapshots(owning.bench.as_link, KEYS, owning.ownership)
+
+
+@pytest.mark.parametrize(("ordered", "lapsed", "needs"), [(True, False, 0), (False, False, 1), (True, True, 1)])
+async def test_a_call_in_order_needs_its_entry_alone(owning: Owning, snapshots: Snapshots, ordered: bool, lapsed: bool, needs: int) -> None:
+    """A call beside the order needs the session too, and so does any whose worker may have been thought dead meanwhile."""
+    delivery = owning.bench.hold(b"1-0", user="u", session="s", ordered=ordered)
+    await owning.settle(delivery)
+    if lapsed:
+        owning.bench.times.now += LEASE
+    assert await snapshots.save(delivery, STATE)
+    snapshots.forget(delivery)
+    caller = ("mine", *FENCE, b"1-0", 1, needs)
+    assert owning.bench.link.args("save") == [(*caller, "token", "call", b"{}", 86_400_000)]
+    assert owning.bench.link.args("forget") == [caller]
+    assert owning.asked == 1 + lapsed
+
+
+async def test_nothing_is_saved_in_a_session_that_another_worker_turns_out_to_have(owning: Owning, snapshots: Snapshots) -> None:
+    """The lease has lapsed, and another worker took the session: its snapshot stays as it is."""
+    delivery = owning.bench.hold(b"1-0", user="u", session="s", ordered=True)
+    await owning.settle(delivery)
+    owning.bench.times.now += LEASE
+    owning.verdicts = [b"moved"]
+    assert not await snapshots.save(delivery, STATE)
+    assert owning.bench.link.args("save") == []
+
+
+async def test_a_snapshot_that_the_server_refuses_is_forgotten(
+    owning: Owning, snapshots: Snapshots, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one before it is out of date: a full server still lets go of it, and a later loss is told."""
+    owning.bench.link.answers["save"] = ReplyError("OOM command not allowed")
+    delivery = owning.bench.hold(b"1-0", user="u", session="s", ordered=True)
+    await owning.settle(delivery)
+    assert await snapshots.save(delivery, STATE)
+    assert len(owning.bench.link.args("forget")) == 1
+    assert "OOM command not allowed" in caplog.text
+
+
+async def test_a_call_beside_the_order_waits_for_the_servers_word(owning: Owning, snapshots: Snapshots) -> None:
+    """Nothing else would tell it that another worker has the session."""
+    delivery = owning.bench.hold(b"1-0", user="u", session="s")
+    await owning.settle(delivery)
+    owning.bench.link.answers["save"] = lambda _keys, _args: 0
+    owning.bench.link.holding = True
+    saving = asyncio.create_task(snapshots.save(delivery, STATE))
+    await eventually(lambda: owning.bench.link.held)
+    assert not saving.done()
+    owning.bench.link.release()
+    assert not await saving
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[], [b"its field d has 9 bytes, and may have 8"], [b"WRONGTYPE"], [b"\xff", b"call", b"{}"], [b"t" * 65, b"call", b"{}"]],
+    ids=["none", "large", "type", "no text", "long"],
+)
+async def test_a_snapshot_that_can_not_be_used_is_none(owning: Owning, snapshots: Snapshots, answer: list[bytes]) -> None:
+    """The state counts as lost then."""
+    owning.bench.link.answers["load"] = lambda _keys, _args: answer
+    assert await snapshots.load(owning.take()) is None
+    assert owning.bench.link.args("load") == [(MOST_SNAPSHOT, 64)]

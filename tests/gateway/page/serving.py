@@ -1,0 +1,55 @@
+"""A gateway of a test's own that can go away and come back at the same address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import uvicorn
+from starlette.requests import HTTPConnection
+
+from tests.servers import eventually
+from toolbus import ToolBus
+from toolbus.gateway.app import application
+from toolbus.gateway.gateway import Gateway
+from toolbus.gateway.principals import Authenticator, Everyone, Principal
+from toolbus.gateway.problems import Problem
+
+
+class Tokens:
+    """Knows principals by their bearer tokens."""
+
+    def __init__(self, **principals: Principal) -> None:
+        self._principals = principals
+
+    async def principal(self, connection: HTTPConnection) -> Principal:
+        """Return the principal of the token."""
+        kind, _, token = connection.headers.get("authorization", "").partition(" ")
+        if kind != "Bearer" or token not in self._principals:
+            raise Problem(401, "unauthorized", "a token is needed", {"WWW-Authenticate": "Bearer"})
+        return self._principals[token]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def gateway(bus: ToolBus, authenticator: Authenticator | None = None, port: int = 0) -> AsyncIterator[str]:
+    """Serve the gateway's application, and yield its URL."""
+    app = application(Gateway(bus, authenticator or Everyone()))
+    config = uvicorn.Config(app, port=port, log_level="error", lifespan="on", ws="none", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    try:
+        await eventually(lambda: server.started or serving.done(), timeout=30.0)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving

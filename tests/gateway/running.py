@@ -1,0 +1,61 @@
+"""Gateways of a test: the application behind a real HTTP server, on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from tests.servers import eventually
+from toolbus import ToolBus
+from toolbus.gateway.app import application
+from toolbus.gateway.definitions import definitions
+from toolbus.gateway.gateway import Gateway, gateway_of
+from toolbus.gateway.principals import Authenticator, Everyone
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, **options: Any) -> AsyncIterator[str]:
+    """Serve an application, and yield its URL."""
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=2, **options)
+    )
+    serving = asyncio.create_task(server.serve())
+    try:
+        await eventually(lambda: server.started or serving.done(), timeout=30.0)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def client_of(
+    bus: ToolBus, authenticator: Authenticator | None = None, routes: Sequence[BaseRoute] = ()
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client of a gateway."""
+    app = application(Gateway(bus, authenticator or Everyone()))
+    app.router.routes.extend(routes)
+    async with listening(app) as url, httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
+        yield client
+
+
+async def _definitions(request: Any) -> Any:
+    return definitions(request, await gateway_of(request).admitted(request), request.query_params["format"])
+
+
+DEFINITIONS = Route("/v1/definitions", _definitions)
+"""The definitions by themselves."""
+
+
+def events_of(text: str) -> list[tuple[str, str]]:
+    """Return the name and data of each server-sent event."""
+    found = [dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":")) for block in text.split("\n\n")]
+    return [(event["event"], event["data"]) for event in found if event]

@@ -1,0 +1,109 @@
+"""The OpenAPI document is valid, and true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolbus.client.tools.tool import Tool
+from toolbus.descriptors import ToolDescriptor
+from toolbus.gateway.openapi_document import document, located
+
+pytestmark = pytest.mark.anyio
+
+
+def references(value: Any) -> set[str]:
+    """Every reference in a document."""
+    if isinstance(value, list):
+        return set().union(*map(references, value))
+    if not isinstance(value, dict):
+        return set()
+    found = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+    return found.union(*map(references, value.values()))
+
+
+def at(document: Any, reference: str) -> Any:
+    """The place that a reference leads to."""
+    for part in reference.removeprefix("#/").split("/"):
+        document = document[part.replace("~1", "/").replace("~0", "~")]
+    return document
+
+
+async def test_every_live_tool_has_an_operation(client: httpx.AsyncClient) -> None:
+    """With the schema of its arguments; every reference leads somewhere."""
+    found = (await client.get("/openapi.json")).json()
+    names = [each["name"] for each in (await client.get("/v1/tools")).json()["tools"]]
+    assert {f"/v1/tools/{name}/invoke" for name in names} <= set(found["paths"])
+    assert found["openapi"] == "3.1.0"
+    for reference in references(found):
+        assert at(found, reference) is not None
+    ids = [each["operationId"] for path in found["paths"].values() for each in path.values()]
+    assert len(ids) == len(set(ids))
+    assert found["components"]["schemas"]["tool.add"]["required"] == ["left", "right"]
+
+
+async def test_the_answers_are_as_described(client: httpx.AsyncClient) -> None:
+    """Each answer that can be had without a body meets its schema."""
+    found = (await client.get("/openapi.json")).json()
+    for path, operations in found["paths"].items():
+        if "get" not in operations or "{" in path:
+            continue
+        content = operations["get"]["responses"]["200"]["content"]
+        answer = await client.get(path)
+        assert answer.status_code == 200, path
+        [kind] = content
+        assert answer.headers["content-type"].startswith(kind)
+        if kind == "application/json":
+            schema = {**content[kind]["schema"], "components": found["components"]}
+            jsonschema_rs.validator_for(schema).validate(answer.json())
+
+
+async def test_a_document_is_made_once_for_a_state_of_the_catalogue(client: httpx.AsyncClient) -> None:
+    """The same tools give the same bytes."""
+    first, second = [(await client.get("/openapi.json")).content for _ in range(2)]
+    assert first == second
+
+
+def tool(name: str, parameters: dict[str, Any]) -> Tool:
+    """A tool with these parameters."""
+    return Tool(ToolDescriptor(name, "d", "s", parameters=parameters), None, available=True, owner="o", digest="d")
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b", "a{b}", "é", "..", "a%2Fb", "a~1b", "a_20_b"])
+def test_any_name_of_a_tool_makes_a_valid_path_and_component(name: str) -> None:
+    """Different names never share one."""
+    made = document([tool(name, {"type": "object"}), tool("a_2f_b", {"type": "object"})])
+    [key] = [each for each in made["components"]["schemas"] if each.startswith("tool.") and each != "tool.a_2f_b"] or ["tool.a_2f_b"]
+    assert key.isascii()
+    assert key.replace(".", "").replace("-", "").replace("_", "").isalnum()
+    assert sum(path.endswith("/invoke") for path in made["paths"]) == 2
+
+
+def test_references_within_a_schema_lead_to_its_place() -> None:
+    """Also from nested definitions; values that look like references are left alone."""
+    schema = {
+        "type": "object",
+        "properties": {"$ref": {"$ref": "#/$defs/node"}, "plain": {"const": {"$ref": "#/$defs/node"}}},
+        "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#"}}}},
+    }
+    made = document([tool("t", schema)])
+    found = made["components"]["schemas"]["tool.t"]
+    assert found["properties"]["$ref"] == {"$ref": "#/components/schemas/tool.t/$defs/node"}
+    assert found["properties"]["plain"] == {"const": {"$ref": "#/$defs/node"}}
+    assert found["$defs"]["node"]["properties"]["next"] == {"$ref": "#/components/schemas/tool.t"}
+    # What the schema took and refused it takes and refuses at its place.
+    moved = jsonschema_rs.validator_for({"$ref": "#/components/schemas/tool.t", "components": made["components"]})
+    for value in ({"$ref": {"next": {"plain": {"$ref": "#/$defs/node"}}}}, {"$ref": 1}, {"plain": 2}, []):
+        assert moved.is_valid(value) == jsonschema_rs.validator_for(schema).is_valid(value)
+
+
+@given(st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10))
+def test_a_schema_without_references_stays_as_it_is(value: Any) -> None:
+    """Only references change, and what says where a schema is."""
+    if not any(word in str(value) for word in ("$ref", "$schema", "$id", "$dynamicRef")):
+        assert located(value, "#/x") == value

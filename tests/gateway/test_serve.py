@@ -1,0 +1,133 @@
+"""``toolbus serve``: how it starts, refuses to start, and stops; and servers that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.cli.shell import Shell
+from tests.forking import ForkServer
+from tests.gateway.served import Site, events, run, stream
+from tests.servers import eventually
+from toolbus.broker.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def shell(own_site: Site, forks: ForkServer) -> Shell:
+    """A shell for commands that end."""
+    made = Shell(forks, own_site.folder, own_site.environment["TOOLBUS_URL"], own_site.namespace)
+    made.environment = own_site.environment
+    return made
+
+
+def test_a_port_in_use_is_one_line(shell: Shell) -> None:
+    """It names the place, and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = shell.run("serve", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"toolbus: can't listen at 127.0.0.1:{port}: Address already in use; choose")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_server_it_does_not_start(shell: Shell) -> None:
+    """It says how to start one."""
+    shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
+    done = shell.run("serve", "--port", "0")
+    assert done.returncode == 1
+    assert "127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_without_tokens_it_is_open_on_loopback_only(shell: Shell, host: str) -> None:
+    """Other places must be opened explicitly."""
+    done = shell.run("serve", "--port", "0", "--host", host)
+    assert done.returncode == 1
+    assert "--open" in done.stderr
+
+
+async def test_it_can_be_opened_explicitly(own_site: Site) -> None:
+    """Then any name of it will do; options come from the environment, too."""
+    _, url = own_site.gateway(TOOLBUS_GATEWAY_OPEN="1", TOOLBUS_GATEWAY_HOST="0.0.0.0")
+    assert url.startswith("http://0.0.0.0:")
+    async with httpx.AsyncClient(base_url=url) as client:
+        assert (await client.get("/ready", headers={"host": "tools.example.org"})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", ""])
+async def test_an_open_gateway_answers_only_for_names_of_its_machine(client: httpx.AsyncClient, name: str) -> None:
+    """A page whose name leads to this machine reads nothing."""
+    answer = await client.get("/tools", headers={"host": name})
+    assert (answer.status_code, "echo" in answer.text) == (421, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+async def test_a_signal_lets_answers_finish(own_site: Site, number: signal.Signals) -> None:
+    """It takes no more connections, and exits with 0."""
+    own_site.worker()
+    program, url = own_site.gateway()
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await eventually(lambda: has(client, "sleeps"), timeout=20.0)
+        async with stream(client, "counts", {"upto": 30, "pause": 0.05}) as response:
+            reading = events(response)
+            await anext(reading)
+            program.send_signal(number)
+            await asyncio.to_thread(own_site.logged, program, "gateway.draining")
+            last = [event async for event in reading][-1]
+        assert last.data["success"] is True
+        await eventually(lambda: program.poll() == 0, timeout=30.0)
+        with pytest.raises(httpx.TransportError):
+            await client.get("/health")
+
+
+async def has(client: httpx.AsyncClient, tool: str) -> bool:
+    """Return whether a gateway offers a tool."""
+    return tool in (await client.get("/tools")).text
+
+
+async def test_without_a_chat_service_chat_is_503(own_site: Site) -> None:
+    """It names the service that it looks for."""
+    _, url = own_site.gateway("--chat", "helper")
+    async with httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/chat", json={"message": "hello"})
+    assert answer.status_code == 503
+    assert "'helper'" in answer.json()["detail"]
+    assert answer.headers["retry-after"]
+
+
+async def test_a_server_that_goes_away_is_503_until_it_is_back(own_site: Site, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """The gateway stays, says so at once, and goes on by itself."""
+    server = fresh_server()
+    own_site.environment["TOOLBUS_URL"] = server.url
+    own_site.worker()
+    _, url = own_site.gateway()
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await eventually(lambda: has(client, "echo"), timeout=20.0)
+        server.kill()
+
+        async def refused() -> bool:
+            answer = await run(client, "echo", {"text": "x"})
+            assert answer.status_code in {200, 503}, answer.text
+            return answer.status_code == 503 and "retry-after" in answer.headers
+
+        await eventually(refused, timeout=30.0)
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.put("/v1/groups/g", json={})).status_code == 503
+        metrics = await client.get("/metrics")
+        assert "\ntoolbus_up 0\n" in metrics.text
+        server.start()
+
+        async def answers() -> bool:
+            return (await run(client, "echo", {"text": "back"})).status_code == 200
+
+        await eventually(answers, timeout=60.0, interval=0.2)
+        assert (await client.get("/ready")).status_code == 200

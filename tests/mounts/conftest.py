@@ -1,0 +1,26 @@
+"""Places for tests of mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.shell import Shell
+from tests.contract import Place
+from tests.forking import ForkServer
+
+
+@pytest.fixture
+def valkey(valkey_server: str, namespace: str) -> Place:
+    """A namespace of the test's own on Valkey."""
+    return Place(valkey_server, namespace)
+
+
+@pytest.fixture
+def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+    """Return a shell in an empty folder, with the test's namespace."""
+    made = Shell(forks, tmp_path, valkey_server, namespace)
+    yield made
+    made.close()

@@ -1,0 +1,1 @@
+"""Keep which form of each tool an operator has approved."""

@@ -1,0 +1,1 @@
+"""Keep the records of bearer tokens, for every gateway of a namespace."""

@@ -1,0 +1,94 @@
+"""Worker processes of a command: several of them under a supervisor, and the reason why one ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from toolbus.cli.common import Failure, environment_of
+from toolbus.results import ConfigurationError, ToolbusError
+from toolbus.settings import Settings
+
+
+class NotMendable(ConfigurationError):
+    """A start would be refused in the same way whatever the served files say."""
+
+
+@contextlib.contextmanager
+def refusals(lifeline: int | None) -> Iterator[None]:
+    """Let the process that started this one, if there is one, say why the worker ends."""
+    from toolbus import telemetry
+    from toolbus.results import RegistrationRefused
+    from toolbus.worker.process.lifeline import Told, tell
+
+    try:
+        yield
+    except ToolbusError as error:
+        mendable = isinstance(error, (ConfigurationError, RegistrationRefused)) and not isinstance(error, NotMendable)
+        telemetry.flush_logging()
+        if tell(lifeline, Told(refused=str(error), mendable=mendable)):
+            sys.exit(1)
+        raise
+    except Exception:
+        tell(lifeline, Told(mendable=True))
+        raise
+
+
+async def supervise(
+    ctx: click.Context,
+    settings: Settings,
+    words: Sequence[str],
+    *,
+    processes: int,
+    lifeline: int | None,
+    watch: Sequence[Path] = (),
+    after: Sequence[str] = (),
+) -> int:
+    """Keep processes of a toolbus command alive until a signal; return the exit code.
+
+    Args:
+        ctx: the running command's.
+        settings: of the workers.
+        words: the command and its arguments, after ``toolbus``.
+        processes: how many.
+        lifeline: the file descriptor of the process that started this one.
+        watch: folders in which changes start them anew.
+        after: arguments that stand after all options.
+    """
+    from toolbus.broker.admin import Admin
+    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
+    from toolbus.worker.process.supervisor import Supervisor, check_reload
+
+    given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
+    environment = environment_of(given)
+    # Refuses an impossible URL.
+    Admin(settings)
+    if watch:
+        check_reload()
+        # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+
+    async def retire(instance: str) -> None:
+        async with Admin(settings) as admin:
+            await admin.retire(instance)
+
+    supervisor = Supervisor(
+        [sys.executable, "-m", "toolbus", *words],
+        environment,
+        processes=processes,
+        grace=settings.grace,
+        retire=retire,
+        complain=lambda text: Failure(text).show(),
+        on_serving=lambda instance: tell(lifeline, Told(instance=instance)),
+        watch=watch,
+        after=after,
+    )
+    if lifeline is not None:
+        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return await supervisor.run()

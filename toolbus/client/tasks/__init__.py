@@ -1,0 +1,1 @@
+"""Calls that outlive the process that began them, found again by the id of a task."""

@@ -1,0 +1,176 @@
+"""``Tasks``: begin calls that outlive this process, and find, follow and cancel those of any process."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from toolbus.broker.protocols import Fate, TaskRecord
+from toolbus.client.calls.call import Call, CallTarget
+from toolbus.client.calls.dispatcher import Dispatcher
+from toolbus.client.confirmations.grant import Grant
+from toolbus.client.executor.state import BusState
+from toolbus.client.tasks.state import TaskState, state_of
+from toolbus.client.tools.tool import Tool
+from toolbus.envelope import Request
+from toolbus.options import merged
+from toolbus.results import BrokerUnavailable, ErrorInfo, ToolResult
+
+_ENTROPY = 24
+_LONGEST_ID = 64
+_POLL = 0.01
+# Seconds past its deadline after which a call is taken for ended although nobody has said so.
+_GRACE = 30.0
+# Seconds that the server has to answer; while it is away a command waits for it.
+_PATIENCE = 10.0
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A task: its id, whose it is, and where its call is."""
+
+    id: str
+    user: str
+    record: TaskRecord
+
+
+class Tasks:
+    """The tasks of a namespace.
+
+    A task is a shared call whose place is kept on the server under the user and a random id. So any process finds it, and none that
+    has another user or no id.
+    """
+
+    def __init__(self, state: BusState) -> None:
+        self._state = state
+
+    async def begin(self, tool: Tool, arguments: Mapping[str, Any], user: str, grant: Grant | None = None) -> tuple[Task, Call]:
+        """Publish a call, and return it with its task as soon as any process would find both.
+
+        The call is this process's own: cancelling it cancels the task, and ``let_go`` leaves it to others. A call that could not be
+        published has its result, and its task is kept nowhere.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
+        token = secrets.token_urlsafe(_ENTROPY)
+        chosen = merged({"user": user}, {"idempotency_key": f"task {token}"})
+        call = self._state.make_call(CallTarget(tool.name), arguments, chosen, streaming=True)
+        call.grant = grant
+        await call.__aenter__()
+        try:
+            async with self._patience():
+                while not call.entry and not call.done:
+                    # Its answer comes after that of the publication, unless that waits for a server that is surely the master.
+                    await self._store.get(user, token)
+                    await asyncio.sleep(0 if call.entry or call.done else _POLL)
+                task = Task(token, user, self._record(tool, call))
+                if call.entry:
+                    await self._store.put(user, token, task.record)
+        except BaseException:
+            call.cancel()
+            raise
+        return task, call
+
+    async def find(self, id: str, user: str) -> Task | None:
+        """Return a user's task; None when there is none of that id, or it is another user's.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
+        if not id or len(id) > _LONGEST_ID or not id.isascii():
+            return None
+        async with self._patience():
+            record = await self._store.get(user, id)
+        return None if record is None else Task(id, user, record)
+
+    async def state(self, task: Task) -> TaskState | None:
+        """Return what is known of a task now; None when its answer is not kept any more.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
+        async with self._patience():
+            found = await self._store.frames(task.record.call)
+        if found is None:
+            return None
+        state = state_of(found.frames, max(found.updated, task.record.created, task.record.cancelled))
+        if state.result is None:
+            state.result = self._unanswered(task, state)
+        return state
+
+    def attach(self, task: Task) -> Call:
+        """Return a call that reads the task's events from their start; leaving it does not cancel the task."""
+        dispatcher = self._dispatcher
+        record = task.record
+        call = dispatcher.make_call(CallTarget(record.tool), {}, {"user": task.user}, streaming=True)
+        left = max(1.0, record.created + record.kept - time.time())
+        request = Request(call.id, "", record.service, record.tool, task.user, timeout=left, shared=True)
+        dispatcher.attach(call, request, record.call)
+        return call
+
+    def let_go(self, call: Call) -> None:
+        """End this process's part of a task's call without cancelling it."""
+        # A call that has no entry of its own is nobody's to cancel.
+        call.entry = ""
+        call.cancel()
+
+    async def cancel(self, task: Task) -> None:
+        """Remove a task's call, or tell the worker that runs it.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
+        record = task.record
+        request = Request(record.call, "", record.service, record.tool, task.user, timeout=record.timeout, effect=record.effect)
+        heard: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+
+        def on_fate(fate: Fate) -> None:
+            if not heard.done():
+                heard.set_result(fate)
+
+        left = record.created + record.kept - time.time()
+        self._dispatcher.check().broker.cancel(request, record.queue, record.entry, on_fate, waited=max(0.0, left - record.timeout))
+        async with self._patience():
+            fate = await heard
+            changed = msgspec.structs.replace(record, cancelled=time.time(), removed=record.removed or fate == "removed")
+            await self._store.put(task.user, task.id, changed)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                yield
+        except TimeoutError:
+            raise BrokerUnavailable(f"the server has not answered within {_PATIENCE:g} s") from None
+
+    @property
+    def _dispatcher(self) -> Dispatcher:
+        return self._state.dispatcher
+
+    @property
+    def _store(self) -> Any:
+        return self._state.dispatcher.check().broker.tasks
+
+    def _record(self, tool: Tool, call: Call) -> TaskRecord:
+        request = call.request
+        timeout = 0.0 if request is None else request.timeout
+        kept = timeout + self._dispatcher.settings.retention
+        return TaskRecord(tool.name, tool.service, call.queue, call.id, call.entry, time.time(), timeout, kept, tool.descriptor.effect)
+
+    def _unanswered(self, task: Task, state: TaskState) -> ToolResult | None:
+        """Return the end of a call that no worker will tell of, or None while one may."""
+        record = task.record
+        if record.removed:
+            return ToolResult.fail(ErrorInfo("cancelled", message="cancelled before it ran"))
+        late = time.time() - record.created - record.timeout - _GRACE
+        if late <= 0 or state.question is not None or state.started:
+            return None
+        return ToolResult.fail(ErrorInfo("deadline_exceeded", message=f"no worker took the call within {record.timeout:g} s"))

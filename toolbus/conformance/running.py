@@ -1,0 +1,94 @@
+"""Run all checks of a worker or an agent against a server of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from toolbus.broker.embedded import EmbeddedServer
+from toolbus.broker.probe import Probe
+from toolbus.conformance import lease_checks as _  # noqa: F401 - adds its checks to the table
+from toolbus.conformance.agent_checks import AGENT
+from toolbus.conformance.agent_scene import AgentScene
+from toolbus.conformance.checks import Outcome, outcome_of
+from toolbus.conformance.program import Program
+from toolbus.conformance.scene import LEASE, WorkerScene
+from toolbus.conformance.worker_checks import WORKER
+from toolbus.settings import Settings
+
+Told = Callable[[Outcome], None]
+
+
+@contextlib.asynccontextmanager
+async def _started(command: Sequence[str]) -> AsyncIterator[tuple[Settings, Probe, Program]]:
+    with EmbeddedServer() as server:
+        settings = Settings.load({}, url=server.url, namespace="conformance", lease=LEASE)
+        environment = {
+            "TOOLBUS_URL": settings.url,
+            "TOOLBUS_NAMESPACE": settings.namespace,
+            "TOOLBUS_LEASE": f"{LEASE:g}",
+            "TOOLBUS_GRACE": "1",
+        }
+        program = Program(command, environment)
+        try:
+            async with Probe(settings) as probe:
+                yield settings, probe, program
+        finally:
+            await program.close()
+
+
+async def try_worker(command: Sequence[str], level: int, only: tuple[str, ...], told: Told) -> list[Outcome]:
+    """Check a worker.
+
+    Args:
+        command: starts it; it serves the service ``conformance`` on the server of ``TOOLBUS_URL``.
+        level: the highest level to check.
+        only: names of checks; all for none.
+        told: is told of each outcome as it comes.
+
+    Raises:
+        ConfigurationError: the command can't be started.
+    """
+    found: list[Outcome] = []
+    async with _started(command) as (settings, probe, program):
+        scene = WorkerScene(settings, probe, program)
+        for check in WORKER.chosen(level, only):
+            outcome = await outcome_of(msgspec.structs.replace(check, run=_with_worker(check.run)), scene)
+            if not outcome.holds:
+                # What one fault leaves behind must not look like others.
+                await scene.begin_anew()
+            found.append(outcome)
+            told(outcome)
+    return found
+
+
+def _with_worker(run: Callable[[WorkerScene], object]) -> Callable[[WorkerScene], object]:
+    async def with_worker(scene: WorkerScene) -> None:
+        await scene.ensure_worker()
+        await run(scene)  # type: ignore[misc]
+
+    return with_worker
+
+
+async def try_agent(command: Sequence[str], level: int, only: tuple[str, ...], told: Told) -> list[Outcome]:
+    """Check an agent, see ``try_worker``; it reads calls from standard input and writes their events to standard output.
+
+    Raises:
+        ConfigurationError: the command can't be started.
+    """
+    found: list[Outcome] = []
+    async with _started(command) as (settings, probe, program):
+        for check in AGENT.chosen(level, only):
+            async with AgentScene(settings, probe, program) as scene:
+                outcome = await outcome_of(check, scene)
+            found.append(outcome)
+            told(outcome)
+    return found
+
+
+def words_of(command: Sequence[str]) -> list[str]:
+    """Return the words of a command that may be given as one text."""
+    return shlex.split(command[0]) if len(command) == 1 else list(command)

@@ -1,0 +1,214 @@
+"""``WorkerScene``: a worker under test on one side, and raw requests and frames on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from toolbus.broker import scripts
+from toolbus.broker.probe import Probe
+from toolbus.conformance.checks import Broken, until
+from toolbus.conformance.program import Program
+from toolbus.settings import Settings
+
+SERVICE = "conformance"
+LEASE = 2.0
+"""Seconds: ``TOOLBUS_LEASE`` of the program under test."""
+
+_STARTS = 20.0
+_ANSWERS = 10.0
+
+
+class Sent(msgspec.Struct):
+    """A request that was published: its correlation id and the entry's id."""
+
+    id: str
+    entry: str
+
+
+class WorkerScene:
+    """Starts workers, publishes requests as they stand, and reads the frames as they come.
+
+    Args:
+        settings: the server and namespace, which belong to the kit.
+        program: the command that starts a worker.
+    """
+
+    def __init__(self, settings: Settings, probe: Probe, program: Program) -> None:
+        self.settings = settings
+        self.probe = probe
+        self.program = program
+        self.keys = probe.keys
+        self.queue, self.fence = self.keys.queue(SERVICE), self.keys.fence(SERVICE)
+        self.agent = secrets.token_hex(16)
+        self.worker: asyncio.subprocess.Process | None = None
+        self._read = "0-0"
+        # Several checks of one moment read the stream together.
+        self._reading = asyncio.Lock()
+        self._frames: dict[str, list[dict[str, Any]]] = {}
+
+    # -- the worker -------------------------------------------------------------------------------
+
+    async def ensure_worker(self) -> None:
+        """Have one worker in the registry, and a reply stream of this agent."""
+        if self.worker is None or self.worker.returncode is not None:
+            self.worker = await self.program.start()
+        await until(self.instances, _STARTS, f"no worker of {SERVICE!r} is in the registry{self.program.said()}")
+        await self.listen()
+
+    async def begin_anew(self) -> None:
+        """Stop the worker and empty the server."""
+        if self.worker is not None:
+            await self.program.kill(self.worker)
+            self.worker = None
+        await self.probe.run("FLUSHDB")
+        self._read = "0-0"
+
+    async def now(self) -> int:
+        """Return the server's time in milliseconds."""
+        seconds, micros = await self.probe.run("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def beat(self, member: str) -> None:
+        """Extend the lease of a worker that the kit plays."""
+        await self.probe.run("ZADD", self.keys.live, await self.now() + int(LEASE * 1000), member)
+
+    async def instances(self) -> list[str]:
+        """Return the instances of the service whose leases have not ended."""
+        now = await self.now()
+        members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
+        return [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        await asyncio.sleep(seconds)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Make the reply stream of this agent, and keep it alive for a while."""
+        await self.probe.script(scripts.LISTEN, (self.keys.replies(self.agent),), 600_000, self._read)
+
+    async def publish(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, due: object = None, **fields: Any) -> Sent:
+        """Publish a request.
+
+        Args:
+            role: ``echo``, ``count``, …, or an unknown one.
+            arguments: of the tool.
+            timeout: seconds until the deadline.
+            due: text in place of the deadline of the entry.
+            **fields: further fields of the request.
+        """
+        call, document, in_time = self.unsent(role, arguments, timeout=timeout, **fields)
+        return Sent(call, await self.add(document, in_time if due is None else str(due)))
+
+    def unsent(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, **fields: Any) -> tuple[str, bytes, str]:
+        """Return the id, the document and the deadline of a request that is not published yet."""
+        request = {
+            "id": secrets.token_hex(16), "agent": self.agent, "service": SERVICE, "tool": f"{SERVICE}-{role}", "arguments": arguments,
+            "timeout": timeout, **fields,
+        }  # fmt: skip
+        return request["id"], json.dumps(request, ensure_ascii=False).encode(), str(int((time.time() + timeout) * 1000))
+
+    async def add(self, document: bytes, due: str, *more: str) -> str:
+        """Append an entry to the queue and return its id."""
+        entry = await self.probe.run("XADD", self.queue, "NOMKSTREAM", "*", "r", document, "d", due, *more)
+        if entry is None:
+            raise Broken("the worker's request stream does not exist")
+        return str(entry.decode())
+
+    async def is_finished(self, sent: Sent) -> bool:
+        """Return whether a request was acknowledged and deleted."""
+        return not await self.probe.run("XRANGE", self.queue, sent.entry, sent.entry)
+
+    async def holder(self, sent: Sent) -> tuple[str, int, int]:
+        """Return the consumer that has a request, its idle time (ms) and its delivery count; empty when nobody has it."""
+        found = await self.probe.run("XPENDING", self.queue, "g", sent.entry, sent.entry, 1)
+        return (found[0][1].decode(), int(found[0][2]), int(found[0][3])) if found else ("", 0, 0)
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    async def _take_in(self, stream: str = "") -> None:
+        """Read new frames; every one of them must be readable."""
+        found = await self.probe.run("XRANGE", stream or self.keys.replies(self.agent), "-" if stream else f"({self._read}", "+")
+        for entry, flat in found:
+            if not stream:
+                self._read = entry.decode()
+            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            if b"f" not in fields:
+                continue
+            try:
+                frames = json.loads(fields[b"f"].decode("utf-8"))
+            except ValueError as error:
+                raise Broken(f"an entry of the reply stream is no JSON in UTF-8: {error}") from None
+            if not isinstance(frames, list):
+                raise Broken("the field f of an entry of the reply stream is no list of frames")
+            for frame in frames:
+                if not isinstance(frame, dict) or not isinstance(frame.get("id"), str):
+                    raise Broken(f"a frame has no id: {str(frame)[:100]}")
+                self._frames.setdefault(frame["id"], []).append(frame)
+
+    async def frames(self, sent: Sent) -> list[dict[str, Any]]:
+        """Return the frames of a request that have come until now."""
+        async with self._reading:
+            await self._take_in()
+        return self._frames.get(sent.id, [])
+
+    async def ended(self, sent: Sent, within: float = _ANSWERS) -> list[dict[str, Any]]:
+        """Return the frames of a request when its end has come.
+
+        Raises:
+            Broken: it did not come.
+        """
+
+        async def has_ended() -> bool:
+            self.program.check_alive()
+            return any(frame.get("end_of_stream") for frame in await self.frames(sent))
+
+        await until(has_ended, within, "no frame with end_of_stream came")
+        return self._frames[sent.id]
+
+    async def shared_frames(self, sent: Sent) -> list[dict[str, Any]]:
+        """Return the frames of a shared call, which has a stream of its own."""
+        self._frames.pop(sent.id, None)
+        await self._take_in(self.keys.call(sent.id))
+        return self._frames.get(sent.id, [])
+
+
+def text_of(frames: list[dict[str, Any]]) -> str:
+    """Return the whole text of a call that has ended."""
+    end = frames[-1]
+    if isinstance(end.get("response"), str):
+        return str(end["response"])
+    pieces = [
+        part for frame in frames if frame.get("kind", "text") == "text" for part in (frame.get("texts") or [frame.get("response") or ""])
+    ]
+    return "".join(pieces) + "".join(frame["response"] for frame in frames if frame.get("kind") == "output")
+
+
+def error_of(frames: list[dict[str, Any]]) -> str:
+    """Return the type of the error with which a call ended; empty when it succeeded."""
+    error = frames[-1].get("error")
+    return str(error.get("type", "?")) if isinstance(error, dict) else ""
+
+
+def check_run(frames: list[dict[str, Any]]) -> None:
+    """Check the frames of a call with one run: numbered from 0 without gaps, and one end, which is the last.
+
+    Raises:
+        Broken: they are not.
+    """
+    runs = {frame.get("run") for frame in frames}
+    if len(runs) != 1 or not all(isinstance(run, str) and run for run in runs):
+        raise Broken(f"the frames of one run must have the same token in `run`, not {sorted(map(str, runs))}")
+    numbers = [frame.get("seq", 0) for frame in frames]
+    if numbers != list(range(len(frames))):
+        raise Broken(f"`seq` must count from 0 without gaps, and was {numbers[:20]}")
+    ends = [bool(frame.get("end_of_stream")) for frame in frames]
+    if ends.count(True) != 1 or not ends[-1]:
+        raise Broken(f"exactly one frame has end_of_stream, the last one; there were {ends.count(True)}")

@@ -1,0 +1,48 @@
+"""Describe what a source of credentials says of a token."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from toolbus.gateway.principals import Principal
+from toolbus.tokens import Rate, TokenRecord
+
+
+class Refused(Exception):
+    """A token that is not accepted; the message goes to the client and says nothing of the token."""
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """Whom a token stands for, and how many requests it may send."""
+
+    principal: Principal
+    rate: Rate | None = None
+
+
+class Source(Protocol):
+    """Knows tokens of one kind."""
+
+    def takes(self, token: str) -> bool:
+        """Return whether a token has the form of this source's."""
+
+    async def credential(self, token: str) -> Credential | None:
+        """Return whom a token of this form stands for; None when the source does not know it, and the next one is asked.
+
+        Raises:
+            Refused: it is known and not accepted (any more).
+            Problem: 503, the source can't say now.
+        """
+
+
+def of_record(record: TokenRecord) -> Credential:
+    """Return the credential that a record describes."""
+    principal = Principal(
+        name=record.name,
+        user=record.user,
+        groups=None if record.groups is None else frozenset(record.groups),
+        tools=None if record.tools is None else frozenset(record.tools),
+        may=frozenset(record.permissions),
+    )
+    return Credential(principal, record.rate)

@@ -1,0 +1,29 @@
+"""Put the routes of the page together, and keep its board running."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from toolbus.gateway.gateway import Gateway
+from toolbus.gateway.page import changing, files, pins, reading, stream
+from toolbus.gateway.page.board import Board
+from toolbus.watch.watch import Watch
+
+RECENT = 300
+"""Recent attempts of calls that the page shows."""
+
+ROUTES: list[BaseRoute] = [*files.ROUTES, *stream.ROUTES, *changing.ROUTES, *reading.ROUTES, *pins.ROUTES]
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Keep the page's board up to date while the application runs."""
+    gateway: Gateway = app.state.gateway
+    async with Watch(gateway.settings, calls=RECENT) as watch:
+        app.state.board = Board(gateway.bus, watch)
+        async with app.state.board.running():
+            yield

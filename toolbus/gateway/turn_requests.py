@@ -1,0 +1,102 @@
+"""Read what a client asks of ``POST /v1/tool_calls``: a model's message, and the options of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
+from toolbus.client.executor.toolcalls import ModelCall, tool_calls
+from toolbus.confirmations import CONFIRM_TIMEOUT
+from toolbus.gateway import bodies
+from toolbus.gateway.problems import Problem
+from toolbus.results import ConfigurationError
+
+SESSION = "toolbus-session"
+"""The header that names the session."""
+
+TIMEOUT = "toolbus-timeout"
+"""The header with the seconds that each call may take."""
+
+IDEMPOTENCY_KEY = "idempotency-key"
+
+MOST_CALLS = 256
+"""Most calls of one message."""
+
+# A message of a provider has one of these; a wrapped one does not.
+_OF_MESSAGES = frozenset({"role", "choices", "tool_calls", "output", "content", "name", "function"})
+
+
+class TurnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options that a client may give; see ``bus.executor``."""
+
+    session: str = ""
+    timeout: float | None = None
+    idle_timeout: float | None = None
+    wait: float | bool | None = None
+    idempotency_key: str | None = None
+    metadata: dict[str, str] | None = None
+    initial: dict[str, Any] | None = None
+    concurrent: bool = True
+    sequential: tuple[str, ...] = ()
+    output_limit: int = LIMIT
+    attachment_limit: int = ATTACHMENTS
+    confirm_timeout: float = CONFIRM_TIMEOUT
+    confirm_anywhere: bool | None = None
+
+    def of_the_executor(self) -> dict[str, Any]:
+        """Return what ``executor`` takes, without what was not given."""
+        given = msgspec.structs.asdict(self)
+        del given["concurrent"]
+        return {name: value for name, value in given.items() if value is not None and (name != "session" or value)}
+
+
+class TurnRequest(msgspec.Struct, frozen=True):
+    """The calls of a message and their options."""
+
+    calls: list[ModelCall]
+    options: TurnOptions
+
+
+async def turn_request(request: Request) -> TurnRequest:
+    """Return what a request asks for.
+
+    The body is a model's message as its provider gave it, with options in headers; or ``{"message": …}`` with the options beside it.
+
+    Raises:
+        Problem: the body is no JSON or too large, or holds no message, or an option is wrong.
+    """
+    found = await bodies.read(request, Any)
+    given: dict[str, Any] = {}
+    if isinstance(found, Mapping) and "message" in found and not _OF_MESSAGES & found.keys():
+        given = {name: value for name, value in found.items() if name != "message"}
+        found = found["message"]
+    if "user" in given:
+        raise Problem(422, "invalid_options", "the user is whom the token names; a body can't choose one")
+    try:
+        calls = tool_calls(found)
+        options = msgspec.convert({**_of_headers(request), **given}, TurnOptions)
+    except ConfigurationError as error:
+        raise Problem(422, "invalid_message", str(error)) from None
+    except msgspec.ValidationError as error:
+        raise Problem(422, "invalid_options", f"{error}; there are: {', '.join(TurnOptions.__struct_fields__)}") from None
+    if len(calls) > MOST_CALLS:
+        raise Problem(422, "invalid_message", f"a message has at most {MOST_CALLS} calls, not {len(calls):,}")
+    return TurnRequest(calls, options)
+
+
+def _of_headers(request: Request) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if session := request.headers.get(SESSION):
+        found["session"] = session
+    if key := request.headers.get(IDEMPOTENCY_KEY):
+        found["idempotency_key"] = key
+    if timeout := request.headers.get(TIMEOUT):
+        try:
+            found["timeout"] = float(timeout)
+        except ValueError:
+            raise Problem(422, "invalid_options", f"the header {TIMEOUT} is a number of seconds") from None
+    return found

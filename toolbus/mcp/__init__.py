@@ -1,0 +1,1 @@
+"""Serve the tools of a bus to clients of the Model Context Protocol."""

@@ -1,0 +1,198 @@
+"""Answer ``tools/call``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams
+
+from toolbus.client.bus import ToolBus
+from toolbus.client.calls.call import Call
+from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.confirmations.grant import Grant
+from toolbus.client.executor.arguments import Preparers
+from toolbus.client.tools.declared import task_after
+from toolbus.client.tools.tool import Tool
+from toolbus.confirmations import CONFIRM_TIMEOUT
+from toolbus.display import visible
+from toolbus.envelope import new_run
+from toolbus.mcp.caller import Caller, CallerOf, Context
+from toolbus.mcp.client import Client
+from toolbus.mcp.content import content_of, failure_of
+from toolbus.mcp.following import Following
+from toolbus.mcp.questions import OpenQuestions, allowed, asked_by_client, form
+from toolbus.mcp.tasks.document import created
+from toolbus.results import BrokerError, ConfigurationError, ToolError
+
+_TASK = "task "
+_CONFIRM = "confirm "
+_CONFIRMATION = "confirm"
+_MOST_DIGITS = 6
+
+
+class ToolCalls:
+    """Answers ``tools/call`` with the tools of a bus."""
+
+    def __init__(self, bus: ToolBus, caller_of: CallerOf) -> None:
+        self._bus = bus
+        self._caller_of = caller_of
+        self._preparers = Preparers()
+
+    async def call(self, context: Context, params: CallToolRequestParams) -> dict[str, Any]:
+        """Call a tool. What fails within the call is a result with ``isError``.
+
+        Raises:
+            MCPError: the caller sees no such tool, or the bus can't be used.
+        """
+        caller = self._caller_of(context)
+        client = Client.of(context)
+        try:
+            tool = _found(self._bus, caller, params.name)
+            if client.modern and params.request_state is not None and params.request_state.startswith(_TASK):
+                return await self._resume(context, caller, client, tool, params)
+            return await self._call(context, caller, client, tool, params)
+        except (BrokerError, ConfigurationError, TimeoutError) as error:
+            raise MCPError(INTERNAL_ERROR, f"the tools can't be reached now: {error}") from None
+
+    def tool(self, caller: Caller, name: str) -> Tool | None:
+        """Return a tool that a caller sees, or None."""
+        return caller.sees(self._bus).by_wire_name(name)
+
+    def plain(self, caller: Caller, tool: Tool, arguments: dict[str, Any]) -> Call:
+        """Return a call that needs no confirmation and whose result is all that is wanted.
+
+        Raises:
+            ToolError: the arguments do not fit.
+            ConfigurationError: the bus is not open.
+        """
+        arguments = self._preparers.prepare(tool, arguments, [])
+        return caller.view(self._bus).stream(tool.name, arguments)
+
+    async def _call(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
+        try:
+            arguments = self._preparers.prepare(tool, params.arguments or {}, [])
+            grant = Grant(tool)
+            if tool.descriptor.confirm and tool.available:
+                confirmation = self._confirmation(tool, arguments, caller)
+                if client.modern and client.elicits:
+                    waiting = _not_confirmed(confirmation, params)
+                    if waiting is not None:
+                        return waiting
+                else:
+                    await self._confirmed(context, client, confirmation)
+                arguments, grant.digest = confirmation.arguments, confirmation.digest
+        except ToolError as error:
+            return failure_of(error.error, tool)
+        after = task_after(tool.descriptor) if client.tasks else None
+        if after is not None or (client.modern and client.elicits and tool.descriptor.effect != "read"):
+            return await self._durable(context, caller, client, tool, arguments, grant, after)
+        call = caller.view(self._bus).stream(tool.name, arguments)
+        call.grant = grant
+        if not (client.progress or client.elicits):
+            return content_of(await call.result(), tool, modern=client.modern)
+        async with call:
+            following = Following(context, client, OpenQuestions(self._bus, caller), call)
+            await following.run(None)
+            return content_of(await call.result(), tool, modern=client.modern)
+
+    async def _durable(
+        self, context: Context, caller: Caller, client: Client, tool: Tool, arguments: dict[str, Any], grant: Grant, after: float | None
+    ) -> dict[str, Any]:
+        """Call a tool so that the call can go on without this request: as a task, or while the user is asked."""
+        tasks = self._bus.tasks
+        task, call = await tasks.begin(tool, arguments, caller.user, grant)
+        async with call:
+            following = Following(context, client, OpenQuestions(self._bus, caller), call)
+            if not call.done and after != 0:
+                await following.run(after)
+            if call.done:
+                return content_of(await call.result(), tool, modern=True)
+            tasks.let_go(call)
+        if after is not None:
+            return created(task)
+        return {
+            "resultType": "input_required",
+            "inputRequests": {each.id: form(str(each)) for each in following.questions},
+            "requestState": f"{_TASK}{task.id} 1",
+        }
+
+    async def _resume(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
+        """Go on with a call whose handler had asked the client's user."""
+        tasks = self._bus.tasks
+        name, _, number = str(params.request_state).removeprefix(_TASK).partition(" ")
+        task = await tasks.find(name, caller.user)
+        if task is None or task.record.tool != tool.name:
+            raise MCPError(INVALID_PARAMS, "the request state stands for no call of this tool; it may have expired")
+        questions = OpenQuestions(self._bus, caller)
+        answered = await questions.take(params.input_responses, task.record.call)
+        call = tasks.attach(task)
+        following = Following(context, client, questions, call, answered)
+        async with call:
+            try:
+                await following.run(None)
+            except BaseException:
+                # The client has gone, and with it the only one who waits.
+                await tasks.cancel(task)
+                raise
+            if call.done:
+                return content_of(await call.result(), tool, modern=True)
+        requests = {each.id: form(str(each)) for each in following.questions}
+        following_round = int(number) + 1 if number.isdecimal() and len(number) < _MOST_DIGITS else 1
+        return {"resultType": "input_required", "inputRequests": requests, "requestState": f"{_TASK}{task.id} {following_round}"}
+
+    # -- confirmations before a call --------------------------------------------------------------
+
+    def _confirmation(self, tool: Tool, arguments: dict[str, Any], caller: Caller) -> Confirmation:
+        limit = self._bus.settings.max_request
+        return Confirmation(new_run(), "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
+
+    async def _confirmed(self, context: Context, client: Client, confirmation: Confirmation) -> None:
+        """Wait until the client's user, or anybody elsewhere, allows the call.
+
+        Raises:
+            ToolError: nobody did.
+        """
+
+        async def ask(confirmation: Confirmation) -> bool | None:
+            return await asked_by_client(context, str(confirmation))
+
+        if client.progress:
+            text = f"waits for a person: toolbus confirm allow {confirmation.id}"
+            await context.session.report_progress(0, None, text)
+        refused = await self._bus.confirmations.settled(confirmation, ask if client.elicits else None, shared=True)
+        if refused is not None:
+            raise ToolError(refused)
+
+
+def _found(bus: ToolBus, caller: Caller, name: str) -> Tool:
+    """Return a tool that the caller sees.
+
+    Raises:
+        MCPError: there is none of this name.
+    """
+    tools = caller.sees(bus)
+    tool = tools.by_wire_name(name)
+    if tool is not None:
+        return tool
+    near = [each for each in bus.near(name, caller.user) if each in tools]
+    hint = f"; did you mean {' or '.join(map(visible, near))}?" if near else ""
+    gone = "; it was there before, and its service has stopped" if tools.former(name) is not None else ""
+    raise MCPError(INVALID_PARAMS, f"Unknown tool: {visible(name[:200])}{gone or hint}")
+
+
+def _not_confirmed(confirmation: Confirmation, params: CallToolRequestParams) -> dict[str, Any] | None:
+    """Return the question to a client's user, or None when the user has allowed this very call.
+
+    Raises:
+        ToolError: the user did not.
+    """
+    state = f"{_CONFIRM}{confirmation.digest}"
+    said = allowed((params.input_responses or {}).get(_CONFIRMATION)) if params.request_state == state else None
+    if said is None:
+        return {"resultType": "input_required", "inputRequests": {_CONFIRMATION: form(str(confirmation))}, "requestState": state}
+    if not said:
+        confirmation.deny()
+        message = f"a person did not allow this call of {confirmation.tool!r}"
+        raise ToolError(message, type="forbidden", code="denied")
+    return None

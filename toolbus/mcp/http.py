@@ -1,0 +1,135 @@
+"""``McpEndpoint``: streamable HTTP for clients of every revision."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from starlette.requests import HTTPConnection, Request
+from starlette.types import Message, Receive, Scope, Send
+
+from toolbus.client.bus import ToolBus
+from toolbus.mcp.caller import SCOPE_KEY, Caller, caller_of_request
+from toolbus.mcp.quick import QuickCalls
+from toolbus.mcp.server import BusServer
+
+MOST_BODY = 1_048_576
+"""Bytes of a request's body."""
+
+_LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
+
+Admit = Callable[[HTTPConnection], Awaitable[Caller]]
+"""Returns who sent a request, or raises what the application answers."""
+
+
+class McpEndpoint:
+    """An ASGI application for one path; it answers while ``run`` is entered.
+
+    Args:
+        bus: open while it runs.
+        admit: finds out who sent a request.
+        loopback: refuse requests that a page of another site makes a browser send, by their Host and Origin; for servers that take
+            everybody on this machine for their user.
+    """
+
+    def __init__(self, bus: ToolBus, admit: Admit, *, loopback: bool) -> None:
+        self._admit = admit
+        self._server = BusServer(bus, caller_of_request)
+        hosts = [name for host in _LOOPBACK for name in (host, f"{host}:*")]
+        origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
+        security = TransportSecuritySettings(enable_dns_rebinding_protection=loopback, allowed_hosts=hosts, allowed_origins=origins)
+        self._security = TransportSecurityMiddleware(security)
+        self._quick = QuickCalls(self._server.calls, self._server.server_info_stamp, MOST_BODY)
+        self._manager = StreamableHTTPSessionManager(self._server, security_settings=security, max_request_body_size=MOST_BODY)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Serve requests; leaving it ends every stream."""
+        async with self._manager.run():
+            try:
+                yield
+            finally:
+                self._server.close_streams()
+
+    def close_streams(self) -> None:
+        """End the subscriptions in order, which would otherwise keep their connections open."""
+        self._server.close_streams()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request.
+
+        Raises:
+            Exception: what ``admit`` raises, which the application around answers.
+        """
+        caller = await self._admit(HTTPConnection(scope))
+        if scope["method"] == "POST":
+            refused = await self._security.validate_request(Request(scope), is_post=True)
+            if refused is not None:
+                await refused(scope, receive, send)
+                return
+            read = await self._quick.answer(caller, scope, receive, send)
+            if read is None:
+                return
+            if read:
+                receive = _replayed(read, receive)
+        # The SDK lets only the one who has begun a session of the older revisions use it.
+        token = AccessToken(token="", client_id=caller.name, scopes=[], subject=caller.user)
+        # A header's value has no blanks around it, and not every server has taken them away.
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        inner = {**scope, "headers": headers, SCOPE_KEY: caller, "user": AuthenticatedUser(token)}
+        await self._manager.handle_request(inner, receive, send)
+
+
+def _replayed(read: list[Message], receive: Receive) -> Receive:
+    """Return what receives again what was read, and then the rest."""
+    waiting = iter(read)
+
+    async def again() -> Message:
+        for message in waiting:
+            return message
+        return await receive()
+
+    return again
+
+
+class LazyEndpoint:
+    """An endpoint that begins with the first request and runs until ``aclose``."""
+
+    def __init__(self, make: Callable[[], McpEndpoint]) -> None:
+        self._make = make
+        self._endpoint: McpEndpoint | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if self._endpoint is None:
+            endpoint, ready = self._make(), asyncio.Event()
+            self._endpoint = endpoint
+            self._running = asyncio.create_task(self._run(endpoint, ready), name="toolbus-mcp")
+            self._ready = ready
+        await self._ready.wait()
+        await self._endpoint(scope, receive, send)
+
+    def close_streams(self) -> None:
+        """End the subscriptions in order."""
+        if self._endpoint is not None:
+            self._endpoint.close_streams()
+
+    async def aclose(self) -> None:
+        """End every stream and session."""
+        self._stop.set()
+        if self._running is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._running
+
+    async def _run(self, endpoint: McpEndpoint, ready: asyncio.Event) -> None:
+        async with endpoint.run():
+            ready.set()
+            await self._stop.wait()

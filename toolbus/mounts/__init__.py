@@ -1,0 +1,29 @@
+"""Serve what others offer as tools of the bus: MCP servers, FastMCP objects, and the operations of an OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toolbus.lazy import lazily
+
+if TYPE_CHECKING:
+    from toolbus.mounts.objects import mount_of
+    from toolbus.mounts.options import Options
+    from toolbus.mounts.provider import BusProvider
+    from toolbus.mounts.service import MountedServer
+    from toolbus.mounts.serving import serve
+    from toolbus.mounts.targets import Address, Command, InProcess
+
+__all__ = ["Address", "BusProvider", "Command", "InProcess", "MountedServer", "Options", "mount_of", "serve"]
+
+__getattr__, __dir__ = lazily(
+    globals(),
+    {
+        "toolbus.mounts.objects": ("mount_of",),
+        "toolbus.mounts.options": ("Options",),
+        "toolbus.mounts.provider": ("BusProvider",),
+        "toolbus.mounts.service": ("MountedServer",),
+        "toolbus.mounts.serving": ("serve",),
+        "toolbus.mounts.targets": ("Address", "Command", "InProcess"),
+    },
+)

@@ -1,0 +1,66 @@
+"""What an MCP server lists: its tools, whether it has resources and prompts, all of it bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from mcp import Client
+from mcp_types import Tool
+
+from toolbus import telemetry
+
+_MOST_PAGES = 1_000
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """What a server lists.
+
+    Attributes:
+        tools: in its own order, each name once.
+        resources, prompts: whether it has any.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    resources: bool = False
+    prompts: bool = False
+
+
+async def list_server(client: Client, mount: str, most: int) -> Listing:
+    """Ask a server what it has.
+
+    Args:
+        client: a connection to it.
+        mount: the name of the mount, for the log.
+        most: tools that are read; more are left out, which is logged.
+    """
+    capabilities = client.server_capabilities
+    found: dict[str, Tool] = {}
+    if capabilities.tools is not None:
+        async for page in pages(lambda cursor: client.list_tools(cursor=cursor, cache_mode="refresh")):
+            for tool in page.tools:
+                if tool.name in found:
+                    telemetry.log.warning("mount.tool_left_out", mount=mount, tool=tool.name, reason="the server lists that name twice")
+                elif len(found) < most:
+                    found[tool.name] = tool
+                else:
+                    telemetry.log.warning("mount.tools_cut", mount=mount, most=most, advice="serve some of them: --include, --most-tools")
+                    return _listing(found, capabilities)
+    return _listing(found, capabilities)
+
+
+def _listing(found: dict[str, Tool], capabilities: Any) -> Listing:
+    return Listing(tuple(found.values()), capabilities.resources is not None, capabilities.prompts is not None)
+
+
+async def pages(ask: Callable[[str | None], Awaitable[Any]]) -> Any:
+    """Yield the pages of a list; one that does not come to an end is given up."""
+    cursor, seen = None, set[str]()
+    for _ in range(_MOST_PAGES):
+        page = await ask(cursor)
+        yield page
+        cursor = page.next_cursor
+        if not cursor or cursor in seen:
+            return
+        seen.add(cursor)
