@@ -87,6 +87,7 @@ class Top(App[None]):
         self._shown = next(iter(TABLES))
         self._sought = ""
         self._held = False
+        self._told = ""
         self.snapshot: Snapshot | None = None
         # Held, since a sample may come when they have left the screen already.
         self._line = Static(id="summary")
@@ -163,13 +164,15 @@ class Top(App[None]):
         where = f"{redact(self._settings.url)} {self._settings.namespace}"
         # First, since the end of the line may not fit.
         said = "  ".join(filter(None, [*(f"[{visible(note)}]" for note in notes), visible(where), text]))
-        self._line.update(Text(said, no_wrap=True, overflow="ellipsis"))
+        self._line.update(Text(said, no_wrap=True, overflow="ellipsis"), layout=False)
 
     def _tell(self, trouble: str) -> None:
         """Say what is wrong; what was shown last stays."""
-        place = self._trouble
-        place.update(Text(harmless(trouble)))
-        place.display = bool(trouble)
+        if trouble != self._told:
+            # Only then, since it lays out the whole screen anew.
+            self._told = trouble
+            self._trouble.update(Text(harmless(trouble)))
+            self._trouble.display = bool(trouble)
 
     # -- actions ----------------------------------------------------------------------------------
 
