@@ -107,7 +107,7 @@ def test_calls_can_be_narrowed(called: Shell) -> None:
 
 
 async def test_calls_are_followed_until_ctrl_c(called: Shell) -> None:
-    """What is there already, and then each new one on a line of its own."""
+    """Requests that are there already, and then each new one on a line of its own."""
     program = called.start_anew("calls", "--follow", "--output", "json", "--tool", "shout")
     assert program.stdout is not None
     assert [json.loads(program.stdout.readline())["tool"] for _ in range(2)] == ["shout", "shout"]

@@ -172,7 +172,7 @@ def test_external_tools_are_marked() -> None:
     assert [each["annotations"] for each in view.definitions("mcp")] == [
         {"readOnlyHint": False, "idempotentHint": True, "openWorldHint": True},
         {"readOnlyHint": False, "idempotentHint": False},
-        {"readOnlyHint": True, "idempotentHint": True},
+        {"readOnlyHint": True, "idempotentHint": True, "destructiveHint": False},
     ]
 
 

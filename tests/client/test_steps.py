@@ -29,6 +29,11 @@ BY_TYPE = {
     ("deadline_exceeded", "idle_timeout"), ("invalid_arguments", "bad_json"), ("invalid_arguments", "bad_reference"),
     ("invalid_arguments", "malformed_request"), ("tool_error", "max_deliveries"), ("tool_error", "process_died"),
     ("tool_error", "CancelledError"), ("tool_error", "SystemExit"),
+    # Of mounted servers and APIs.
+    ("forbidden", "forbidden_address"), ("invalid_arguments", "unfit"), ("not_found", "unknown_host"), ("not_found", "unmounted"),
+    ("tool_error", "bad_answer"), ("tool_error", "bad_redirect"), ("tool_error", "mcp_tool_error"), ("tool_error", "redirect_refused"),
+    ("tool_error", "too_long"), ("tool_error", "too_many_redirects"), ("unavailable", "connection_lost"), ("unavailable", "mount_down"),
+    ("unavailable", "mount_ended"), ("unavailable", "no_network"), ("unavailable", "no_secret"), ("unavailable", "unreachable"),
 }  # fmt: skip
 CONSTANTS = {"WORKER_LOST": refusals.WORKER_LOST, **{name: getattr(envelope, name) for name in ("NOT_BEGUN", "NOT_TAKEN", "NOT_FINISHED")}}
 

@@ -268,4 +268,4 @@ async def test_the_last_clean_stop_leaves_no_stream_behind(redis_place: Place) -
     client = redis.Redis.from_url(redis_place.settings.url)
     left = sorted(key.decode().removeprefix(keys_of(redis_place)) for key in client.scan_iter(keys_of(redis_place) + "*"))
     client.close()
-    assert left == ["log", "pulse", "reg:meta", "reg:names"]
+    assert left == ["log", "pulse", "recent", "reg:meta", "reg:names"]
