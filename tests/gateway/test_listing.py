@@ -103,6 +103,12 @@ async def test_a_hostile_id_of_a_group_is_refused(client: httpx.AsyncClient, pat
     assert (await client.get(path)).status_code == 404
 
 
+async def test_a_wrong_method_is_told_of_the_right_ones(client: httpx.AsyncClient) -> None:
+    """All of them are named, also where one path has several."""
+    answer = await client.post("/v1/groups/words", json={})
+    assert (answer.status_code, set(answer.headers["allow"].split(", "))) == (405, {"GET", "HEAD", "PUT", "DELETE"})
+
+
 @pytest.mark.parametrize("body", [{"tool_ids": "add"}, {"unknown": 1}, {"tool_ids": ["add"], "usage_order": ["echo"]}, []])
 async def test_a_wrong_group_is_422(client: httpx.AsyncClient, body: object) -> None:
     """The order is of the group's own tools."""

@@ -116,7 +116,13 @@ async def test_a_body_that_is_not_said_to_be_json_is_415(client: httpx.AsyncClie
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nothing", 404), ("GET", "/run_tool", 405), ("DELETE", "/tools", 405), ("POST", "/v1/tools", 405)],
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/run_tool", 405),
+        ("DELETE", "/tools", 405),
+        ("POST", "/v1/tools", 405),
+        ("GET", "/v1/tools/echo/invoke", 405),
+    ],
 )
 async def test_unknown_paths_and_methods_are_problems(client: httpx.AsyncClient, method: str, path: str, status: int) -> None:
     """They are answered in the same form as everything else."""

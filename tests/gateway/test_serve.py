@@ -93,6 +93,31 @@ async def has(client: httpx.AsyncClient, tool: str) -> bool:
     return tool in (await client.get("/tools")).text
 
 
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_clients_that_vanish_at_any_point_are_no_bugs(own_site: Site, accept: str) -> None:
+    """Within the headers, the body or the answer, or with half of their connection; the log stays silent and the gateway goes on."""
+    own_site.worker()
+    program, url = own_site.gateway()
+    host, _, port = url.removeprefix("http://").partition(":")
+    body = b'{"tool_id": "counts", "params": {"upto": 50, "pause": 0.01}}'
+    head = b"POST /run_tool HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAccept: %b\r\n" % accept.encode()
+    whole = head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await eventually(lambda: has(client, "counts"), timeout=20.0)
+        for number in range(0, len(whole) + 40, 13):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(whole[:number])
+            if number % 2:
+                writer.write_eof()
+            await writer.drain()
+            writer.close()
+        assert (await run(client, "echo", {"text": "on"})).json()["output"] == "on"
+    program.terminate()
+    _, log = await asyncio.to_thread(program.communicate, 30)
+    assert "gateway.stopped" in log
+    assert "gateway.bug" not in log
+
+
 async def test_without_a_chat_service_chat_is_503(own_site: Site) -> None:
     """It names the service that it looks for."""
     _, url = own_site.gateway("--chat", "helper")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from toolbus.encoding import encode_data
@@ -21,13 +21,16 @@ async def body(request: Request, most: int = MOST) -> bytes:
     """Return the body of a request.
 
     Raises:
-        Problem: 413, it has more than ``most`` bytes.
+        Problem: 413, it has more than ``most`` bytes; 499, which nobody reads: the client has gone.
     """
     found = bytearray()
-    async for part in request.stream():
-        found += part
-        if len(found) > most:
-            raise Problem(413, "body_too_large", f"the body has more than {most:,} bytes")
+    try:
+        async for part in request.stream():
+            found += part
+            if len(found) > most:
+                raise Problem(413, "body_too_large", f"the body has more than {most:,} bytes")
+    except ClientDisconnect:
+        raise Problem(499, "disconnected", "the client has gone") from None
     return bytes(found)
 
 

@@ -42,6 +42,11 @@ async def every(request: Request) -> Response:
     return answer({"groups": list(_groups(gateway, principal).values())})
 
 
+async def group(request: Request) -> Response:
+    """Answer, store or delete one group; one route for all methods, so that a wrong one is told of all of them."""
+    return await {"PUT": put, "DELETE": delete}.get(request.method, one)(request)
+
+
 async def one(request: Request) -> Response:
     """Answer one group."""
     gateway = gateway_of(request)
@@ -108,7 +113,5 @@ async def _seen(gateway: Gateway, condition: Callable[[], bool]) -> None:
 
 ROUTES = [
     Route("/v1/groups", every, methods=["GET"]),
-    Route("/v1/groups/{id:path}", one, methods=["GET"]),
-    Route("/v1/groups/{id:path}", put, methods=["PUT"]),
-    Route("/v1/groups/{id:path}", delete, methods=["DELETE"]),
+    Route("/v1/groups/{id:path}", group, methods=["GET", "PUT", "DELETE"]),
 ]

@@ -19,7 +19,7 @@ EVENTS = "text/event-stream"
 MOST_KEY = 255
 # What can stand in a header and in a line of an event.
 _PRINTABLE = re.compile(r"[\x20-\x7e]+").fullmatch
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?").fullmatch
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,30})?").fullmatch
 
 
 def call_options(request: Request) -> ServiceCallOptions:

@@ -153,8 +153,9 @@ CALL_PARAMETERS: list[Part] = [
 ]
 
 
-def _named(name: str) -> list[Part]:
-    return [_parameter(name, "path", "Its name.", {"type": "string", "minLength": 1, "maxLength": 64}, required=True)]
+def _named(name: str, pattern: str = "") -> list[Part]:
+    schema: Part = {"type": "string", "minLength": 1, "maxLength": 64}
+    return [_parameter(name, "path", "Its name.", schema | ({"pattern": pattern} if pattern else {}), required=True)]
 
 
 def _operation(id: str, summary: str, responses: Part, parameters: list[Part] | None = None, body: str = "") -> Part:
@@ -194,19 +195,19 @@ PATHS: Part = {
         }})
     },
     "/v1/groups/{id}": {
-        "get": _operation("group", "Describe a group", _answers("Group", "404"), _named("id")),
+        "get": _operation("group", "Describe a group", _answers("Group", "404"), _named("id", "^[A-Za-z0-9_.-]{1,64}$")),
         "put": _operation(
             "put_group",
             "Store a group",
             {**_answers("Group", "400", "404", "413", "415", "422", "503"), **_answers("Group", status="201")},
-            _named("id"),
+            _named("id", "^[A-Za-z0-9_.-]{1,64}$"),
             "NewGroup",
         ),
         "delete": _operation(
             "delete_group",
             "Delete a group",
             {**{k: v for k, v in _answers("Group", "404", "422", "503").items() if k != "200"}, "204": {"description": "Deleted."}},
-            _named("id"),
+            _named("id", "^[A-Za-z0-9_.-]{1,64}$"),
         ),
     },
 }  # fmt: skip

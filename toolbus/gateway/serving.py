@@ -133,8 +133,13 @@ class _Bridge(logging.Handler):
     """Logs the tracebacks that uvicorn reports; nothing else of it is worth a line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None:
+        if record.exc_info and record.exc_info[1] is not None and not _is_lost(record.exc_info[1]):
             telemetry.log.error("gateway.bug", exc_info=record.exc_info[1])
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Return whether an answer could not be written, since its client has just closed the connection."""
+    return isinstance(error, OSError) or (isinstance(error, RuntimeError) and "handler is closed" in str(error))
 
 
 def _hear_uvicorn() -> None:

@@ -147,7 +147,11 @@ class EventStream(Response):
         if self._gone:
             return
         self._wrote = time.monotonic()
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        except (OSError, RuntimeError):
+            # uvloop raises the second when the client has just closed the connection.
+            self._gone = True
 
     def _beat(self, send: Send) -> None:
         """Write a heartbeat if nothing was written for long, and look again later."""

@@ -51,6 +51,8 @@ async def describe(request: Request) -> Response:
     principal = await gateway.admitted(request)
     tools, name = principal.sees(gateway.bus), request.path_params["name"]
     tool = tools.get(name)
+    if tool is None and name.endswith("/invoke"):
+        raise Problem(405, "wrong_method", "a tool is called with POST", {"Allow": "POST"})
     if tool is None:
         raise Problem(404, "not_found", f"there is no tool {name!r}", code="unknown_tool")
     of = memberships(groups_of(gateway.bus, dict(tools)))
