@@ -1,4 +1,4 @@
-"""What an MCP server answers, as results."""
+"""Make results of an MCP server's answers."""
 
 from __future__ import annotations
 

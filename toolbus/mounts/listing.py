@@ -1,4 +1,4 @@
-"""What an MCP server lists: its tools, whether it has resources and prompts, all of it bounded."""
+"""Ask an MCP server for its tools, and whether it has resources and prompts, within bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_PAGES = 1_000
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What a server lists.
+    """The list of a server.
 
     Attributes:
         tools: in its own order, each name once.

@@ -1,4 +1,4 @@
-"""What an API answers, as results."""
+"""Make results of an API's answers."""
 
 from __future__ import annotations
 
