@@ -1,4 +1,4 @@
-"""Make results of an MCP server's answers."""
+"""Turn what an MCP server answers into results."""
 
 from __future__ import annotations
 

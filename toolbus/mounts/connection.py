@@ -28,7 +28,7 @@ from toolbus.mounts.options import Options
 from toolbus.mounts.stderr import StderrLog
 from toolbus.mounts.targets import Command, InProcess, Target
 from toolbus.results import ConfigurationError, ToolError
-from toolbus.safe_text import reason_of
+from toolbus.safe_text import reason_of, type_name
 
 # A server that has run for so many seconds is started again at once.
 _STABLE = 30.0
@@ -286,4 +286,4 @@ async def _entered(server: Any) -> AsyncIterator[Any]:
 def _innermost(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    return reason_of(error) or type(error).__name__
+    return reason_of(error) or type_name(error)

@@ -1,4 +1,4 @@
-"""Ask an MCP server for its tools, and whether it has resources and prompts, within bounds."""
+"""List the tools of an MCP server, and whether it has resources and prompts, all of it bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_PAGES = 1_000
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The list of a server.
+    """The tools of a server, and whether it has more than tools.
 
     Attributes:
         tools: in its own order, each name once.

@@ -90,7 +90,7 @@ def _tool(definition: dict[str, Any], bus: ToolBus, view: ToolView, user: str) -
 
 
 class _Call:
-    """Calls one tool of the bus, and tells its progress to FastMCP's client."""
+    """The way in which a tool is called."""
 
     def __init__(self, bus: ToolBus, name: str, user: str) -> None:
         self._bus = bus

@@ -1,4 +1,4 @@
-"""Make results of an API's answers."""
+"""Turn what an API answers into results."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from toolbus.mounts.openapi.schemas import Converter, Document, Unusable
 Place = Literal["path", "query", "header"]
 
 EFFECTS: Mapping[str, str] = {"get": "read", "put": "idempotent", "delete": "idempotent", "post": "once", "patch": "once"}
-"""The effect of a second execution, by method; operations of other methods are not served."""
+"""What a second execution does, by method; operations of other methods are not served."""
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\b", re.IGNORECASE)
 _FORM = "application/x-www-form-urlencoded"
@@ -27,7 +27,7 @@ _MOST_ABOUT = 8_000
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """Where an argument goes.
+    """The place of an argument.
 
     Attributes:
         argument: its name in the tool's schema; ``name`` in the API.
@@ -44,7 +44,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """The making of a body.
+    """The form of a body.
 
     Attributes:
         media_type: of the request.
@@ -76,7 +76,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def effect(self) -> str:
-        """The effect of a second execution."""
+        """Return the effect of a second execution."""
         return EFFECTS[self.method]
 
 
