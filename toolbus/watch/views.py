@@ -154,7 +154,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinView(msgspec.Struct, frozen=True, kw_only=True):
-    """A descriptor that a person approved."""
+    """A tool that is offered as a person approved it."""
 
     name: str
     digest: str

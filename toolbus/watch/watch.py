@@ -19,7 +19,7 @@ from toolbus.results import BrokerError, EnvelopeError
 from toolbus.settings import Settings
 from toolbus.watch.activity import Activity
 from toolbus.watch.assembly import ToolViews, dead_letter_view, instance_views, service_views, session_views
-from toolbus.watch.views import DeadLetterView, Snapshot
+from toolbus.watch.views import DeadLetterView, PinView, Snapshot
 
 T = TypeVar("T")
 
@@ -51,6 +51,7 @@ class Watch:
         self._revision: bytes | None = None
         self._records: list[ServiceRecord] = []
         self._read_at = 0.0
+        self._pins: tuple[bytes | None, tuple[PinView, ...]] = (None, ())
         self._calls: deque[RecentCall] = deque(maxlen=calls)
         self._last_call = ""
         self._dead: dict[str, tuple[int, list[DeadLetterView]]] = {}
@@ -104,6 +105,7 @@ class Watch:
         calls: list[RecentCall] = await read("recent calls", self._recent(admin), [])
         dead: list[DeadLetterView] = await read("dead letters", self._dead_letters(admin, overviews), [])
         waiting: list[ConfirmationRequest] = await read("confirmations", admin.confirmations.pending(), [])
+        pins: tuple[PinView, ...] = await read("pins", self._approved(admin), ())
         answers = statistics.answers.values()
         return Snapshot(
             at=at,
@@ -116,6 +118,7 @@ class Watch:
             dead=tuple(dead),
             confirmations=tuple(waiting),
             sessions=session_views(answers),
+            pins=pins,
             silent=tuple(statistics.silent),
             problems=tuple(problems),
         )
@@ -130,6 +133,13 @@ class Watch:
             self._records = await admin.records()
             self._revision, self._read_at = revision, now
         return await admin.overviews(self._records)
+
+    async def _approved(self, admin: Admin) -> tuple[PinView, ...]:
+        """Return the approved descriptors, which are read when the registry has changed, whose items they are."""
+        if self._pins[0] != self._revision:
+            found = await admin.pins.all()
+            self._pins = self._revision, tuple(PinView(name=each.name, digest=each.approved) for each in found if each.state == "approved")
+        return self._pins[1]
 
     async def _recent(self, admin: Admin) -> list[RecentCall]:
         """Return the recent calls, the newest first, of which only new ones are read."""
