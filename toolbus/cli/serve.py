@@ -6,14 +6,17 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolbus.cli.access import access_options
 from toolbus.cli.common import GATEWAY_PORT, Seconds, fail, needs_gateway, settings_with_server
 from toolbus.settings import Settings
 
 if TYPE_CHECKING:
+    from toolbus.gateway.auth.options import AuthOptions
+    from toolbus.gateway.guards import GuardOptions
     from toolbus.gateway.options import GatewayOptions
 
 _ENV = "TOOLBUS_GATEWAY_"
@@ -52,6 +55,7 @@ _ENV = "TOOLBUS_GATEWAY_"
     envvar=f"{_ENV}HEARTBEAT",
     help="Longest silence of a stream of events, in seconds.",
 )
+@access_options
 @click.option("--listening", type=int, hidden=True)
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
@@ -66,11 +70,14 @@ def serve_command(
     heartbeat: float,
     listening: int | None,
     lifeline: int | None,
+    access: dict[str, Any],
 ) -> None:
     """Offer the tools of the bus over HTTP.
 
     Programs in any language list and call tools (GET /tools, POST /run_tool, and an operation for each tool in /openapi.json), and
     read their answers as server-sent events. Any number of these processes may serve one namespace.
+
+    Without tokens it serves programs on this machine only: give --tokens, --shared-tokens or --jwt-keys before it listens elsewhere.
 
     Each option can also be set in the environment: TOOLBUS_GATEWAY_PORT=8080. SIGTERM and Ctrl-C let answers finish, and exit with 0.
 
@@ -78,32 +85,50 @@ def serve_command(
     Examples:
       toolbus serve
       toolbus serve --port 8080 --chat my-assistant
+      toolbus serve --host 0.0.0.0 --tokens tokens.json
       curl localhost:8001/run_tool --json '{"tool_id": "calculator", "params": {"expression": "6*7"}}'
     """
     from toolbus import telemetry
     from toolbus.worker.process.event_loop import run_loop
 
     try:
+        from toolbus.gateway.auth.options import AuthOptions
+        from toolbus.gateway.guards import GuardOptions
         from toolbus.gateway.hosts import is_loopback
         from toolbus.gateway.options import GatewayOptions
         from toolbus.gateway.serving import listen
     except ImportError as error:
         fail(needs_gateway(error))
     settings = settings_with_server(ctx, grace=grace)
-    if not is_loopback(host) and not is_open:
-        fail(f"without tokens a gateway listens on this machine only, not at {host!r}; --open lets everybody in who can reach it")
+    guards, auth = GuardOptions(origins=access.pop("origins")), AuthOptions(**access)
+    if is_open and auth.asked:
+        raise click.UsageError("--open lets everybody in, and tokens are for a gateway that does not; give one of them")
+    if not is_loopback(host) and not is_open and not auth.asked:
+        ways = "give --tokens, --shared-tokens or --jwt-keys; --open lets everybody in who can reach it"
+        fail(f"without tokens a gateway listens on this machine only, not at {host!r}; {ways}")
     telemetry.configure_logging(settings.log_level, settings.log_format)
     place = listen(host, port) if listening is None else socket.socket(fileno=listening)
     options = GatewayOptions(chat=chat, resume=resume, heartbeat=heartbeat)
     with place:
-        run_loop(lambda: _serve(settings, options, place, lifeline, is_open=is_open))
+        run_loop(lambda: _serve(settings, options, auth, guards, place, lifeline, is_open=is_open))
     sys.stdout.flush()
 
 
-async def _serve(settings: Settings, options: GatewayOptions, place: socket.socket, lifeline: int | None, *, is_open: bool) -> None:
+async def _serve(
+    settings: Settings,
+    options: GatewayOptions,
+    auth: AuthOptions,
+    guards: GuardOptions,
+    place: socket.socket,
+    lifeline: int | None,
+    *,
+    is_open: bool,
+) -> None:
     from toolbus import ToolBus
     from toolbus.gateway.app import application
+    from toolbus.gateway.auth.options import authenticator_of
     from toolbus.gateway.gateway import Gateway
+    from toolbus.gateway.guards import guarded
     from toolbus.gateway.hosts import KnownHosts
     from toolbus.gateway.principals import Everyone
     from toolbus.gateway.serving import serve
@@ -112,7 +137,8 @@ async def _serve(settings: Settings, options: GatewayOptions, place: socket.sock
     if lifeline is not None:
         watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     async with ToolBus(settings=settings) as bus:
-        gateway = Gateway(bus, Everyone(), options)
-        app = application(gateway)
-        served = app if is_open else KnownHosts(app)
+        authenticator = authenticator_of(bus, auth)
+        gateway = Gateway(bus, authenticator or Everyone(), options)
+        app = guarded(application(gateway), guards)
+        served = app if is_open or authenticator is not None else KnownHosts(app)
         await serve(served, gateway, place, grace=settings.grace, on_serving=lambda: tell(lifeline, Told(instance=bus.agent)))

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from toolbus import telemetry
 from toolbus.gateway.gateway import Gateway
+from toolbus.gateway.http_protocol import GuardedProtocol
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import reason_of
 
@@ -60,7 +61,7 @@ async def serve(app: ASGIApp, gateway: Gateway, listening: socket.socket, *, gra
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=GuardedProtocol,
             ws="none",
             lifespan="on",
             log_config=None,

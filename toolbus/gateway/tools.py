@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus.gateway.bodies import answer
+from toolbus.gateway.definitions import definitions
 from toolbus.gateway.gateway import gateway_of
 from toolbus.gateway.listing import Search, described, groups_of, memberships, platform
 from toolbus.gateway.problems import Problem
@@ -24,9 +25,11 @@ async def everything(request: Request) -> Response:
 
 
 async def search(request: Request) -> Response:
-    """Answer a page of the tools that the query looks for."""
+    """Answer a page of the tools that the query looks for; with ``format``, definitions for a model."""
     gateway = gateway_of(request)
     principal = await gateway.admitted(request)
+    if (wanted_format := request.query_params.get("format")) is not None:
+        return definitions(request, principal, wanted_format)
     wanted, limit, cursor = _search(request), _limit(request), request.query_params.get("cursor", "")
     tools = dict(principal.sees(gateway.bus))
     of = memberships(groups_of(gateway.bus, tools))

@@ -55,6 +55,8 @@ EVENTS: Mapping[str, str] = {
     "key.wrong_type": "a key on the server had another type than the protocol's and was deleted; its content is created again",
     "lease.beat_failed": "leases could not be renewed; the worker tries again at once",
     "listener.failed": "a bug: handling a received message raised, so the message is dropped; the traceback follows",
+    "gateway.answered": "a request was answered; only told with the level `debug`",
+    "gateway.failed": "a request was answered with an error of the gateway's; `request` is the id that the client got",
     "gateway.refused": "a request's token was not accepted; `reason` says why, and nothing of the token is told",
     "keys.loaded": "the keys of an authorization server were fetched and had changed",
     "keys.unavailable": "the keys of an authorization server can't be fetched; the known ones count for a day",

@@ -19,7 +19,7 @@ _MOST_VALUES = 1_000
 
 
 class ClaimMap(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that are read, and for what; a name with dots leads into objects (``realm_access.roles``), unless there is a claim of that whole name.
+    """The claims that are read. A name with dots leads into objects (``realm_access.roles``), unless a claim has that whole name.
 
     Attributes:
         issuer: what ``iss`` must be.

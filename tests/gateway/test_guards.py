@@ -1,0 +1,172 @@
+"""Requests that are too large, too slow, or sent by pages of other sites."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.gateway.running import listening
+from toolbus import ConfigurationError, ToolBus
+from toolbus.gateway.app import application
+from toolbus.gateway.gateway import Gateway
+from toolbus.gateway.guards import GuardOptions, guarded
+from toolbus.gateway.http_protocol import GuardedProtocol
+from toolbus.gateway.principals import Everyone
+
+pytestmark = pytest.mark.anyio
+
+
+class Hasty(GuardedProtocol):
+    """Waits for headers only as long as a test does."""
+
+    headers_within = 0.5
+
+
+@asynccontextmanager
+async def served(namespace: str, **options: Any) -> AsyncIterator[str]:
+    """Serve a guarded gateway without tools, and yield its URL."""
+    async with ToolBus("memory://", namespace=namespace) as bus:
+        app = guarded(application(Gateway(bus, Everyone())), GuardOptions(**options))
+        async with listening(app, http=Hasty) as url:
+            yield url
+
+
+@asynccontextmanager
+async def client(namespace: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client of a guarded gateway."""
+    async with served(namespace, **options) as url, httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as made:
+        yield made
+
+
+async def said(url: str, *parts: bytes) -> bytes:
+    """Return what the gateway answers to bytes, until it closes the connection."""
+    place = urlsplit(url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(60):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_every_answer_has_an_id(namespace: str) -> None:
+    """A client's own id comes back, one that could not stand in a log is replaced, and errors have one, too."""
+    async with client(namespace) as made:
+        assert (await made.get("/health", headers={"X-Request-Id": "mine-1"})).headers["x-request-id"] == "mine-1"
+        ids = {(await made.get("/health", headers={"X-Request-Id": wrong})).headers["x-request-id"] for wrong in ("a b", "x" * 200, "")}
+        assert len(ids) == 3
+        assert all(len(each) == 16 for each in ids)
+        missing = await made.get("/absent")
+        assert (missing.status_code, "x-request-id" in missing.headers) == (404, True)
+        assert missing.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_pages_of_other_sites_are_kept_out(namespace: str) -> None:
+    """A page of another site can't send what changes anything, also where its browser asks nobody; the gateway's own page can."""
+    async with client(namespace) as made:
+        own = f"http://{made.base_url.netloc.decode()}"
+        for origin, status in ((own, 200), ("https://evil.example", 403), ("null", 403), (f"{own}.evil.example", 403)):
+            answered = await made.post("/v1/tool_calls", content=b"[]", headers={"Origin": origin, "Content-Type": "text/plain"})
+            assert answered.status_code == status, origin
+            assert "access-control-allow-origin" not in answered.headers
+        preflight = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        assert "access-control-allow-origin" not in (await made.options("/v1/tool_calls", headers=preflight)).headers
+
+
+async def test_named_sites_may_use_the_gateway(namespace: str) -> None:
+    """A site that is named passes the browser's question, and its pages read the answers; others don't."""
+    async with client(namespace, origins=("https://app.example",)) as made:
+        asked = {
+            "Origin": "https://app.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
+        answered = await made.options("/v1/tool_calls", headers=asked)
+        assert answered.status_code == 204
+        assert "Authorization" in answered.headers["access-control-allow-headers"]
+        sent = await made.post("/v1/tool_calls", json=[], headers={"Origin": "https://app.example"})
+        assert (sent.status_code, sent.headers["access-control-allow-origin"], sent.headers["vary"]) == (
+            200,
+            "https://app.example",
+            "Origin",
+        )
+        foreign = await made.get("/health", headers={"Origin": "https://app.example.evil"})
+        assert "access-control-allow-origin" not in foreign.headers
+
+
+def test_wrong_sites_are_refused() -> None:
+    """A path or a word is no site."""
+    for wrong in ("app.example", "https://app.example/", "https://*.example", ""):
+        with pytest.raises(ConfigurationError, match="site"):
+            GuardOptions(origins=(wrong,))
+
+
+async def test_large_bodies(namespace: str) -> None:
+    """A body beyond the limit is refused, whether its length is told before or it comes in pieces."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b" " * 100_000
+
+    async with client(namespace, body=1_000_000) as made:
+        for body in (b" " * 1_000_001, pieces()):
+            assert (await made.post("/v1/tool_calls", content=body)).status_code == 413
+    async with served(namespace) as url:
+        for length in (b"9" * 30, b"-1", b"x"):
+            head = await said(url, b"POST /v1/tool_calls HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n")
+            assert head.split(b" ")[1] in {b"400", b"413"}, head
+
+
+async def test_a_body_that_does_not_arrive(namespace: str) -> None:
+    """A client that sends a part of its body and then nothing is answered 408, and its connection closed."""
+    async with served(namespace, body_within=0.5) as url:
+        answered = await said(url, b"POST /v1/tool_calls HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n[")
+        assert answered.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in answered.lower()
+
+
+@pytest.mark.parametrize(
+    "parts", [(), (b"GET /health HT",), (b"GET /health HTTP/1.1\r\nHost: x\r\n", b"A: b\r\n")], ids=["nothing", "a line", "headers"]
+)
+async def test_headers_that_do_not_arrive(namespace: str, parts: tuple[bytes, ...]) -> None:
+    """A connection without a whole request is closed, and others are answered meanwhile."""
+    async with served(namespace) as url:
+        waiting = asyncio.create_task(said(url, *parts))
+        async with httpx.AsyncClient(trust_env=False) as made:
+            assert (await made.get(f"{url}/health")).status_code == 200
+        assert await waiting == b""
+
+
+async def test_a_second_request_has_its_own_time(namespace: str) -> None:
+    """On a kept connection the time for headers begins with each request."""
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with served(namespace) as url:
+        answered = await said(url, request, request, b"GET /hea")
+        assert answered.count(b"HTTP/1.1 200") == 2
+
+
+async def test_endless_headers(namespace: str) -> None:
+    """Headers without end are refused before they fill the memory."""
+    lines = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 1000) for number in range(200))
+    async with served(namespace) as url:
+        answered = await said(url, b"GET /health HTTP/1.1\r\nHost: x\r\n" + lines[:60_000], lines[60_000:])
+        assert answered == b"" or answered.startswith(b"HTTP/1.1 431")
+
+
+async def test_bytes_that_are_no_http(namespace: str) -> None:
+    """Garbage is answered with 400, and the gateway goes on."""
+    async with served(namespace) as url:
+        assert (await said(url, b"\x16\x03\x01\x00\xff\r\n\r\n")).startswith(b"HTTP/1.1 400")
+        async with httpx.AsyncClient(trust_env=False) as made:
+            assert (await made.get(f"{url}/health")).status_code == 200
