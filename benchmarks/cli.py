@@ -14,7 +14,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import backlog, features, hotplug, idle, latency, limits, memory, report, runner, schemas, snapshot, startup, tails, toolkit
+from benchmarks import (
+    backlog,
+    features,
+    hotplug,
+    idle,
+    latency,
+    limits,
+    memory,
+    page,
+    report,
+    runner,
+    schemas,
+    snapshot,
+    startup,
+    tails,
+    toolkit,
+)
 from benchmarks.episodes import command as episodes
 from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.places import cluster, tls_server
@@ -50,6 +66,7 @@ examples:
   python -m benchmarks memory                            10,000 calls that wait, 10,000 services in the registry
   python -m benchmarks startup                           starts of commands, workers and agents, an idle worker: a minute
   python -m benchmarks schemas                           definitions of 10,000 tools, repair of long arguments: a minute
+  python -m benchmarks page                              the gateway's page in a browser: first paint, frames: a minute
   python -m benchmarks toolkit                           recommendations from 10,000 actions and 50,000 tools: seconds
   python -m benchmarks episodes --adapter all            episodes with stateful services, compared with one process
 
@@ -134,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_startup(commands)
     _add_tails(commands)
     _add_schemas(commands)
+    page.add(commands)
     _add_toolkit(commands)
     episodes.add(commands)
     return parser

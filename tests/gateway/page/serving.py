@@ -24,6 +24,10 @@ class Tokens:
     def __init__(self, **principals: Principal) -> None:
         self._principals = principals
 
+    def revoke(self, token: str) -> None:
+        """Forget a token."""
+        del self._principals[token]
+
     async def principal(self, connection: HTTPConnection) -> Principal:
         """Return the principal of the token."""
         kind, _, token = connection.headers.get("authorization", "").partition(" ")

@@ -42,4 +42,4 @@ export function day(seconds) {
 
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
 
-export const short = (id) => (id.length > 12 ? id.slice(0, 8) : id);
+export const short = (id) => (id.length > 24 ? id.slice(0, 8) : id);

@@ -88,8 +88,10 @@ function bar(kind, from, to, scale, title) {
 
 function track(attempt, previous, scale) {
   const parts = [];
-  const from = attempt.attempt > 1 && previous ? previous.ended : attempt.queued;
-  if (from && attempt.taken && attempt.taken > from) parts.push(bar("queued", from, attempt.taken, scale, `waited ${milliseconds((attempt.taken - from) * 1000)}`));
+  const unknown = attempt.attempt > 1 && !previous;
+  const from = previous ? previous.ended : attempt.queued;
+  if (unknown && from && attempt.taken > from) parts.push(bar("unknown", from, attempt.taken, scale, "earlier attempts, which are not among the recent calls"));
+  else if (from && attempt.taken && attempt.taken > from) parts.push(bar("queued", from, attempt.taken, scale, `waited ${milliseconds((attempt.taken - from) * 1000)}`));
   const began = attempt.taken || previous?.ended || attempt.queued || attempt.ended;
   parts.push(bar(attempt.taken ? TONES[attempt.outcome] || "off" : "unknown", began, attempt.ended, scale, `${TOLD[attempt.outcome]} after ${milliseconds((attempt.ended - began) * 1000)}`));
   if (attempt.first) {
