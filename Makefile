@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-all coverage lint mutants bench bench-full chaos format clean
+.PHONY: help venv demo test test-long test-all coverage lint mutants bench bench-full mcp-conformance chaos format clean
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -64,6 +64,9 @@ bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 
 bench-full: $(STAMP) ## Measure every peer and every workload (hours)
 	@$(BIN)/python -m benchmarks run --full
+
+mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and run its conformance suite
+	@$(BIN)/python -m tests.mcp.node
 
 chaos: $(STAMP) ## Break things for five minutes and check that nothing is lost
 	@$(BIN)/python -m tests.chaos --minutes 5

@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("part", nargs="?", choices=["worker", "gateway"])
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--plugs", type=int, default=20, help="How often a service is started to see when subscribers hear of it.")
     parser.add_argument("--profile", action="store_true", help="Print what the gateway's time goes to.")
     options = parser.parse_args()
     if options.part == "worker":
@@ -50,9 +51,11 @@ def _measure(options: argparse.Namespace) -> None:
         worker = subprocess.Popen([*command, "worker"], env=environment)
         words = ["gateway", "--profile"] if options.profile else ["gateway"]
         gateway = subprocess.Popen([*command, *words], env=environment, stdout=subprocess.PIPE, text=True)
+        other = subprocess.Popen([*command, "gateway"], env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert gateway.stdout is not None
-            port = int(gateway.stdout.readline())
+            assert other.stdout is not None
+            port, second = int(gateway.stdout.readline()), int(other.stdout.readline())
             for revision in (MODERN, OLDER):
                 # The first requests load what serves them.
                 asyncio.run(_load(port, 8, 1.0, revision))
@@ -65,11 +68,63 @@ def _measure(options: argparse.Namespace) -> None:
                     f"p50 {delays[len(delays) // 2] * 1000:.1f} ms, p99 {delays[int(len(delays) * 0.99)] * 1000:.1f} ms; "
                     f"gateway {cpu / calls * 1e6:,.0f} µs of a core per call: {calls / cpu:,.0f} calls/s of a whole core"
                 )
+            for name, heard in zip(
+                ("one gateway", "the other"), asyncio.run(_plug(server.url, (port, second), options.plugs)), strict=True
+            ):
+                heard.sort()
+                half, most = heard[len(heard) // 2] * 1000, heard[-1] * 1000
+                print(f"list changes at {name}: p50 {half:.0f} ms, most {most:.0f} ms after a registration, of {len(heard)}")
         finally:
-            gateway.send_signal(signal.SIGINT)
+            for process in (gateway, other):
+                process.send_signal(signal.SIGINT)
             worker.terminate()
-            gateway.wait(20)
-            worker.wait(20)
+            for process in (gateway, other, worker):
+                process.wait(20)
+
+
+async def _plug(url: str, ports: tuple[int, int], times: int) -> list[list[float]]:
+    """Return the seconds from each registration of a new service until a subscriber of each gateway hears of it."""
+    from toolbus import ToolService, Worker
+
+    loop = asyncio.get_running_loop()
+    heard: list[asyncio.Queue[float]] = [asyncio.Queue() for _ in ports]
+
+    async def listen(port: int, into: asyncio.Queue[float]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        params = {"notifications": {"toolsListChanged": True}, "_meta": _META}
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params}).encode()
+        head = (
+            "POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
+            f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: subscriptions/listen\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        try:
+            while line := await reader.readline():
+                if b"acknowledged" in line or b"list_changed" in line:
+                    into.put_nowait(loop.time())
+        finally:
+            writer.close()
+
+    async def invoke(self: Any, user: str, config: Any, arguments: Any) -> str:
+        return ""
+
+    listening = [asyncio.create_task(listen(port, into)) for port, into in zip(ports, heard, strict=True)]
+    for into in heard:
+        await into.get()
+    delays: list[list[float]] = [[] for _ in ports]
+    for number in range(times):
+        tools = [{"name": f"plug_{number}", "description": "One of many.", "arguments": []}]
+        service = type("Plug", (ToolService,), {"id": f"plug-{number}", "tools": tools, "invoke": invoke})()
+        async with Worker([service], url=url, namespace=NAMESPACE):
+            registered = loop.time()
+            for into, found in zip(heard, delays, strict=True):
+                found.append(max(0.0, await into.get() - registered))
+        for into in heard:
+            await into.get()
+    for task in listening:
+        task.cancel()
+    await asyncio.gather(*listening, return_exceptions=True)
+    return delays
 
 
 async def _load(port: int, connections: int, seconds: float, revision: str) -> tuple[int, float, list[float]]:

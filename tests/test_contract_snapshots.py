@@ -189,7 +189,7 @@ async def test_a_session_that_was_left_begins_anew_during_its_clean_up(place: Pl
 
 @pytest.mark.parametrize("field", ["t", "c", "d"])
 async def test_a_snapshot_of_any_size_is_not_loaded(redis_place: Place, field: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What no worker writes is left at the server, and the loss of the state is told."""
+    """One that no worker writes stays at the server, and the loss of the state is told."""
     worker = redis_place.worker(Kept())
     async with worker, redis_place.bus() as bus:
         view = await ready(bus)

@@ -114,7 +114,7 @@ async def test_a_worker_tells_what_it_has_counted(place: Place) -> None:
     answer = found.answers[worker.instance]
     assert found.silent == {}
     assert (answer.slots, answer.running, [each.id for each in answer.services]) == (7, 1, ["counted"])
-    assert answer.pid > 0 and answer.host and answer.version and answer.started > 0 and answer.uptime > 0
+    assert all((answer.pid > 0, answer.host, answer.version, answer.python, answer.started > 0, answer.uptime > 0))
     assert answer.services[0].queue == "counted"
     assert answer.services[0].digest
     succeeded, failed, cancelled = (tool_of(answer, name) for name in ("succeed", "fail", "hold"))
@@ -171,7 +171,7 @@ def hostile_answers(instance: str) -> list[bytes]:
 
 
 async def test_answers_of_strangers_stop_no_reader(place: Place) -> None:
-    """What can't be read and what no live worker wrote is left out, and the workers' own answers are found behind it."""
+    """An answer that can't be read, or of no live worker, is left out; the workers' own ones are found."""
     keys = Keys(place.settings.namespace)
     async with place.worker(succeed) as worker, place.bus() as bus, admin_of(place) as admin:
         await bus.wait_for_tool("succeed")
@@ -200,7 +200,7 @@ async def test_answers_of_strangers_stop_no_reader(place: Place) -> None:
 
 @pytest.mark.parametrize("word", ["stats", "stats ", "stats a b", "stats {x}", "stats " + "x" * 100, "stats ../../q:counted"])
 async def test_questions_that_name_no_key_are_ignored(place: Place, word: str) -> None:
-    """Whoever may publish can't make a worker write anywhere but where answers go."""
+    """No message makes a worker write anywhere but where answers go."""
     keys = Keys(place.settings.namespace)
     async with place.worker(succeed), place.bus() as bus, admin_of(place) as admin:
         await bus.wait_for_tool("succeed")
@@ -358,7 +358,7 @@ async def test_a_spoilt_record_begins_anew(place: Place, spoilt: str) -> None:
     ],
 )
 async def test_records_of_strangers_stop_no_reader(place: Place, document: bytes) -> None:
-    """What can't be read is left out, and what stands beside it is found."""
+    """A record that can't be read is left out, and those beside it are found."""
     key = Keys(place.settings.namespace).recent
     with redis.Redis.from_url(place.settings.url) as client:
         client.xadd(key, {"c": b'{"id":"first"}'})

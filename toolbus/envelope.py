@@ -35,6 +35,15 @@ SESSION_LOST = "session_lost"
 NEW_STATE = "new"
 """The state that a call names when its caller has closed the session before: it is meant for none that was."""
 
+EntryNumbers = tuple[int, ...]
+"""The numbers of an entry's id, by which entries are in order; empty before all."""
+
+
+def numbers_of(entry: bytes) -> EntryNumbers:
+    """Return the numbers of an entry's id."""
+    return tuple(map(int, entry.split(b"-")))
+
+
 _is_ident = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 
 

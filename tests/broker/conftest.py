@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import fakeredis
@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.broker.observing import Observed
+from tests.broker.taking import Taking
 from tests.servers import KINDS, Servers
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
@@ -65,3 +66,11 @@ def observed(caplog: pytest.LogCaptureFixture) -> Iterator[Observed]:
     reader = InMemoryMetricReader()
     with telemetry.providers(meter=MeterProvider([reader], shutdown_on_exit=False)):
         yield Observed(caplog, reader)
+
+
+@pytest.fixture
+async def taking() -> AsyncIterator[Taking]:
+    """A worker with ten slots."""
+    made = Taking()
+    yield made
+    made.bench.forget()

@@ -239,7 +239,8 @@ class Raw:
     def request(self, method: str, params: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the headers and the body of a request."""
         meta = {f"{_PROTOCOL}/protocolVersion": MODERN, f"{_PROTOCOL}/clientCapabilities": self.capabilities, **params.get("_meta", {})}
-        headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": MODERN, "Mcp-Method": method, **self._user}
+        headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json", **self._user}
+        headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
         name = params.get("taskId") or params.get("name")
         if isinstance(name, str) and name.isascii() and name.isprintable():
             headers["Mcp-Name"] = name

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,7 +59,7 @@ async def test_headers_that_say_something_else(raw: Raw) -> None:
 
 
 async def test_unknown_methods(raw: Raw) -> None:
-    """What the server does not know is no method, whatever its name."""
+    """A method that the server does not know is answered with an error, whatever its name."""
     for method in ("tools/destroy", "initialize", "ping", "logging/setLevel", "tasks/result", "a" * 10_000):
         answer = await raw.ask(method)
         assert answer["code"] == -32601, method
@@ -76,13 +75,14 @@ async def test_hostile_names_and_arguments(raw: Raw) -> None:
     assert text_of(await raw.call("echo", text=HOSTILE)) == HOSTILE
     for arguments in ({"text": "\ud800"}, {"text": {"a": [[[]]]}}, {"text": "x", "\ud800": 1}):
         headers, body = raw.request("tools/call", {"name": "echo", "arguments": arguments})
-        (answer,) = messages(await raw.http.post(raw.url, headers=headers, content=json.dumps(body)))
-        assert "error" in answer or answer["result"]["isError"], arguments
-    deep: Any = {}
-    for _ in range(2000):
-        deep = {"a": deep}
-    answer = await raw.ask("tools/call", name="echo", arguments={"text": deep})
-    assert "code" in answer or answer["isError"]
+        (message,) = messages(await raw.http.post(raw.url, headers=headers, content=json.dumps(body)))
+        assert "error" in message or message["result"]["isError"], arguments
+    headers, body = raw.request("tools/call", {"name": "echo", "arguments": {"text": "DEEP"}})
+    for depth in (100, 5_000, 100_000):
+        content = json.dumps(body).replace('"DEEP"', '{"a":' * depth + "1" + "}" * depth)
+        answer = await raw.http.post(raw.url, headers=headers, content=content)
+        (message,) = messages(answer)
+        assert "error" in message or message["result"]["isError"], depth
 
 
 async def test_too_much_of_a_subscription_is_refused(raw: Raw) -> None:

@@ -57,7 +57,7 @@ async def test_failures_are_results_and_unknown_tools_are_errors(url: str, mode:
 
 
 async def test_the_quick_answer_is_that_of_the_sdk(raw: Raw) -> None:
-    """What is answered without the SDK is the same as what goes through it, which a trace in the request enforces."""
+    """An answer without the SDK is the same as one of the SDK, which a trace in the request enforces."""
     plain = {"_meta": {"io.modelcontextprotocol/clientCapabilities": {}}}
     traced = {"_meta": {**plain["_meta"], "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}
     calls: list[tuple[str, dict[str, Any]]] = [

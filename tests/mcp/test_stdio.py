@@ -22,7 +22,7 @@ WORDS = ["-m", "toolbus", "mcp"]
 
 @pytest.fixture
 def parameters(site: Site, url: str) -> StdioServerParameters:
-    """How a client starts the command."""
+    """Return the parameters with which a client starts the command."""
     return StdioServerParameters(command=sys.executable, args=WORDS, env=site.environment, cwd=site.folder)
 
 

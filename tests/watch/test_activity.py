@@ -60,7 +60,7 @@ def test_a_worker_that_was_silent_has_not_done_everything_just_now(uptime: float
 
 
 def test_a_worker_that_ends_takes_its_counts_along() -> None:
-    """What is quiet is remembered only as long as the workers are the same."""
+    """The speed of a quiet service is remembered only as long as the workers are the same."""
     activity = Activity(10.0)
     for second in range(15):
         activity.take_in(answers(100, a=(50, 0)), now=float(second))
@@ -70,7 +70,7 @@ def test_a_worker_that_ends_takes_its_counts_along() -> None:
 
 
 def test_counts_that_shrink_are_no_negative_rates() -> None:
-    """Whoever answered under a worker's name has made them up."""
+    """Somebody answered under the worker's name."""
     activity = Activity(10.0)
     activity.take_in(answers(100, a=(50, 9)), now=0.0)
     activity.take_in(answers(101, a=(20, 1)), now=1.0)

@@ -35,6 +35,8 @@ TOOL: dict[str, list[Any]] = {
     "sequential": ["no", 1],
     "isolation": [True, ["process"], "thread", None],
     "memory_limit": ["5", -1, 1.5, None],
+    "task": ["sometimes", True, -1, math.nan, ["auto"]],
+    "output_schema": ["{}", [1], 3],
     "replace": ["no", None],
 }
 SERVICE: dict[str, list[Any]] = {

@@ -156,7 +156,8 @@ class Top(App[None]):
         if self._sought:
             notes.append(f"only rows with {self._sought!r}")
         where = f"{redact(self._settings.url)} {self._settings.namespace}"
-        said = "  ".join(filter(None, [visible(where), text, *(f"[{visible(note)}]" for note in notes)]))
+        # First, since the end of the line may not fit.
+        said = "  ".join(filter(None, [*(f"[{visible(note)}]" for note in notes), visible(where), text]))
         self.query_one("#summary", Static).update(Text(said, no_wrap=True, overflow="ellipsis"))
 
     def _tell(self, trouble: str) -> None:

@@ -18,7 +18,7 @@ class _Sample(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """What a service or worker has ended since it started, and how fast it is now."""
+    """Attempts that a service or worker has ended since it started, and how fast it is now."""
 
     ended: Ended
     rates: Rates

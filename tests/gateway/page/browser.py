@@ -112,6 +112,14 @@ class Page:
         change = f"field.value = {json.dumps(value)}; field.dispatchEvent(new Event('input', {{ bubbles: true }}))"
         await self.run(f"{{ const field = {found}; {change}; 0 }}")
 
+    async def fill_search(self, value: str) -> None:
+        """Search in the view that is shown."""
+        await self.wait("document.querySelector('[data-search]')?.checkVisibility()")
+        await self.run(
+            f"{{ const field = document.querySelector('[data-search]'); field.value = {json.dumps(value)};"
+            " field.dispatchEvent(new Event('input')); 0 }"
+        )
+
     async def press(self, key: str) -> None:
         """Press a key where the focus is."""
         text = {"text": key} if len(key) == 1 else {}

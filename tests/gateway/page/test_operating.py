@@ -178,3 +178,24 @@ async def test_without_the_permission_there_is_nothing_to_press(browser: Browser
             assert (await page.text("#nav .links")).split() == ["Tools"]
             assert await page.run("globalThis.toolbusPage.services.size + globalThis.toolbusPage.confirmations.size") == 0
     asking.cancel()
+
+
+async def test_a_tool_that_changed_is_approved_again(page: Page, bus: ToolBus, shell: Shell) -> None:
+    """A tool is approved and rejected on the page; one that changes afterwards is marked, with what has changed."""
+    await start(shell, bus)
+    await page.run("location.hash = '#/pins'")
+    await page.fill_search("hold")
+    await page.click("main tbody button", "Approve")
+    await page.click("dialog button[type=submit]")
+    await page.sees("approved", "main tbody")
+    shell.started[0].terminate()
+    (shell.folder / "kitchen.py").write_text(TOOLS.replace("Hold a call until there is a file.", "Do as you like."))
+    shell.start("worker", "kitchen.py")
+    await page.sees("changed since it was approved", "main tbody")
+    await page.sees("description", "main tbody")
+    await page.click("main tbody button", "Reject")
+    await page.click("dialog button[type=submit]")
+    await page.sees("rejected", "main tbody")
+    async with Admin(bus.settings) as admin:
+        assert [pin.state for pin in await admin.pins.all() if pin.name == "hold"] == ["rejected"]
+        await admin.pins.remove("hold")

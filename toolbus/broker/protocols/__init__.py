@@ -6,17 +6,7 @@ Redis and the in-process broker both fulfil it, so the same tools run over ``red
 from toolbus.broker.protocols.agent import AgentBroker, AgentListener
 from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.conversations import ConversationInfo, Conversations, HeldConversation, StoredRecord
-from toolbus.broker.protocols.delivery import (
-    MOST_SNAPSHOT,
-    Beginning,
-    Delivery,
-    Ending,
-    EntryNumbers,
-    Note,
-    Snapshot,
-    numbers_of,
-    session_of,
-)
+from toolbus.broker.protocols.delivery import MOST_SNAPSHOT, Beginning, Delivery, Ending, Note, Snapshot, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
@@ -36,7 +26,6 @@ __all__ = [
     "Conversations",
     "Delivery",
     "Ending",
-    "EntryNumbers",
     "Fate",
     "HeldConversation",
     "Note",
@@ -57,6 +46,5 @@ __all__ = [
     "WorkerBroker",
     "WorkerBrokerOf",
     "WorkerListener",
-    "numbers_of",
     "session_of",
 ]

@@ -97,15 +97,6 @@ class Snapshot(NamedTuple):
     document: bytes
 
 
-EntryNumbers = tuple[int, ...]
-"""The numbers of an entry's id, by which entries are in order; empty before all."""
-
-
-def numbers_of(entry: bytes) -> EntryNumbers:
-    """Return the numbers of an entry's id."""
-    return tuple(map(int, entry.split(b"-")))
-
-
 def session_of(request: Request) -> tuple[str, str] | None:
     """Return the user and session that a call belongs to. One without a session belongs to the user's own, and without either to none."""
     return (request.user, request.session) if request.session or request.user else None

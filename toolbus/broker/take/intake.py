@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.failing import Failing
-from toolbus.broker.protocols import EntryNumbers, WorkerListener
+from toolbus.broker.protocols import WorkerListener
 from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.recover.upkeep import Upkeep
@@ -20,6 +20,7 @@ from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery, t
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK
 from toolbus.broker.transport.links import Links
+from toolbus.envelope import EntryNumbers
 from toolbus.results import BrokerError, BrokerUnavailable, ToolbusError
 
 _RETRY = 0.2

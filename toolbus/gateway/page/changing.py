@@ -49,57 +49,57 @@ class Service(msgspec.Struct, forbid_unknown_fields=True):
 
 async def redrive(request: Request) -> Response:
     """Run a dead letter again as a new call."""
-    gateway, principal, letter = await _asked(request, Letter)
-    async with _admin(gateway) as admin:
+    gateway, principal, letter = await asked(request, Letter)
+    async with operating(gateway) as admin:
         limit = await admin.queue_limit(letter.queue)
         call = await admin.dead_letters.redrive(letter.queue, letter.id, limit=limit)
-    _log("redrive", principal, f"{letter.queue} {letter.id}")
+    log_action("redrive", principal, f"{letter.queue} {letter.id}")
     return shown({"call": call})
 
 
 async def drop(request: Request) -> Response:
     """Delete a dead letter."""
-    gateway, principal, letter = await _asked(request, Letter)
-    async with _admin(gateway) as admin:
+    gateway, principal, letter = await asked(request, Letter)
+    async with operating(gateway) as admin:
         await admin.dead_letters.drop(letter.queue, letter.id)
-    _log("drop", principal, f"{letter.queue} {letter.id}")
+    log_action("drop", principal, f"{letter.queue} {letter.id}")
     return shown({})
 
 
 async def settle(request: Request) -> Response:
     """Allow or deny a call that waits for a person."""
-    gateway, principal, given = await _asked(request, Answer)
+    gateway, principal, given = await asked(request, Answer)
     try:
         await gateway.bus.confirmations.answer(given.id, ConfirmationAnswer(given.allowed, given.reason, principal.name, given.digest))
     except ConfirmationClosed as error:
         raise Problem(409, "conflict", str(error)) from None
     except BrokerError as error:
         raise unreachable(error) from None
-    _log("allow" if given.allowed else "deny", principal, given.id)
+    log_action("allow" if given.allowed else "deny", principal, given.id)
     return shown({})
 
 
 async def pause(request: Request) -> Response:
     """Make the workers of a service stop taking requests."""
-    gateway, principal, given = await _asked(request, Service)
+    gateway, principal, given = await asked(request, Service)
     if given.service not in gateway.bus.services:
         raise Problem(404, "not_found", "there is no such service")
-    async with _admin(gateway) as admin:
+    async with operating(gateway) as admin:
         await admin.pause(given.service)
-    _log("pause", principal, given.service)
+    log_action("pause", principal, given.service)
     return shown({})
 
 
 async def resume(request: Request) -> Response:
     """Let the workers of a paused service take requests again."""
-    gateway, principal, given = await _asked(request, Service)
-    async with _admin(gateway) as admin:
+    gateway, principal, given = await asked(request, Service)
+    async with operating(gateway) as admin:
         lifted = await admin.resume(given.service)
-    _log("resume", principal, given.service)
+    log_action("resume", principal, given.service)
     return shown({"lifted": lifted})
 
 
-async def _asked(request: Request, type: type[T]) -> tuple[Gateway, Principal, T]:
+async def asked(request: Request, type: type[T]) -> tuple[Gateway, Principal, T]:
     """Return the gateway, who asks, and the body.
 
     Raises:
@@ -112,7 +112,12 @@ async def _asked(request: Request, type: type[T]) -> tuple[Gateway, Principal, T
 
 
 @asynccontextmanager
-async def _admin(gateway: Gateway) -> AsyncIterator[Admin]:
+async def operating(gateway: Gateway) -> AsyncIterator[Admin]:
+    """Connect as an operator within the ``async with``.
+
+    Raises:
+        Problem: 409, what is asked for can't be done; 503, the server can't be reached.
+    """
     try:
         async with Admin(gateway.settings) as admin:
             yield admin
@@ -122,7 +127,8 @@ async def _admin(gateway: Gateway) -> AsyncIterator[Admin]:
         raise unreachable(error) from None
 
 
-def _log(action: str, principal: Principal, what: str) -> None:
+def log_action(action: str, principal: Principal, what: str) -> None:
+    """Log what somebody changed on the page."""
     telemetry.log.info("page.operated", action=action, by=principal.name, on=what)
 
 

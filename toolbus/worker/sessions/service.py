@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Delivery, EntryNumbers, WorkerBroker, numbers_of, session_of
+from toolbus.broker.protocols import Delivery, WorkerBroker, session_of
 from toolbus.broker.statistics.answers import OpenSession
 from toolbus.deadlines import Deadlines
-from toolbus.envelope import Request
+from toolbus.envelope import EntryNumbers, Request, numbers_of
 from toolbus.results import ErrorInfo
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import MOST_SNAPSHOT, Delivery, EntryNumbers, Snapshot, WorkerBroker, numbers_of
+from toolbus.broker.protocols import MOST_SNAPSHOT, Delivery, Snapshot, WorkerBroker
 from toolbus.encoding import encode_data
-from toolbus.envelope import NEW_STATE, SESSION_LOST, new_run
+from toolbus.envelope import NEW_STATE, SESSION_LOST, EntryNumbers, new_run, numbers_of
 from toolbus.results import BrokerError, ErrorInfo
 from toolbus.safe_text import reason_of
 from toolbus.worker.run.outcome import without_exits

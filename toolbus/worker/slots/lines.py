@@ -7,9 +7,9 @@ import bisect
 from collections.abc import Callable, Iterator, Sequence
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Delivery, EntryNumbers, WorkerBroker, numbers_of
+from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
-from toolbus.envelope import NOT_TAKEN
+from toolbus.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.results import BrokerError, ErrorInfo
 from toolbus.worker.slots.waiting import Waiting
 

@@ -1,0 +1,109 @@
+"""A worker that can take nothing: when it gives up, and when it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.broker.taking import Taking
+from toolbus.broker.take.intake import Intake
+from toolbus.broker.transport.command import ReplyError
+from toolbus.results import BrokerUnavailable, ToolbusError
+
+pytestmark = pytest.mark.anyio
+
+
+class Failing:
+    """A worker whose reads are refused, and what it is told when it can't go on."""
+
+    def __init__(self, taking: Taking) -> None:
+        self.taking = taking
+        self.failures: list[str] = []
+        taking.intake.pause = taking.pause  # type: ignore[method-assign]
+        taking.bench.listener.on_failed = self.on_failed  # type: ignore[method-assign]
+
+    def on_failed(self, error: Exception) -> None:
+        """Take note."""
+        assert type(error) is ToolbusError
+        self.failures.append(str(error))
+
+    async def read(self, answer: Any, *, after: float = 0.0) -> None:
+        """Read once, after some seconds in which the worker has beaten, and have this answered."""
+        self.taking.bench.times.now += after
+        self.taking.intake.beaten(self.taking.bench.times.now)
+        self.taking.blocking.answers["XREADGROUP"] = answer
+        await self.taking.intake.take(10)
+
+
+FORBIDDEN = ReplyError("NOPERM no permissions to run 'xreadgroup'")
+
+
+async def test_a_worker_that_can_take_nothing_for_long_is_told_that_it_failed(taking: Taking) -> None:
+    """It would beat for ever, and its callers would wait; several leases and half a minute are longer than a brief fault."""
+    failing = Failing(taking)
+    await failing.read(FORBIDDEN)
+    await failing.read(FORBIDDEN, after=29.9)
+    assert failing.failures == []
+    await failing.read(FORBIDDEN, after=0.2)
+    assert failing.failures == ["no requests could be taken for 30 s: NOPERM no permissions to run 'xreadgroup'"]
+
+
+@pytest.mark.parametrize("lost", ["before", "meanwhile"])
+async def test_a_worker_without_the_connection_that_waits_fails_in_time(taking: Taking, lost: str) -> None:
+    """It beats over another one, so it looks alive; when both are gone the server is, which comes back."""
+    failing = Failing(taking)
+    taking.blocking.connected = lost != "before"
+    gone = BrokerUnavailable("gone")
+    await failing.read(gone)
+    await failing.read(gone, after=29.9)
+    taking.writing.connected = False
+    await failing.read(gone, after=60.0)
+    taking.writing.connected = True
+    await failing.read(gone)
+    assert failing.failures == []
+    await failing.read(gone, after=30.1)
+    assert failing.failures == ["no requests could be taken for 30 s: the connection that waits for them is lost or can't be made"]
+
+
+async def test_a_connection_that_is_there_again_has_not_failed(taking: Taking) -> None:
+    """Also with nothing to take, and while the worker drains or everything is paused nothing is missed."""
+    failing = Failing(taking)
+    await failing.read(BrokerUnavailable("gone"))
+    await failing.read(None, after=20.0)
+    await failing.read(BrokerUnavailable("gone"), after=20.0)
+    taking.taking = False
+    await failing.read(BrokerUnavailable("gone"), after=40.0)
+    taking.taking, taking.blocking.connected, taking.bench.stream.paused = True, False, True
+    await failing.read(None, after=40.0)
+    assert failing.failures == []
+
+
+async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
+    """Three leases, if those are longer than half a minute."""
+    taking.intake = Intake(
+        taking.cast, taking.bench.streams, "mine", 20.0, listener=taking.bench.as_listener, upkeep=taking.cast, abandoned=taking.cast,
+        ownership=taking.cast, register_again=taking.register_again, monotonic=taking.bench.times,
+    )  # fmt: skip
+    failing = Failing(taking)
+    await failing.read(FORBIDDEN)
+    await failing.read(FORBIDDEN, after=59.9)
+    assert failing.failures == []
+    await failing.read(FORBIDDEN, after=0.2)
+    assert len(failing.failures) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, ReplyError("MISCONF no disk"), ReplyError("OOM no memory")],
+    ids=["read", "disk", "memory"],
+)
+async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking, answer: Any) -> None:
+    """Nor does it count while the server refuses the writes of all processes."""
+    failing = Failing(taking)
+    await failing.read(FORBIDDEN)
+    await failing.read(answer, after=40.0)
+    await failing.read(FORBIDDEN, after=29.0)
+    assert failing.failures == []
+    await failing.read(FORBIDDEN, after=31.0)
+    assert len(failing.failures) == 1
