@@ -78,7 +78,8 @@ def _measure(options: argparse.Namespace) -> None:
             for process in (gateway, other):
                 process.send_signal(signal.SIGINT)
             worker.terminate()
-            for process in (gateway, other, worker):
+            worker.wait(20)
+            for process in (gateway, other):
                 process.wait(20)
 
 

@@ -38,7 +38,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 def alike(result: ToolResult) -> Any:
-    """What two answers have in common: all but the time of day, which is in some."""
+    """The part that two answers have in common: all but the time of day, which is in some."""
     return re.sub(r"\d+:\d+:\d+", "", result.output or ""), result.data, result.content, result.success
 
 

@@ -258,3 +258,22 @@ async def test_names_of_two_mounts_that_collide(valkey: Place, tmp_path: Path, c
         async with mounting(valkey, more, "third", prefix="third_"):
             await bus.wait_for_tool("third_add", 20.0)
             assert (await bus.call("third_add", {"a": 1, "b": 1})).output == "2"
+
+
+async def test_the_descriptions_of_a_mount_are_bounded_together(valkey: Place, tmp_path: Path) -> None:
+    """More than agents read of one service is left out and named; what is before it is callable."""
+    file = raw(
+        tmp_path,
+        """
+if method == "initialize":
+    welcome(message)
+elif method == "tools/list":
+    say(id=message["id"], result={"tools": [tool(f"tool_{n}", description="d" * 15_000) for n in range(300)]})
+elif method == "tools/call":
+    say(id=message["id"], result={"content": [{"type": "text", "text": "fine"}]})
+""",
+    )
+    async with mounting(valkey, file) as (bus, server):
+        assert (await bus.call("tool_0")).output == "fine"
+        assert 50 < len(bus.tools) < 300
+        assert len(bus.tools) + len(server.left_out) == 300

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import Place
+from tests.mounts.api import Answer, Asked, api, as_json
 from tests.mounts.programs import program
 from tests.servers import eventually
 from toolbus import Progress
@@ -117,3 +118,39 @@ async def test_an_address_that_cannot_be_mounted_says_why(tmp_path: Path) -> Non
         secret("my-s3cret-token")
     assert "s3cret" not in str(raised.value)
     assert json.dumps(Address("https://user:pw@host/path?key=1").shown) == '"https://host/path"'
+
+
+async def test_a_server_that_forgets_its_session_is_connected_anew(valkey: Place) -> None:
+    """A call in a session that is over was not run: it is unavailable, and later ones run in a new session."""
+    sessions: list[str] = []
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method != "POST":
+            return 405, {}, b""
+        message = json.loads(asked.body)
+        if asked.headers.get("mcp-session-id", "") not in {*sessions[-1:], ""}:
+            return 404, {}, b""
+        if message.get("method") == "initialize":
+            sessions.append(f"s{len(sessions)}")
+            info = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "n", "version": "1"}}
+            status, headers, body = as_json({"jsonrpc": "2.0", "id": message["id"], "result": info})
+            return status, {**headers, "Mcp-Session-Id": sessions[-1]}, body
+        results = {
+            "tools/list": {"tools": [{"name": "do", "inputSchema": {"type": "object"}}]},
+            "tools/call": {"content": [{"type": "text", "text": sessions[-1] if sessions else ""}]},
+        }
+        if "id" not in message:
+            return 202, {}, b""
+        if message["method"] not in results:
+            return as_json({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "unknown"}})
+        return as_json({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
+
+    async with api(answer) as served:
+        mount = MountedServer("remote", Address(f"{served.address}/mcp"), QUICK)
+        async with serve(mount, settings=valkey.settings), valkey.bus() as bus:
+            assert (await bus.call("do")).output == "s0"
+            sessions.append("another")
+            over = (await bus.call("do")).error
+            assert over is not None
+            assert (over.type, over.code) == ("unavailable", "mount_down")
+            assert (await bus.call("do", timeout=30.0)).output == "s2"

@@ -26,6 +26,13 @@ from toolbus.broker.embedded import EmbeddedServer
 pytestmark = pytest.mark.anyio
 
 _SHOWS = 30.0
+# Signals of the terminal, such as that of its size, are for the program that it controls.
+_CONTROLLING = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from toolbus.cli import main
+main()
+"""
 
 
 @tool(service="seen", effect="read")
@@ -43,17 +50,11 @@ class Terminal:
         self.before = termios.tcgetattr(theirs)
         self._theirs = theirs
         environment = {**os.environ, "TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "TERM": "xterm-256color"}
-        command = [sys.executable, "-m", "toolbus", "top", "--every", "0.2", *words]
-        self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True, preexec_fn=self._control
-        )
+        command = [sys.executable, "-c", _CONTROLLING, "top", "--every", "0.2", *words]
+        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True)
         self.written = b""
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
-
-    def _control(self) -> None:
-        # Signals of the terminal, such as that of its size, are for the program in it.
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):

@@ -122,7 +122,10 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
     if given["bearer"]:
         headers["Authorization"] = secret(given["bearer"], "Bearer ")
     if openapi is not None:
-        from toolbus.mounts.openapi.service import MountedApi
+        try:
+            from toolbus.mounts.openapi.service import MountedApi
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(f"mounting APIs needs {error.name}: pip install 'toolbus[mcp]'") from None
 
         if target:
             raise click.UsageError("give a command, a URL, or --openapi: one of them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,10 @@ def top_command(ctx: click.Context, every: float, once: bool, output: str) -> No
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("top needs a terminal; `toolbus top --once` prints one snapshot")
     app = Top(settings, every=every)
+    # What was loaded stays for good, and what a snapshot leaves behind is freed by counting.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     app.run()
     ctx.exit(app.return_code or 0)
 

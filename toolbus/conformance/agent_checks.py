@@ -253,7 +253,7 @@ async def cancels(scene: AgentScene) -> None:
 
 @AGENT.check(1)
 async def trims(scene: AgentScene) -> None:
-    """What it has read is trimmed from its reply stream."""
+    """Entries that it has read are trimmed from its reply stream."""
     for number in range(20):
         await scene.call(str(number))
         taken = await scene.taken()

@@ -30,6 +30,7 @@ class Gateway:
 
     Attributes:
         measures: counts of the calls that came over HTTP.
+        draining: set when the gateway is told to stop: no answer that has no end of its own goes on.
         stopping: set when streams that can be resumed elsewhere are to end.
     """
 
@@ -39,6 +40,7 @@ class Gateway:
         self.authenticator = authenticator
         self.options = options or GatewayOptions()
         self.measures = Measures()
+        self.draining = asyncio.Event()
         self.stopping = asyncio.Event()
         self.documents = Documents()
         self.backlog = Backlog(bus.settings)

@@ -21,7 +21,7 @@ def mcp_application(gateway: Gateway) -> LazyEndpoint:
     from toolbus.mcp.http import LazyEndpoint, McpEndpoint  # noqa: PLC0415 - most gateways start without an MCP client
 
     loopback = isinstance(gateway.authenticator, Everyone)
-    return LazyEndpoint(lambda: McpEndpoint(gateway.bus, gateway.admitted, loopback=loopback))
+    return LazyEndpoint(lambda: McpEndpoint(gateway.bus, gateway.admitted, loopback=loopback), gateway.stopping)
 
 
 class _Mcp:

@@ -110,6 +110,7 @@ def _signals(server: uvicorn.Server, gateway: Gateway, grace: float) -> Iterator
             return
         telemetry.log.info("gateway.draining", calls=gateway.measures.in_flight, grace=grace)
         first, server.should_exit = loop.time(), True
+        gateway.draining.set()
         timers.append(loop.call_later(max(0.0, grace - gateway.options.resume), gateway.stopping.set))
         timers.append(loop.call_later(grace, cut))
 

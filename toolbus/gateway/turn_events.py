@@ -12,6 +12,7 @@ import msgspec
 from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.encoding import encode_json
 from toolbus.events import Answered, Asked, Finished, Text
+from toolbus.safe_text import type_name
 
 HEARTBEAT = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy takes the connection for dead."""
@@ -43,7 +44,7 @@ def of_call(told: ToolEvent) -> bytes:
         case Finished(result):
             return event("end", {**about, "success": result.success, "error": result.error})
         case other:
-            return event(type(other).__name__.lower(), {**about, **msgspec.structs.asdict(other)})
+            return event(type_name(other).lower(), {**about, **msgspec.structs.asdict(other)})
 
 
 async def with_heartbeats(events: AsyncGenerator[bytes, None], every: float = HEARTBEAT) -> AsyncIterator[bytes]:

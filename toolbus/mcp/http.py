@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -34,8 +34,8 @@ class McpEndpoint:
     Args:
         bus: open while it runs.
         admit: finds out who sent a request.
-        loopback: refuse requests that a page of another site makes a browser send, by their Host and Origin; for servers that take
-            everybody on this machine for their user.
+        loopback: of the requests that came to a loopback address, refuse those that a page of another site made a browser send, by
+            their Host and Origin; for servers that take everybody on this machine for their user.
     """
 
     def __init__(self, bus: ToolBus, admit: Admit, *, loopback: bool) -> None:
@@ -45,8 +45,9 @@ class McpEndpoint:
         origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
         security = TransportSecuritySettings(enable_dns_rebinding_protection=loopback, allowed_hosts=hosts, allowed_origins=origins)
         self._security = TransportSecurityMiddleware(security)
+        self._open = TransportSecurityMiddleware(TransportSecuritySettings(enable_dns_rebinding_protection=False))
         self._quick = QuickCalls(self._server.calls, self._server.server_info_stamp, MOST_BODY)
-        self._manager = StreamableHTTPSessionManager(self._server, security_settings=security, max_request_body_size=MOST_BODY)
+        self._manager = StreamableHTTPSessionManager(self._server, security_settings=self._open.settings, max_request_body_size=MOST_BODY)
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -68,11 +69,13 @@ class McpEndpoint:
             Exception: what ``admit`` raises, which the application around answers.
         """
         caller = await self._admit(HTTPConnection(scope))
-        if scope["method"] == "POST":
-            refused = await self._security.validate_request(Request(scope), is_post=True)
-            if refused is not None:
-                await refused(scope, receive, send)
-                return
+        post = scope["method"] == "POST"
+        security = self._security if _came_to_this_machine(scope) else self._open
+        refused = await security.validate_request(Request(scope), is_post=post)
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+        if post:
             read = await self._quick.answer(caller, scope, receive, send)
             if read is None:
                 return
@@ -84,6 +87,14 @@ class McpEndpoint:
         headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         inner = {**scope, "headers": headers, SCOPE_KEY: caller, "user": AuthenticatedUser(token)}
         await self._manager.handle_request(inner, receive, send)
+
+
+def _came_to_this_machine(scope: Scope) -> bool:
+    """Return whether a request was sent to an address that only programs of this machine reach."""
+    try:
+        return ipaddress.ip_address(scope["server"][0]).is_loopback
+    except (TypeError, ValueError):
+        return True
 
 
 def _replayed(read: list[Message], receive: Receive) -> Receive:
@@ -99,37 +110,32 @@ def _replayed(read: list[Message], receive: Receive) -> Receive:
 
 
 class LazyEndpoint:
-    """An endpoint that begins with the first request and runs until ``aclose``."""
+    """An endpoint that begins with the first request, and runs until the event loop ends.
 
-    def __init__(self, make: Callable[[], McpEndpoint]) -> None:
+    Args:
+        make: returns the endpoint.
+        stopping: set when the streams are to end that would keep their connections open.
+    """
+
+    def __init__(self, make: Callable[[], McpEndpoint], stopping: asyncio.Event) -> None:
         self._make = make
+        self._stopping = stopping
         self._endpoint: McpEndpoint | None = None
+        self._ready = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self._stop = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if self._endpoint is None:
-            endpoint, ready = self._make(), asyncio.Event()
-            self._endpoint = endpoint
-            self._running = asyncio.create_task(self._run(endpoint, ready), name="toolbus-mcp")
-            self._ready = ready
+            self._endpoint = self._make()
+            self._running = asyncio.create_task(self._run(self._endpoint), name="toolbus-mcp")
         await self._ready.wait()
         await self._endpoint(scope, receive, send)
 
-    def close_streams(self) -> None:
-        """End the subscriptions in order."""
-        if self._endpoint is not None:
-            self._endpoint.close_streams()
-
-    async def aclose(self) -> None:
-        """End every stream and session."""
-        self._stop.set()
-        if self._running is not None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._running
-
-    async def _run(self, endpoint: McpEndpoint, ready: asyncio.Event) -> None:
+    async def _run(self, endpoint: McpEndpoint) -> None:
         async with endpoint.run():
-            ready.set()
-            await self._stop.wait()
+            self._ready.set()
+            await self._stopping.wait()
+            endpoint.close_streams()
+            # Sessions of the older revisions go on until what is being answered is answered.
+            await asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""What an MCP server answers, as results."""
+"""Turn what an MCP server answers into results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from toolbus.mounts.codes import TOO_LONG
+from toolbus.mounts.codes import TOO_LONG, is_over
 from toolbus.results import Blob, ErrorInfo, ErrorType, ToolError, ToolResult
 
 _MOST_MESSAGE = 2_000
@@ -77,6 +77,9 @@ def error_of(error: MCPError, effect: str) -> ToolError:
             message = "the mounted server ended while it ran the call, so it is unknown whether the call had its effect"
             return ToolError(message, type="outcome_unknown", code="mount_ended")
         return ToolError("the mounted server ended while it ran the call", type="unavailable", code="mount_ended", retryable=True)
+    if is_over(error):
+        message = "the mounted server has forgotten its session, and did not run the call"
+        return ToolError(message, type="unavailable", code="mount_down", retryable=True)
     message = str(error.message)[:_MOST_MESSAGE]
     return ToolError(message, type=_TYPES.get(error.code, "tool_error"), code="too_long" if error.code == TOO_LONG else f"mcp_{error.code}")
 

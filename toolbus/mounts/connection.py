@@ -28,7 +28,7 @@ from toolbus.mounts.options import Options
 from toolbus.mounts.stderr import StderrLog
 from toolbus.mounts.targets import Command, InProcess, Target
 from toolbus.results import ConfigurationError, ToolError
-from toolbus.safe_text import reason_of
+from toolbus.safe_text import reason_of, type_name
 
 # A server that has run for so many seconds is started again at once.
 _STABLE = 30.0
@@ -96,6 +96,8 @@ class ServerConnection:
         if not self._ended.is_set():
             self._reason = reason
             self._ended.set()
+            # Calls that come now wait for the next start.
+            self._ready.clear()
 
     @asynccontextmanager
     async def client(self, patience: float) -> AsyncIterator[Client]:
@@ -247,8 +249,11 @@ class ServerConnection:
             while not await _answers(client, self._options.patience):
                 if not self.calls_running:
                     self.restart(f"it left a call unanswered, and gave no sign of life for {self._options.patience:g} s")
+                if self._ended.is_set():
                     return
-            self._ready.set()
+                await asyncio.sleep(_QUICK)
+            if not self._ended.is_set():
+                self._ready.set()
 
 
 async def _answers(client: Client, seconds: float) -> bool:
@@ -281,4 +286,4 @@ async def _entered(server: Any) -> AsyncIterator[Any]:
 def _innermost(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    return reason_of(error) or type(error).__name__
+    return reason_of(error) or type_name(error)

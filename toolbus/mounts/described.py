@@ -16,8 +16,9 @@ from toolbus.schema import check_for, mended_document
 from toolbus.worker.run.invocation import Invocation
 
 _MOST_DESCRIPTION = 16_384
-# Bytes of one tool's descriptor; the schemas of a few tools must not fill the registry.
+# Bytes of one tool's descriptor, and of all of a mount: every agent reads them.
 _MOST_DOCUMENT = 262_144
+_MOST_TOGETHER = 1_500_000
 
 Run = Callable[[dict[str, Any], Invocation], Awaitable[ToolResult]]
 """Runs one call of a tool."""
@@ -40,6 +41,7 @@ class Described:
         self._service = ServiceDescriptor(mount)
         self._options = options
         self._runs: dict[str, tuple[str, Run]] = {}
+        self._size = 0
         self.documents: list[dict[str, Any]] = []
         self.left_out: dict[str, str] = {}
 
@@ -94,9 +96,13 @@ class Described:
         if published in self._runs:
             return f"its name on the bus, {published!r}, is that of {self._runs[published][0]!r}"
         try:
-            if len(msgspec.json.encode(document)) > _MOST_DOCUMENT:
+            size = len(msgspec.json.encode(document))
+            if size > _MOST_DOCUMENT:
                 return f"its description and schemas have more than {_MOST_DOCUMENT:,} bytes"
+            if self._size + size > _MOST_TOGETHER:
+                return f"the tools before it have {_MOST_TOGETHER:,} bytes of descriptions and schemas; serve some of them: --include"
             check_for(check_types(parse_tool(mended_document(document)[0], self._service)))
         except (DescriptorError, TypeError, ValueError, RecursionError) as error:
             return str(error) or "it is nested too deeply"
+        self._size += size
         return ""

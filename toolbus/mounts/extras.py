@@ -30,7 +30,7 @@ _PROMPT: dict[str, Any] = {
 
 
 class Extras:
-    """What a mount serves of its server's resources and prompts.
+    """The part that a mount serves of its server's resources and prompts.
 
     Args:
         mount: the name of the mount, with which the tools' names begin.

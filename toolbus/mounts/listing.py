@@ -1,4 +1,4 @@
-"""What an MCP server lists: its tools, whether it has resources and prompts, all of it bounded."""
+"""List the tools of an MCP server, and whether it has resources and prompts, all of it bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_PAGES = 1_000
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What a server lists.
+    """The tools of a server, and whether it has more than tools.
 
     Attributes:
         tools: in its own order, each name once.

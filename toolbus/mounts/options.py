@@ -25,7 +25,7 @@ _RULES = {
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How what is mounted is served.
+    """The options of a mount.
 
     Attributes:
         include: patterns (``get_*``) of the tools that are served; all when empty.

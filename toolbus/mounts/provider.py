@@ -90,7 +90,7 @@ def _tool(definition: dict[str, Any], bus: ToolBus, view: ToolView, user: str) -
 
 
 class _Call:
-    """How a tool is called."""
+    """The way in which a tool is called."""
 
     def __init__(self, bus: ToolBus, name: str, user: str) -> None:
         self._bus = bus

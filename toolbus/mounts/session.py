@@ -13,6 +13,7 @@ from mcp_types import Tool
 
 from toolbus.display import harmless
 from toolbus.mounts.answers import bad_answer, error_of, result_of
+from toolbus.mounts.codes import is_over
 from toolbus.mounts.connection import ServerConnection
 from toolbus.results import ToolError, ToolResult
 from toolbus.worker.run.invocation import Invocation
@@ -40,6 +41,8 @@ class Session:
             try:
                 yield client
             except MCPError as error:
+                if is_over(error):
+                    self._connection.restart("it has forgotten the session")
                 raise error_of(error, effect) from None
             except ToolError:
                 raise

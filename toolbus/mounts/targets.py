@@ -1,4 +1,4 @@
-"""Where a mounted MCP server is: a command to run, an address, or an object of this process."""
+"""Say where a mounted MCP server is: a command to run, an address, or an object of this process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import type_name
 
 # A server of anyone's gets no variable that could hold a secret, unless it is named.
 _GIVEN = ("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TERM", "TMPDIR", "TZ", "USER")
@@ -65,7 +66,7 @@ class InProcess(msgspec.Struct, frozen=True):
     @property
     def shown(self) -> str:
         """The object's name for people."""
-        return f"{type(self.server).__name__} {getattr(self.server, 'name', '')!r}"
+        return f"{type_name(self.server)} {getattr(self.server, 'name', '')!r}"
 
 
 Target = Command | Address | InProcess

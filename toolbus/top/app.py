@@ -87,15 +87,21 @@ class Top(App[None]):
         self._shown = next(iter(TABLES))
         self._sought = ""
         self._held = False
+        self._told = ""
         self.snapshot: Snapshot | None = None
+        # Held, since a sample may come when they have left the screen already.
+        self._line = Static(id="summary")
+        self._trouble = Static(id="trouble")
+        self._grid = Grid(self._table)
+        self._filter = Input(placeholder="show rows that contain …; Enter keeps it, Escape ends it")
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
-        yield Static(id="summary")
+        yield self._line
         yield Tabs(*(Tab(f"{number} {table.title}", id=name) for number, (name, table) in enumerate(TABLES.items(), 1)))
-        yield Static(id="trouble")
-        yield Grid(self._table)
-        yield Input(placeholder="show rows that contain …; Enter keeps it, Escape ends it")
+        yield self._trouble
+        yield self._grid
+        yield self._filter
         yield Footer()
 
     @property
@@ -110,7 +116,7 @@ class Top(App[None]):
         for number, code in ((signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, _INTERRUPTED)):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self._stop, code)
-        self.query_one(Grid).focus()
+        self._grid.focus()
         self._say("connecting …")
         self.run_worker(self._take_samples(), exclusive=True)
 
@@ -144,7 +150,7 @@ class Top(App[None]):
         self._tell("\n".join([*(f"can't be read: {each}" for each in snapshot.problems), *filter(None, [silent])]))
         order = self._orders[self._shown]
         rows = self._table.sorted(self._chosen(snapshot), order[0], down=order[1])
-        self.query_one(Grid).show_rows(rows, order)
+        self._grid.show_rows(rows, order)
 
     def _chosen(self, snapshot: Snapshot) -> list[Any]:
         table, sought = self._table, self._sought.casefold()
@@ -158,13 +164,15 @@ class Top(App[None]):
         where = f"{redact(self._settings.url)} {self._settings.namespace}"
         # First, since the end of the line may not fit.
         said = "  ".join(filter(None, [*(f"[{visible(note)}]" for note in notes), visible(where), text]))
-        self.query_one("#summary", Static).update(Text(said, no_wrap=True, overflow="ellipsis"))
+        self._line.update(Text(said, no_wrap=True, overflow="ellipsis"), layout=False)
 
     def _tell(self, trouble: str) -> None:
         """Say what is wrong; what was shown last stays."""
-        place = self.query_one("#trouble", Static)
-        place.update(Text(harmless(trouble)))
-        place.display = bool(trouble)
+        if trouble != self._told:
+            # Only then, since it lays out the whole screen anew.
+            self._told = trouble
+            self._trouble.update(Text(harmless(trouble)))
+            self._trouble.display = bool(trouble)
 
     # -- actions ----------------------------------------------------------------------------------
 
@@ -173,7 +181,7 @@ class Top(App[None]):
         name = event.tab.id or ""
         if name in TABLES and name != self._shown:
             self._shown = name
-            self.query_one(Grid).show_table(self._table, self._orders[name])
+            self._grid.show_table(self._table, self._orders[name])
             self._show()
 
     def on_grid_header_clicked(self, event: Grid.HeaderClicked) -> None:
@@ -225,13 +233,13 @@ class Top(App[None]):
 
     def action_filter(self) -> None:
         """Ask for a text that rows must contain."""
-        place = self.query_one(Input)
+        place = self._filter
         place.display = True
         place.focus()
 
     def action_unfilter(self) -> None:
         """Show all rows again."""
-        self.query_one(Input).value = ""
+        self._filter.value = ""
         self._leave_filter()
 
     def action_hold(self) -> None:
@@ -244,9 +252,9 @@ class Top(App[None]):
         self._show()
 
     def _leave_filter(self) -> None:
-        place = self.query_one(Input)
+        place = self._filter
         place.display = bool(place.value)
-        self.query_one(Grid).focus()
+        self._grid.focus()
 
 
 def _usually_down(table: Table, title: str) -> bool:

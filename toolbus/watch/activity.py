@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from toolbus.broker.statistics.answers import InstanceAnswer, ToolStatistics
 from toolbus.watch.counts import Counted, Ended, Rates, Source, counted, ended, rates, since, total
+
+G = TypeVar("G", str, tuple[str, str])
 
 
 class _Sample(NamedTuple):
@@ -18,14 +20,10 @@ class _Sample(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Attempts that a service or worker has ended since it started, and how fast it is now."""
+    """Attempts that a service has ended since its workers started, and how fast it is now."""
 
     ended: Ended
     rates: Rates
-
-
-_Group = tuple[str, str]
-"""An instance and "", or "" and a service."""
 
 
 class Activity:
@@ -43,9 +41,10 @@ class Activity:
     def __init__(self, most: float) -> None:
         self._most = most
         self._samples: deque[_Sample] = deque()
-        self._quiet: dict[_Group, Speed] = {}
-        self._parts: Mapping[_Group, list[ToolStatistics]] = {}
-        self._recent: Mapping[_Group, list[Ended]] = {}
+        self._quiet: dict[str, Speed] = {}
+        self._parts: Mapping[str, list[ToolStatistics]] = {}
+        self._recent: Mapping[str, list[Ended]] = {}
+        self._instances: Mapping[str, list[Ended]] = {}
         self.window = 0.0
         self.tools: Mapping[tuple[str, str], list[ToolStatistics]] = {}
         self.recent: Mapping[tuple[str, str], list[Ended]] = {}
@@ -74,45 +73,41 @@ class Activity:
 
     def service(self, service: str) -> Speed:
         """Return the speed of a service."""
-        return self._speed(("", service))
+        recent = self._recent.get(service)
+        if recent is None and service in self._quiet:
+            return self._quiet[service]
+        everything = total(map(ended, self._parts.get(service, ())))
+        found = Speed(everything, rates(total(recent or ()), everything, self.window))
+        if recent is None:
+            self._quiet[service] = found
+        return found
 
-    def instance(self, instance: str) -> Speed:
-        """Return the speed of a worker."""
-        return self._speed((instance, ""))
+    def instance(self, instance: str) -> float:
+        """Return how many attempts a second a worker ends."""
+        recent = self._instances.get(instance, ())
+        return round(sum(each.count for each in recent) / self.window, 2) if self.window else 0.0
 
     def tool(self, service: str, tool: str) -> Rates:
         """Return the speed of a tool."""
         everything = total(map(ended, self.tools.get((service, tool), ())))
         return rates(total(self.recent.get((service, tool), ())), everything, self.window)
 
-    def _speed(self, group: _Group) -> Speed:
-        recent = self._recent.get(group)
-        if recent is None and group in self._quiet:
-            return self._quiet[group]
-        everything = total(map(ended, self._parts.get(group, ())))
-        found = Speed(everything, rates(total(recent or ()), everything, self.window))
-        if recent is None:
-            self._quiet[group] = found
-        return found
-
     def _group(self, tools: Mapping[Source, ToolStatistics], recent: Mapping[Source, Ended]) -> None:
-        parts: dict[_Group, list[ToolStatistics]] = defaultdict(list)
+        parts: dict[str, list[ToolStatistics]] = defaultdict(list)
         by_tool: dict[tuple[str, str], list[ToolStatistics]] = defaultdict(list)
-        for (instance, service, tool), each in tools.items():
-            parts[instance, ""].append(each)
-            parts["", service].append(each)
+        for (_, service, tool), each in tools.items():
+            parts[service].append(each)
             by_tool[service, tool].append(each)
         self._parts, self.tools = dict(parts), dict(by_tool)
-        self._recent = _grouped(
-            (group, each) for (instance, service, _), each in recent.items() for group in ((instance, ""), ("", service))
-        )
+        self._recent = _grouped((service, each) for (_, service, _), each in recent.items())
+        self._instances = _grouped((instance, each) for (instance, _, _), each in recent.items())
         self.recent = _grouped(((service, tool), each) for (_, service, tool), each in recent.items())
-        for group in self._recent:
-            self._quiet.pop(group, None)
+        for service in self._recent:
+            self._quiet.pop(service, None)
 
 
-def _grouped(found: Iterable[tuple[tuple[str, str], Ended]]) -> dict[tuple[str, str], list[Ended]]:
-    groups: dict[tuple[str, str], list[Ended]] = defaultdict(list)
+def _grouped(found: Iterable[tuple[G, Ended]]) -> dict[G, list[Ended]]:
+    groups: dict[G, list[Ended]] = defaultdict(list)
     for group, each in found:
         groups[group].append(each)
     return dict(groups)

@@ -52,7 +52,6 @@ def instance_views(statistics: Statistics, activity: Activity) -> tuple[Instance
 
 
 def _instance(answer: InstanceAnswer, activity: Activity) -> InstanceView:
-    everything, speed = activity.instance(answer.instance)
     return InstanceView(
         id=answer.instance,
         answered=True,
@@ -66,11 +65,11 @@ def _instance(answer: InstanceAnswer, activity: Activity) -> InstanceView:
         slots=answer.slots,
         running=answer.running,
         waiting=answer.waiting,
-        calls=everything.count,
-        failures=everything.failures,
+        calls=sum(tool.started - tool.running for tool in answer.tools),
+        failures=sum(sum(tool.failed.values()) for tool in answer.tools if tool.failed),
         cancelled=sum(tool.cancelled for tool in answer.tools),
         retaken=sum(tool.retaken for tool in answer.tools),
-        calls_per_s=speed.calls_per_s,
+        calls_per_s=activity.instance(answer.instance),
         commands=answer.commands,
         connects=answer.connects,
     )

@@ -16,7 +16,7 @@ Source = tuple[str, str, str]
 Counted = Mapping[Source, ToolStatistics]
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """Attempts that ended: all, those that failed, and the latencies of those that were not cancelled."""
 
     count: int = 0

@@ -94,7 +94,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     connects: int = 0
 
 
-class ToolView(msgspec.Struct, frozen=True, kw_only=True):
+class ToolView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One tool, over all workers that answered.
 
     Attributes:

@@ -92,7 +92,7 @@ async def test_a_server_that_is_away_is_told_once(bus: ToolBus) -> None:
 
 
 async def test_a_page_that_reads_nothing_costs_a_bounded_amount(bus: ToolBus) -> None:
-    """What a page has not read is forgotten when it is too much; it gets the state again."""
+    """Changes that a page has not read are forgotten when they are too many; it gets the state again."""
     watcher = Watcher(EVERYTHING, Audience(bus, EVERYTHING))
     watcher.stale = False
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""What tools, workers and callers say stays text on the page, whatever it is."""
+"""Text of tools, workers and callers stays text on the page, whatever it is."""
 
 from __future__ import annotations
 

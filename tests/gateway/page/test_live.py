@@ -9,6 +9,7 @@ import pytest
 from tests.cli.shell import Shell
 from tests.gateway.page.browser import Browser, Page
 from tests.gateway.page.serving import free_port, gateway
+from tests.servers import eventually
 from toolbus import ToolBus
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +55,23 @@ async def test_the_page_goes_on_when_the_gateway_is_back(browser: Browser, bus: 
             await page.wait("globalThis.toolbusPage.connection === 'live'")
             await page.wait("document.getElementById('banner').hidden")
             await page.sees("jokes", "main table")
+
+
+async def test_an_open_page_does_not_keep_a_gateway_from_stopping(browser: Browser, bus: ToolBus, shell: Shell) -> None:
+    """`toolbus serve` ends on SIGTERM while a page is open, long before the time that answers have to finish."""
+    port = free_port()
+    serving = shell.start("serve", "--port", str(port), "--grace", "600")
+    async with browser.page() as page:
+
+        async def opened() -> bool:
+            await page.open(f"http://127.0.0.1:{port}/")
+            return await page.run("globalThis.toolbusPage?.connection === 'live'") is True
+
+        await eventually(opened, timeout=60.0, interval=0.5)
+        serving.send_signal(signal.SIGTERM)
+        await eventually(lambda: serving.poll() is not None, timeout=60.0)
+        assert serving.poll() == 0
+        await page.sees("The gateway is away", "#banner")
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -158,7 +158,7 @@ async def test_a_token_is_asked_for_and_never_in_an_address(browser: Browser, bu
 
 
 async def test_without_the_permission_there_is_nothing_to_press(browser: Browser, bus: ToolBus, shell: Shell) -> None:
-    """Who may only observe sees everything and no button that changes anything; who may only call sees the tools alone."""
+    """A person who may only observe sees everything and no button that changes anything; one who may only call sees the tools alone."""
     await start(shell, bus)
     asking = asyncio.create_task(bus.call("refund", {"order": 17}))
     tokens = Tokens(look=Principal("otto", may=frozenset({"observe"})), call=Principal("carl", may=frozenset({"call"})))

@@ -92,7 +92,7 @@ async def test_wrong_bodies_are_refused(client: httpx.AsyncClient, route: Route,
     ],
 )
 async def test_what_is_not_there_is_a_conflict(client: httpx.AsyncClient, path: str, body: dict[str, object], expected: int) -> None:
-    """What somebody else settled meanwhile is told, and breaks nothing."""
+    """A thing that somebody else settled meanwhile is told, and breaks nothing."""
     answer = await client.post(path, json=body, headers={"Authorization": "Bearer operate"})
     assert answer.status_code == expected
     assert answer.json()["detail"]

@@ -10,7 +10,7 @@ from toolbus.envelope import Frame
 
 
 class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the call of a task is.
+    """The place of a task's call.
 
     Attributes:
         tool, service, queue: what was called.

@@ -16,7 +16,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
-class LastError(msgspec.Struct, frozen=True):
+class LastError(msgspec.Struct, frozen=True, gc=False):
     """The last failure of a tool at one worker.
 
     Attributes:
@@ -33,7 +33,7 @@ class LastError(msgspec.Struct, frozen=True):
     call: str = ""
 
 
-class ToolStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolStatistics(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The counts of one tool at one worker, since the worker started.
 
     Attributes:

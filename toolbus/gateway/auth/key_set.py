@@ -16,6 +16,7 @@ from joserfc.jwk import JWKRegistry, Key, KeySet
 
 from toolbus import telemetry
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import reason_of
 
 FRESH = 600.0
 """Seconds after which the keys are fetched again."""
@@ -97,7 +98,7 @@ class KeyStore:
             async with asyncio.timeout(self._within):
                 keys = _keys_in(await self._read())
         except (OSError, TimeoutError, httpx.HTTPError, httpx.InvalidURL, JoseError, ValueError, RecursionError) as error:
-            reason = str(error)[:200] or type(error).__name__
+            reason = reason_of(error)[:200]
             telemetry.log.error("keys.unavailable", address=self._url or str(self._path), error=reason)
             return
         if keys.as_dict() != self._keys.as_dict():

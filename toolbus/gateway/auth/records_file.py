@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import type_name
 from toolbus.tokens import TokenFile, TokenRecord
 
 _MOST_BYTES = 16_777_216
@@ -23,7 +24,7 @@ def read(path: Path) -> dict[str, TokenRecord]:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise ConfigurationError(f"the tokens in {path} can't be read: {error.strerror or type(error).__name__}") from None
+        raise ConfigurationError(f"the tokens in {path} can't be read: {error.strerror or type_name(error)}") from None
     if len(data) > _MOST_BYTES:
         raise ConfigurationError(f"{path} has more than {_MOST_BYTES:,} bytes")
     try:

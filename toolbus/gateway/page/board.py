@@ -83,6 +83,10 @@ class Watcher:
         self._news.clear()
         return data
 
+    def poke(self) -> None:
+        """Let ``wait`` return."""
+        self._news.set()
+
     async def wait(self, seconds: float) -> bool:
         """Wait for news; False when there were none within ``seconds``."""
         try:
@@ -99,6 +103,10 @@ class Board:
     Args:
         bus: the gateway's bus, which is open while the board runs.
         sampler: takes the snapshots.
+
+    Attributes:
+        history: the counts of the last hour.
+        closed: whether pages are to leave.
     """
 
     def __init__(self, bus: ToolBus, sampler: Sampler) -> None:
@@ -112,6 +120,13 @@ class Board:
         self._watchers: set[Watcher] = set()
         self._looked = asyncio.Event()
         self.history = History()
+        self.closed = False
+
+    def close(self) -> None:
+        """Let every page go, which comes back when the gateway does."""
+        self.closed = True
+        for watcher in self._watchers:
+            watcher.poke()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -25,5 +26,15 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     gateway: Gateway = app.state.gateway
     async with Watch(gateway.settings, calls=RECENT) as watch:
         app.state.board = Board(gateway.bus, watch)
-        async with app.state.board.running():
-            yield
+        closing = asyncio.create_task(_close(gateway, app.state.board))
+        try:
+            async with app.state.board.running():
+                yield
+        finally:
+            closing.cancel()
+
+
+async def _close(gateway: Gateway, board: Board) -> None:
+    """Let the pages go when the gateway is told to stop; it would wait for them otherwise."""
+    await gateway.draining.wait()
+    board.close()

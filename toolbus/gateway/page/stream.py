@@ -32,7 +32,7 @@ async def events(request: Request) -> Response:
 
 async def _told(board: Board, principal: Principal) -> AsyncIterator[bytes]:
     with board.watched(principal) as watcher:
-        while True:
+        while not board.closed:
             news = await watcher.wait(HEARTBEAT)
             yield board.news(watcher) if news else b":\n\n"
 

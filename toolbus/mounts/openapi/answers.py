@@ -1,4 +1,4 @@
-"""What an API answers, as results."""
+"""Turn what an API answers into results."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _MOST_ABOUT = 8_000
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """Where an argument goes.
+    """The place of an argument.
 
     Attributes:
         argument: its name in the tool's schema; ``name`` in the API.
@@ -44,7 +44,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """How the body is made.
+    """The form of a body.
 
     Attributes:
         media_type: of the request.
@@ -76,7 +76,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def effect(self) -> str:
-        """What a second execution does."""
+        """Return the effect of a second execution."""
         return EFFECTS[self.method]
 
 

@@ -11,6 +11,7 @@ import msgspec
 from toolbus.mounts.openapi.web import Answer, Web
 from toolbus.mounts.targets import check_address
 from toolbus.results import ConfigurationError, ToolError
+from toolbus.safe_text import reason_of, type_name
 
 MOST_BYTES = 20_000_000
 # Parts of a document; aliases of YAML can make a short text endless.
@@ -92,7 +93,7 @@ def _yaml(data: bytes) -> Any:
         # Dates and the like become texts, as they are in JSON.
         return yaml.load(data, Loader=_loader(yaml))  # noqa: S506 - a safe loader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = reason_of(error).partition("\n")[0] or type_name(error)
         raise ConfigurationError(f"the document is neither JSON nor YAML: {reason}") from None
 
 

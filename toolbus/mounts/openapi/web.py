@@ -13,6 +13,7 @@ import msgspec
 from toolbus.outbound.guard import Guard
 from toolbus.outbound.transport import Transport
 from toolbus.results import ToolError
+from toolbus.safe_text import type_name
 
 _CONNECT = 10.0
 _MOST_TRIED = 4
@@ -87,7 +88,7 @@ class Web:
             try:
                 yield response
             except httpx.HTTPError as error:
-                raise Sent(f"{host} broke off its answer ({type(error).__name__})") from None
+                raise Sent(f"{host} broke off its answer ({type_name(error)})") from None
             finally:
                 await response.aclose()
 
@@ -110,7 +111,7 @@ async def _first(transport: httpx.AsyncHTTPTransport, request: httpx.Request, ad
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise ToolError(f"the request can't be sent: {error}", type="invalid_arguments", code="unfit") from None
         except httpx.HTTPError as error:
-            raise Sent(f"{host} broke off the connection ({type(error).__name__})") from None
+            raise Sent(f"{host} broke off the connection ({type_name(error)})") from None
     raise ToolError(f"{host} can't be reached now", type="unavailable", code="unreachable", retryable=True)
 
 

@@ -34,7 +34,7 @@ class KeptRun(Protocol):
 
     @property
     def context(self) -> KeepingContext:
-        """What the runs of its worker share."""
+        """Share what the runs of a worker have in common."""
 
     def error_info(self, error: BaseException) -> ErrorInfo:
         """Return what the caller is told of an exception."""

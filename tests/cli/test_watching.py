@@ -1,0 +1,146 @@
+"""``toolbus stats``, ``calls`` and ``top --once``, as users run them."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+import redis
+
+from tests.cli.shell import Shell
+from tests.servers import eventually
+from toolbus.broker.keys import Keys
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = '''"""Tools of a test."""
+
+from toolbus import ToolError, tool
+
+
+@tool(effect="read")
+async def shout(text: str):
+    """Shout a text."""
+    return text.upper()
+
+
+@tool(effect="read")
+async def stumble():
+    """Fail."""
+    raise ToolError("no luck", code="luck")
+'''
+
+
+@pytest.fixture
+def called(shell: Shell) -> Shell:
+    """Return a shell with a worker whose tools were called three times."""
+    (shell.folder / "loud.py").write_text(TOOLS)
+    shell.start("worker", "loud.py")
+    for text in ("hey", "ho"):
+        assert shell.run("call", "shout", f"text={text}", "--user", "ann", "--wait", "20").returncode == 0
+    assert shell.run("call", "stumble").returncode == 1
+    return shell
+
+
+def test_stats_are_shown_by_tool_and_by_worker(called: Shell) -> None:
+    """For people and for programs."""
+    lines = called.run("stats").stdout.splitlines()
+    assert lines[0].split()[:4] == ["SERVICE", "TOOL", "CALLS", "FAILED"]
+    assert [line.split()[1:4] for line in lines[1:]] == [["shout", "2", "0"], ["stumble", "1", "1"]]
+    assert "tool_error: luck: no luck" in lines[2]
+    rows = called.run("stats", "--instance").stdout.splitlines()
+    assert (len(rows), rows[0].split()[:3]) == (2, ["WORKER", "HOST", "PID"])
+    found = called.json("stats")
+    [answer] = found["instances"]
+    assert found["silent"] == []
+    assert {tool["tool"]: tool["started"] for tool in answer["tools"]} == {"shout": 2, "stumble": 1}
+    assert len(found["bounds_ms"]) >= len(answer["tools"][0]["buckets"])
+
+
+def test_stats_name_those_that_did_not_answer(called: Shell) -> None:
+    """The others' answers are shown."""
+    key = Keys(called.environment["TOOLBUS_NAMESPACE"]).live
+    with redis.Redis.from_url(called.environment["TOOLBUS_URL"]) as client:
+        client.zadd(key, {"loud/gone-1-abc": 10**15 // 2})
+    done = called.run("stats", "--patience", "0.5")
+    assert done.returncode == 0
+    assert "shout" in done.stdout
+    assert "1 of 2 workers did not answer within 0.5 s: gone-1-abc" in done.stderr
+    assert "(no answer)" in called.run("stats", "--instance", "--patience", "0.5").stdout
+    assert called.json("stats", "--patience", "0.5")["silent"] == [{"instance": "gone-1-abc", "services": ["loud"]}]
+
+
+def test_an_unknown_service_and_an_empty_namespace_are_told(shell: Shell) -> None:
+    """The first is a mistake, the second is not."""
+    done = shell.run("stats", "nosuch")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no service 'nosuch'" in done.stderr
+    for words, said in ((("stats",), "no calls"), (("stats", "--instance"), "no workers"), (("calls",), "no recent calls")):
+        done = shell.run(*words)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert said in done.stderr
+
+
+def test_calls_can_be_narrowed(called: Shell) -> None:
+    """By tool, user, outcome and id; the oldest comes first, and the limit keeps the newest."""
+    found = called.json("calls")
+    assert [(each["tool"], each["outcome"], each["user"]) for each in found] == [
+        ("shout", "succeeded", "ann"),
+        ("shout", "succeeded", "ann"),
+        ("stumble", "failed", ""),
+    ]
+    assert all(each["ms"] >= 0 and each["queued_ms"] >= 0 for each in found)
+    for words, expected in (
+        (("--tool", "shout"), found[:2]),
+        (("--service", "loud"), found),
+        (("--user", "ann"), found[:2]),
+        (("--failed",), found[2:]),
+        (("--call", found[1]["id"][:8]), found[1:2]),
+        (("--limit", "2"), found[1:]),
+        (("--tool", "other"), []),
+    ):
+        assert called.json("calls", *words) == expected, words
+    lines = called.run("calls").stdout.splitlines()
+    assert lines[0].split()[:4] == ["ENDED", "TOOL", "OUTCOME", "TRY"]
+    assert "tool_error: luck: no luck" in lines[3]
+
+
+async def test_calls_are_followed_until_ctrl_c(called: Shell) -> None:
+    """What is there already, and then each new one on a line of its own."""
+    program = called.start_anew("calls", "--follow", "--output", "json", "--tool", "shout")
+    assert program.stdout is not None
+    assert [json.loads(program.stdout.readline())["tool"] for _ in range(2)] == ["shout", "shout"]
+    assert called.run("call", "stumble").returncode == 1
+    assert called.run("call", "shout", "text=new", "--user", "bo").returncode == 0
+    assert json.loads(program.stdout.readline())["user"] == "bo"
+    program.send_signal(signal.SIGINT)
+    await eventually(lambda: program.poll() is not None, timeout=20)
+    assert program.returncode == 130
+    assert program.stderr is not None
+    assert program.stderr.read() == ""
+
+
+def test_top_prints_one_snapshot(called: Shell) -> None:
+    """As tables and as one document."""
+    text = called.run("top", "--once", "--every", "0.2").stdout
+    assert [title for title in ("Services", "Workers", "Tools", "Calls") if f"{title}\n" in text] == [
+        "Services",
+        "Workers",
+        "Tools",
+        "Calls",
+    ]
+    found = called.json("top", "--once", "--every", "0.2")
+    assert [(each["id"], each["live"], each["calls"]) for each in found["services"]] == [("loud", True, 3)]
+    assert [each["answered"] for each in found["instances"]] == [True]
+    assert {each["name"]: each["failures"] for each in found["tools"]} == {"shout": 0, "stumble": 1}
+    assert len(found["recent"]) == 3
+    assert found["window"] >= 0.2
+    assert found["problems"] == []
+
+
+def test_top_refuses_json_without_once(shell: Shell) -> None:
+    """It is a mistake of usage."""
+    done = shell.run("top", "--output", "json")
+    assert done.returncode == 2
+    assert "--once" in done.stderr
