@@ -105,6 +105,7 @@ async def test_tokens_of_a_file(own_site: Site, tmp_path: Path) -> None:
         (("--shared-tokens", "--rate", "lots"), "rate"),
         (("--shared-tokens", "--open"), "give one of them"),
         (("--cors", "app.example"), "site"),
+        (("--shared-tokens", "--public-url", "tools.example"), "URL"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -15,7 +15,7 @@ from tests.gateway.running import listening
 from toolbus import ConfigurationError, ToolBus
 from toolbus.gateway.app import application
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.guards import GuardOptions, guarded
+from toolbus.gateway.guards import GuardOptions, guarded, origin_of
 from toolbus.gateway.http_protocol import GuardedProtocol
 from toolbus.gateway.principals import Everyone
 
@@ -110,6 +110,14 @@ def test_wrong_sites_are_refused() -> None:
     for wrong in ("app.example", "https://app.example/", "https://*.example", ""):
         with pytest.raises(ConfigurationError, match="site"):
             GuardOptions(origins=(wrong,))
+
+
+def test_the_gateways_own_site() -> None:
+    """The site of the gateway's own page is that of its URL."""
+    assert origin_of("https://Tools.example:8443/base/") == "https://tools.example:8443"
+    for wrong in ("", "tools.example", "ftp://tools.example", "https://", "https://a b", "http://[::1"):
+        with pytest.raises(ConfigurationError):
+            origin_of(wrong)
 
 
 async def test_large_bodies(namespace: str) -> None:

@@ -283,3 +283,16 @@ def test_a_file_of_others_rights_keeps_them(tmp_path: Path) -> None:
     path.chmod(0o640)
     _write(path, [made("a")[1]])
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+async def test_mcp_clients_learn_where_tokens_come_from(namespace: str, tmp_path: Path) -> None:
+    """A request to /mcp without a token is told of the metadata of that resource, and one with a token goes on."""
+    token, record = made("ci")
+    write(tmp_path / "tokens.json", record)
+    async with ToolBus("memory://", namespace=namespace) as bus, gateway(bus, tokens=str(tmp_path / "tokens.json")) as client:
+        refused = await client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
+        assert refused.status_code == 401
+        url = refused.headers["www-authenticate"].partition('resource_metadata="')[2].partition('"')[0]
+        assert url.endswith("/.well-known/oauth-protected-resource/mcp")
+        assert (await client.get(url)).json()["resource"].endswith("/mcp")
+        assert (await client.post("/mcp", json={}, headers=bearer(token))).status_code != 401

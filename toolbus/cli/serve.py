@@ -93,14 +93,17 @@ def serve_command(
 
     try:
         from toolbus.gateway.auth.options import AuthOptions
-        from toolbus.gateway.guards import GuardOptions
+        from toolbus.gateway.guards import GuardOptions, origin_of
         from toolbus.gateway.hosts import is_loopback
         from toolbus.gateway.options import GatewayOptions
         from toolbus.gateway.serving import listen
     except ImportError as error:
         fail(needs_gateway(error))
     settings = settings_with_server(ctx, grace=grace)
-    guards, auth = GuardOptions(origins=access.pop("origins")), AuthOptions(**access)
+    sites = access.pop("origins")
+    auth = AuthOptions(**access)
+    # A proxy may hand requests on under another name than that of the gateway's own page.
+    guards = GuardOptions(origins=(*sites, origin_of(auth.public_url)) if auth.public_url else sites)
     if is_open and auth.asked:
         raise click.UsageError("--open lets everybody in, and tokens are for a gateway that does not; give one of them")
     if not is_loopback(host) and not is_open and not auth.asked:

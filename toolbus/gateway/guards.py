@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,6 +53,22 @@ class GuardOptions(msgspec.Struct, frozen=True, kw_only=True):
         for origin in self.origins:
             if origin != "*" and _ORIGIN.match(origin) is None:
                 raise ConfigurationError(f"a site is named like https://app.example, without a path, not {origin[:100]!r}")
+
+
+def origin_of(url: str) -> str:
+    """Return the origin of the pages at a URL, as browsers write it.
+
+    Raises:
+        ConfigurationError: it is no URL of http or https.
+    """
+    try:
+        parts = urlsplit(url)
+        found = f"{parts.scheme}://{parts.netloc}".lower()
+    except ValueError:
+        found = ""
+    if _ORIGIN.match(found) is None:
+        raise ConfigurationError(f"the gateway's URL is like https://tools.example, not {url[:100]!r}")
+    return found
 
 
 def guarded(app: ASGIApp, options: GuardOptions | None = None) -> ASGIApp:

@@ -12,16 +12,9 @@ from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.toolcalls import ModelCall, tool_calls
 from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.gateway import bodies
+from toolbus.gateway.headers import call_options
 from toolbus.gateway.problems import Problem
 from toolbus.results import ConfigurationError
-
-SESSION = "toolbus-session"
-"""The header that names the session."""
-
-TIMEOUT = "toolbus-timeout"
-"""The header with the seconds that each call may take."""
-
-IDEMPOTENCY_KEY = "idempotency-key"
 
 MOST_CALLS = 256
 """Most calls of one message."""
@@ -78,7 +71,7 @@ async def turn_request(request: Request) -> TurnRequest:
         raise Problem(422, "invalid_options", "the user is whom the token names; a body can't choose one")
     try:
         calls = tool_calls(found)
-        options = msgspec.convert({**_of_headers(request), **given}, TurnOptions)
+        options = msgspec.convert({**call_options(request), **given}, TurnOptions)
     except ConfigurationError as error:
         raise Problem(422, "invalid_message", str(error)) from None
     except msgspec.ValidationError as error:
@@ -86,17 +79,3 @@ async def turn_request(request: Request) -> TurnRequest:
     if len(calls) > MOST_CALLS:
         raise Problem(422, "invalid_message", f"a message has at most {MOST_CALLS} calls, not {len(calls):,}")
     return TurnRequest(calls, options)
-
-
-def _of_headers(request: Request) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if session := request.headers.get(SESSION):
-        found["session"] = session
-    if key := request.headers.get(IDEMPOTENCY_KEY):
-        found["idempotency_key"] = key
-    if timeout := request.headers.get(TIMEOUT):
-        try:
-            found["timeout"] = float(timeout)
-        except ValueError:
-            raise Problem(422, "invalid_options", f"the header {TIMEOUT} is a number of seconds") from None
-    return found
