@@ -1,9 +1,9 @@
-// A worker at level 1 of docs/protocol.md: TOOLBUS_URL=… TOOLBUS_SCRIPTS=… node worker.mjs
+// A worker at level 1 of docs/protocol.md: toolbus protocol scripts lua; TOOLBUS_SCRIPTS=lua node worker.mjs
 import { createHash, randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Connection, P } from './resp.mjs'
 
-const service = process.env.SERVICE ?? 'node', me = randomUUID(), lease = 1000 * (process.env.TOOLBUS_LEASE ?? 30), slots = 100
+const service = process.env.TOOLBUS_SERVICE ?? 'node', me = randomUUID(), lease = 1000 * (process.env.TOOLBUS_LEASE ?? 30), slots = 100
 const text = { type: 'object', properties: { text: { type: 'string' } }, required: ['text'] }
 const count = { type: 'object', properties: { to: { type: 'integer' }, delay: { type: 'number' } }, required: ['to'] }
 const tools = {

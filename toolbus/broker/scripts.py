@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import pkgutil
 import re
+from pathlib import Path
+
+import msgspec
 
 from toolbus.broker import forms
 
@@ -93,6 +96,21 @@ ALL = (
     OWN, DISOWN, PASS_ON, LINE, SAVE, FORGET, LOAD, ELSEWHERE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
     HOLD, APPEND, RENEW_HOLD, REMOVE, NOTE, TELL, KEEP,
 )  # fmt: skip
+
+
+def write_scripts(folder: Path) -> None:
+    """Write each script whole, in a folder for each step, and index.json with their SHA-1 digests.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+    for script in ALL:
+        path = folder / f"{script.name}.lua"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script.source, encoding="utf-8")
+    index = {script.name: script.sha for script in ALL}
+    (folder / "index.json").write_bytes(msgspec.json.format(msgspec.json.encode(index)) + b"\n")
+
 
 _EVALSHA = b"\r\n$7\r\nEVALSHA\r\n$40\r\n"
 _SOURCES = {script.sha.encode(): script.source.encode() for script in ALL}

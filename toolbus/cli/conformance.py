@@ -26,8 +26,9 @@ def _of_level(function: Any) -> Any:
 def conformance_command() -> None:
     """Try whether a worker or an agent in another language keeps the protocol.
 
-    The program is started by its command, with TOOLBUS_URL, TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE in its
-    environment, on a server that exists for the checks only. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
+    The program is started by its command, on a server that exists for the checks only. Its environment has TOOLBUS_URL,
+    TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds), TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS,
+    a folder with the Lua scripts as `toolbus protocol scripts` writes them. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
     2 leases, drain, taking over; 3 once, shared calls. docs/protocol.md describes them.
     """
 

@@ -28,20 +28,13 @@ def protocol_command() -> None:
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def scripts_command(folder: Path) -> None:
     """Write each Lua script into FOLDER, whole, in a folder for each step, and index.json with their SHA-1 digests."""
-    import msgspec
-
     from toolbus.broker import scripts
 
-    index = {script.name: script.sha for script in scripts.ALL}
     try:
-        for script in scripts.ALL:
-            path = folder / f"{script.name}.lua"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(script.source, encoding="utf-8")
-        (folder / "index.json").write_bytes(msgspec.json.format(msgspec.json.encode(index)) + b"\n")
+        scripts.write_scripts(folder)
     except OSError as error:
         fail(f"can't write the scripts: {reason(error)}")
-    say(f"wrote {len(index)} scripts to {folder}")
+    say(f"wrote {len(scripts.ALL)} scripts to {folder}")
 
 
 @protocol_command.command("constants")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.probe import Probe
+from toolbus.broker.scripts import write_scripts
 from toolbus.conformance import lease_checks as _  # noqa: F401 - adds its checks to the table
 from toolbus.conformance.agent_checks import AGENT
 from toolbus.conformance.agent_scene import AgentScene
 from toolbus.conformance.checks import Outcome, outcome_of
 from toolbus.conformance.program import Program
-from toolbus.conformance.scene import LEASE, WorkerScene
+from toolbus.conformance.scene import LEASE, SERVICE, WorkerScene
 from toolbus.conformance.worker_checks import WORKER
 from toolbus.settings import Settings
 
@@ -24,13 +27,16 @@ Told = Callable[[Outcome], None]
 
 @contextlib.asynccontextmanager
 async def _started(command: Sequence[str]) -> AsyncIterator[tuple[Settings, Probe, Program]]:
-    with EmbeddedServer() as server:
+    with EmbeddedServer() as server, tempfile.TemporaryDirectory(prefix="toolbus-scripts-") as folder:
+        write_scripts(Path(folder))
         settings = Settings.load({}, url=server.url, namespace="conformance", lease=LEASE)
         environment = {
             "TOOLBUS_URL": settings.url,
             "TOOLBUS_NAMESPACE": settings.namespace,
             "TOOLBUS_LEASE": f"{LEASE:g}",
             "TOOLBUS_GRACE": "1",
+            "TOOLBUS_SERVICE": SERVICE,
+            "TOOLBUS_SCRIPTS": folder,
         }
         program = Program(command, environment)
         try:
@@ -62,6 +68,9 @@ async def try_worker(command: Sequence[str], level: int, only: tuple[str, ...], 
                 await scene.begin_anew()
             found.append(outcome)
             told(outcome)
+            if not found[0].holds and not only:
+                # A worker that does not register keeps nothing else, and each check would wait for it.
+                break
     return found
 
 
