@@ -40,8 +40,8 @@ def canary_asks() -> str:
 LOCAL = {
     "new": ("new", "weather"),
     "settings": ("settings",),
-    "conformance agent": ("conformance", "agent", "--only", "leaves", "--", "true"),
-    "conformance worker": ("conformance", "worker", "--only", "leaves", "--", "no-such-program"),
+    "conformance agent": ("conformance", "agent", "--only", "leaves", "true"),
+    "conformance worker": ("conformance", "worker", "--only", "leaves", "no-such-program"),
     "protocol constants": ("protocol", "constants"),
     "protocol scripts": ("protocol", "scripts", "lua"),
     "learning convert": ("learning", "convert", "log.jsonl", "log.db"),

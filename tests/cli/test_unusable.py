@@ -60,7 +60,7 @@ FLAWS: dict[str, tuple[Flaw, str, str]] = {
     ),
     "an item of junk": (item("tool/junk", b"{"), "junk", "truncated"),
     "a static service of junk": (item("tool-service/junk", b"[]"), "junk", "not list"),
-    "an item of another kind": (item("other/junk", {}), "junk", "neither tool/NAME nor"),
+    "an item of another kind": (item("other/junk", {}), "junk", "its key is none of tool/NAME"),
     "a tool of junk": (item("tool/junk", b"5"), "junk", "not int"),
     "a tool under another's name": (item("tool/sonnet", GOOD), "sonnet", "names 'haiku'"),
     "an item whose key is no text": (item(b"tool/\xff", {}), "\\xff", "UTF-8"),
