@@ -59,6 +59,7 @@ def places(keys: Keys, names: Names) -> dict[str, Place]:
         "items": Place(keys.items, "hash", ("tool/other", "tool-service/other", "toolkit/other", "pin/other")),
         "tokens": Place(keys.tokens, "hash", ("000000000000",)),
         "results": Place(keys.results(names.digest), "list"),
+        "task": Place(keys.task(names.digest), "string"),
         "paused": Place(keys.paused, "set"),
         "confirmations": Place(keys.confirmations, "zset"),
         "confirmed": Place(keys.confirmed, "channel", ("asked", "closed")),
