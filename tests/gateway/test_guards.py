@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -29,11 +29,11 @@ class Hasty(GuardedProtocol):
 
 
 @asynccontextmanager
-async def served(namespace: str, **options: Any) -> AsyncIterator[str]:
+async def served(namespace: str, protocol: type[GuardedProtocol] = Hasty, **options: Any) -> AsyncIterator[str]:
     """Serve a guarded gateway without tools, and yield its URL."""
     async with ToolBus("memory://", namespace=namespace) as bus:
         app = guarded(application(Gateway(bus, Everyone())), GuardOptions(**options))
-        async with listening(app, http=Hasty) as url:
+        async with listening(app, http=protocol) as url:
             yield url
 
 
@@ -170,6 +170,84 @@ async def test_endless_headers(namespace: str) -> None:
     async with served(namespace) as url:
         answered = await said(url, b"GET /health HTTP/1.1\r\nHost: x\r\n" + lines[:60_000], lines[60_000:])
         assert answered == b"" or answered.startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "second"])
+async def test_a_large_head_in_one_piece(namespace: str, before: bytes) -> None:
+    """Headers beyond the limit are refused also when all of them arrive at once."""
+    async with served(namespace) as url:
+        answered = await said(url, before + b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: %s\r\n\r\n" % (b"y" * 60_000))
+        assert answered.count(b"HTTP/1.1 200") <= before.count(b"GET")
+        assert b"HTTP/1.1 431" in answered or before
+        # What fits is answered.
+        request = before + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-A: %s\r\n\r\n" % (b"y" * 30_000)
+        assert (await said(url, request)).count(b"HTTP/1.1 200") == request.count(b"GET")
+
+
+CHUNKED = b"POST /%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Watched(Hasty):
+    """Keeps the lists of headers that it made, and counts the bytes that it read."""
+
+    kept: ClassVar[list[list[tuple[bytes, bytes]]]] = []
+    taken = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Count bytes."""
+        Watched.taken += len(data)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Keep a list."""
+        super().on_message_begin()
+        Watched.kept.append(self.headers)
+
+
+@pytest.mark.parametrize("path", [b"health", b"run_tool"])
+@pytest.mark.parametrize("lines", [b"X-A: %s\r\n" % (b"y" * 1000), b"y" * 1000], ids=["many", "one"])
+async def test_endless_trailers(namespace: str, path: bytes, lines: bytes) -> None:
+    """Trailers are kept nowhere, and a connection with too many is closed, whether or not the body is read."""
+    Watched.kept.clear()
+    Watched.taken = 0
+    parts = [CHUNKED % path + b"2\r\n{}\r\n0\r\nX-B: 1\r\nX-C: "] + [lines * 64] * 600
+    async with served(namespace, protocol=Watched) as url:
+        await said(url, *parts)
+        assert Watched.taken < 4_000_000
+        assert [name for headers in Watched.kept for name, _ in headers] == [b"host", b"content-type", b"transfer-encoding"]
+
+
+async def test_few_trailers_are_dropped(namespace: str) -> None:
+    """A request with trailers is answered, and so is the next one of its connection."""
+    request = CHUNKED % b"v1/nothing" + b"2\r\n{}\r\n0\r\nX-B: 1\r\n\r\n"
+    async with served(namespace) as url:
+        answered = await said(url, request, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (answered.count(b"HTTP/1.1 404"), answered.count(b"HTTP/1.1 200")) == (1, 1)
+
+
+class Brief(Hasty):
+    """Waits for the end of a request only as long as a test does."""
+
+    body_within = 0.5
+
+
+@pytest.mark.parametrize("end", [b"", b"2\r\n{}\r\n0\r\nX-B: 1\r\n"], ids=["body", "trailers"])
+async def test_a_request_that_never_ends(namespace: str, end: bytes) -> None:
+    """A connection whose request was answered and does not end is closed."""
+    async with served(namespace, protocol=Brief) as url:
+        place = urlsplit(url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        writer.write(CHUNKED % b"health" + end)
+        closed = asyncio.create_task(reader.read())
+        try:
+            async with asyncio.timeout(60):
+                while not closed.done():
+                    writer.write(b"X-A: 1\r\n" if end else b"1\r\nx\r\n")
+                    await asyncio.sleep(0.05)
+                await asyncio.gather(closed, return_exceptions=True)
+        finally:
+            writer.close()
+        assert closed.done()
 
 
 async def test_bytes_that_are_no_http(namespace: str) -> None:

@@ -64,10 +64,9 @@ def files() -> dict[str, File]:
     """Return the files of the page by name; they are read once."""
     root = resources.files("toolbus.gateway.page").joinpath("static")
     found = dict(_read(root, ""))
-    # The toolkit's own page draws the graph with the same script.
-    found["graph-drawing.js"] = (
-        resources.files("toolbus.toolkit").joinpath("assets", "drawing.js").read_bytes() + b"\nexport { drawGraph };\n"
-    )
+    # The toolkit's own page draws the graph with the same script. Naming the toolkit as a package would import it, and its extra may be missing.
+    drawing = resources.files("toolbus").joinpath("toolkit", "assets", "drawing.js").read_bytes()
+    found["graph-drawing.js"] = drawing + b"\nexport { drawGraph };\n"
     modules = sorted(name for name in found if name.endswith(".js") and name != "app.js")
     # Modules that are named up front are loaded side by side, instead of one level of imports after the other.
     links = "\n".join(f'<link rel="modulepreload" href="ui/static/{name}">' for name in modules)
