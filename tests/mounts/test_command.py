@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.shell import Shell
-from tests.mounts.programs import USUAL, program
+from tests.mounts.programs import USUAL, program, raw
+from tests.mounts.test_hostile import FLAWED
 from tests.mounts.test_openapi import PETS
 from tests.servers import eventually_sync
 from toolbus.cli.mount import mount_command
@@ -37,6 +38,15 @@ def test_list_shows_what_would_be_served(shell: Shell, server: Path) -> None:
     first = listed["tools"][0]
     assert (first["name"], first["tool"], first["external"]) == ("my_add", "add", True)
     assert shell.json("tools") == []
+
+
+def test_list_names_what_is_left_out(shell: Shell) -> None:
+    """A tool that MCP does not allow is named with the reason, and the others are shown."""
+    raw(shell.folder, FLAWED)
+    shown = shell.run("mount", "demo", "--list", "--", sys.executable, "raw.py")
+    assert shown.returncode == 0, shown.stderr
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == ["first", "last", "list_1"]
+    assert "left out: ref: inputSchema.type" in shown.stderr
 
 
 def test_a_mount_is_served_by_several_processes(shell: Shell, server: Path) -> None:

@@ -277,3 +277,30 @@ elif method == "tools/call":
         assert (await bus.call("tool_0")).output == "fine"
         assert 50 < len(bus.tools) < 300
         assert len(bus.tools) + len(server.left_out) == 300
+
+
+FLAWED = """
+if method == "initialize":
+    welcome(message)
+elif method == "tools/list":
+    state["lists"] = state.get("lists", 0) + 1
+    flawed = [tool("ref", inputSchema={"$ref": "#"}), {"name": "bare"}, tool("hinted", annotations=5), {"inputSchema": {}}, None, 5]
+    tools = [tool("first"), *flawed, tool("last"), tool(f"list_{state['lists']}")]
+    say(id=message["id"], result={"tools": tools, "_meta": {"toolbus/left_out": {"first": "forged"}}})
+elif method == "tools/call":
+    say(method="notifications/tools/list_changed")
+    say(id=message["id"], result={"content": [{"type": "text", "text": message["params"]["name"]}]})
+"""
+
+
+async def test_tools_that_the_protocol_does_not_allow(valkey: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They alone are left out and named once, at the start and when the tools are listed again."""
+    async with mounting(valkey, raw(tmp_path, FLAWED)) as (bus, server):
+        assert set(server.left_out) == {"ref", "bare", "hinted", "number 5 of the list", "number 6 of the list", "number 7 of the list"}
+        assert "inputSchema.type" in server.left_out["ref"]
+        assert (await bus.call("first")).output == "first"
+        await bus.wait_for_tool("list_2", 60.0)
+        assert (await bus.call("last")).output == "last"
+        assert server.connection.starts == 1
+    named = [record.getMessage() for record in caplog.records if "mount.tool_left_out" in record.getMessage()]
+    assert sum("tool=ref " in each for each in named) == 1, named

@@ -25,6 +25,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from toolbus import telemetry
 from toolbus.mounts.listing import Listing, list_server
 from toolbus.mounts.options import Options
+from toolbus.mounts.sifting import sifted
 from toolbus.mounts.stderr import StderrLog
 from toolbus.mounts.targets import Command, InProcess, Target
 from toolbus.results import ConfigurationError, ToolError
@@ -195,7 +196,10 @@ class ServerConnection:
 
             server = http(target, most)
         mode = "legacy" if legacy else "auto"
-        return Client(server, message_handler=self._on_message, client_info=Implementation(name="toolbus", version="1"), mode=mode)
+        if not isinstance(target, InProcess):
+            server = sifted(server, lambda: client.protocol_version)
+        client = Client(server, message_handler=self._on_message, client_info=Implementation(name="toolbus", version="1"), mode=mode)
+        return client
 
     async def _on_message(self, message: object) -> None:
         if isinstance(message, _CHANGES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -30,16 +31,18 @@ class Described:
     Args:
         mount: the name of the mount, which is the service's id.
         options: how its tools are served.
+        known: tools that were left out before, and why; the log has named them.
 
     Attributes:
         documents: the descriptors in the two-tier form.
         left_out: the reasons by tool.
     """
 
-    def __init__(self, mount: str, options: Options) -> None:
+    def __init__(self, mount: str, options: Options, known: Mapping[str, str] = MappingProxyType({})) -> None:
         self._mount = mount
         self._service = ServiceDescriptor(mount)
         self._options = options
+        self._known = known
         self._runs: dict[str, tuple[str, Run]] = {}
         self._size = 0
         self.documents: list[dict[str, Any]] = []
@@ -67,11 +70,18 @@ class Described:
         document = self._document(published, description.strip() or name, parameters, effect, about)
         reason = self._flaw(published, document)
         if reason:
-            self.left_out[name] = reason
-            telemetry.log.warning("mount.tool_left_out", mount=self._mount, tool=name, reason=reason)
+            self.leave_out(name, reason)
             return
         self._runs[published] = (name, run)
         self.documents.append(document)
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Name a tool that can't be published, unless it is not selected anyway."""
+        if not self._options.selects(name):
+            return
+        self.left_out[name] = reason
+        if self._known.get(name) != reason:
+            telemetry.log.warning("mount.tool_left_out", mount=self._mount, tool=name, reason=reason)
 
     def _document(
         self, name: str, description: str, parameters: Mapping[str, Any] | None, effect: str, about: dict[str, Any]

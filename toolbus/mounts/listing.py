@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ from mcp import Client
 from mcp_types import Tool
 
 from toolbus import telemetry
+from toolbus.mounts.sifting import left_out_of
 
 _MOST_PAGES = 1_000
 
@@ -20,11 +21,13 @@ class Listing(msgspec.Struct, frozen=True):
     Attributes:
         tools: in its own order, each name once.
         resources, prompts: whether it has any.
+        left_out: tools that can't be read, and why.
     """
 
     tools: tuple[Tool, ...] = ()
     resources: bool = False
     prompts: bool = False
+    left_out: Mapping[str, str] = {}
 
 
 async def list_server(client: Client, mount: str, most: int) -> Listing:
@@ -37,8 +40,10 @@ async def list_server(client: Client, mount: str, most: int) -> Listing:
     """
     capabilities = client.server_capabilities
     found: dict[str, Tool] = {}
+    left_out: dict[str, str] = {}
     if capabilities.tools is not None:
         async for page in pages(lambda cursor: client.list_tools(cursor=cursor, cache_mode="refresh")):
+            left_out.update(left_out_of(page))
             for tool in page.tools:
                 if tool.name in found:
                     telemetry.log.warning("mount.tool_left_out", mount=mount, tool=tool.name, reason="the server lists that name twice")
@@ -46,12 +51,12 @@ async def list_server(client: Client, mount: str, most: int) -> Listing:
                     found[tool.name] = tool
                 else:
                     telemetry.log.warning("mount.tools_cut", mount=mount, most=most, advice="serve some of them: --include, --most-tools")
-                    return _listing(found, capabilities)
-    return _listing(found, capabilities)
+                    return _listing(found, capabilities, left_out)
+    return _listing(found, capabilities, left_out)
 
 
-def _listing(found: dict[str, Tool], capabilities: Any) -> Listing:
-    return Listing(tuple(found.values()), capabilities.resources is not None, capabilities.prompts is not None)
+def _listing(found: dict[str, Tool], capabilities: Any, left_out: dict[str, str]) -> Listing:
+    return Listing(tuple(found.values()), capabilities.resources is not None, capabilities.prompts is not None, left_out)
 
 
 async def pages(ask: Callable[[str | None], Awaitable[Any]]) -> Any:

@@ -71,7 +71,9 @@ class MountedServer(Mount):
                 home.exception()
 
     async def _take_in(self, listing: Listing) -> None:
-        described = Described(self.id, self.options)
+        described = Described(self.id, self.options, self.left_out)
+        for name, reason in listing.left_out.items():
+            described.leave_out(name, reason)
         for count, tool in enumerate(listing.tools):
             described.add(*self._described(tool))
             if count % 50 == 49:
