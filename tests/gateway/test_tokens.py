@@ -296,3 +296,14 @@ async def test_mcp_clients_learn_where_tokens_come_from(namespace: str, tmp_path
         assert url.endswith("/.well-known/oauth-protected-resource/mcp")
         assert (await client.get(url)).json()["resource"].endswith("/mcp")
         assert (await client.post("/mcp", json={}, headers=bearer(token))).status_code != 401
+
+
+@pytest.mark.parametrize(("public", "caching"), [("", "no-store"), ("https://tools.example", "public, max-age=300")])
+async def test_metadata_of_a_made_up_host_is_kept_by_no_cache(namespace: str, tmp_path: Path, public: str, caching: str) -> None:
+    """Without a URL of the gateway's own the metadata name what the request named, which others must not be given."""
+    write(tmp_path / "tokens.json", made("ci")[1])
+    options = {"tokens": str(tmp_path / "tokens.json"), "public_url": public}
+    async with ToolBus("memory://", namespace=namespace) as bus, gateway(bus, **options) as client:
+        answer = await client.get("/.well-known/oauth-protected-resource", headers={"Host": "evil.example"})
+        assert answer.json()["resource"] == (public or "http://evil.example")
+        assert answer.headers["cache-control"] == caching

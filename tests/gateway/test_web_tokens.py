@@ -125,6 +125,7 @@ def _forged(issuer: Issuer) -> dict[str, str]:
         "an end that is a text": issuer.token(exp="later"),
         "an end that is no number": issuer.token(exp=float("inf")),
         "a flag as its end": issuer.token(exp=True),
+        **{f"a huge {name}": issuer.token(**{name: 10**400}) for name in ("exp", "nbf", "iat")},
         "not valid yet": issuer.token(nbf=int(time.time()) + 600),
         "another audience": issuer.token(aud="https://other.example"),
         "no audience": issuer.token(aud=None),

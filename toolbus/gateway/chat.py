@@ -15,6 +15,7 @@ from toolbus.gateway.calls import Asked, answered, made, problem_of, trace_heade
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.headers import call_options, wants_events
 from toolbus.gateway.media_types import require_json
+from toolbus.gateway.permissions import permitted
 from toolbus.gateway.principals import Principal
 from toolbus.gateway.problems import Problem
 from toolbus.gateway.run import respond
@@ -42,6 +43,7 @@ async def chat(request: Request) -> Response:
         return await respond(request, gateway, principal, asked)
     await gateway.reachable()
     call = made(gateway, principal, asked)
+    await permitted(request, gateway, call)
     result = await answered(request, gateway, call, asked.name)
     headers = trace_headers(request, call)
     if not result.success:

@@ -15,6 +15,7 @@ from toolbus.gateway.endpoint import Endpoint
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.headers import RESUME, call_options, wants_events
 from toolbus.gateway.media_types import require_json
+from toolbus.gateway.permissions import permission_of, permitted
 from toolbus.gateway.positions import Position, read_id
 from toolbus.gateway.principals import Principal
 from toolbus.gateway.problems import Problem
@@ -68,8 +69,9 @@ async def respond(request: Request, gateway: Gateway, principal: Principal, aske
     if wants_events(request):
         had = _resumed(request, asked)
         call = made(gateway, principal, asked)
-        return await event_stream(request, gateway, call, asked.name, had)
+        return await event_stream(request, gateway, call, asked.name, had, permission_of(gateway, call))
     call = made(gateway, principal, asked)
+    await permitted(request, gateway, call)
     result = await answered(request, gateway, call, asked.name)
     return result_response(result, trace_headers(request, call))
 

@@ -11,10 +11,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from toolbus.client.calls.call import Call
-from toolbus.events import Event, Finished
+from toolbus.events import Answered, Asked, Event, Finished
 from toolbus.gateway.calls import is_resumable, problem_of, trace_headers, traced
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.headers import EVENTS
+from toolbus.gateway.permissions import Permission
 from toolbus.gateway.positions import Position, Replay
 from toolbus.gateway.problems import Problem
 from toolbus.gateway.sse import HEARTBEAT, event_bytes, opening
@@ -24,14 +25,16 @@ from toolbus.results import ConfigurationError, ErrorInfo
 _OPENING = 1.0
 
 
-async def event_stream(request: Request, gateway: Gateway, call: Call, name: str, had: Position | None = None) -> Response:
-    """Publish a call and return the stream of its events, after ``had`` if the client has some of them.
+async def event_stream(
+    request: Request, gateway: Gateway, call: Call, name: str, had: Position | None = None, permission: Permission | None = None
+) -> Response:
+    """Publish a call, once it is permitted, and return the stream of its events, after ``had`` if the client has some of them.
 
     Raises:
         Problem: it failed before anything happened, or an option is wrong.
     """
     gateway.measures.in_flight += 1
-    stream = EventStream(request, gateway, call, name, had)
+    stream = EventStream(request, gateway, call, name, had, permission)
     try:
         await stream.begin()
     except BaseException:
@@ -43,7 +46,9 @@ async def event_stream(request: Request, gateway: Gateway, call: Call, name: str
 class EventStream(Response):
     """Sends the events of one call; when the client leaves, the call is cancelled, or kept for it to come back."""
 
-    def __init__(self, request: Request, gateway: Gateway, call: Call, name: str, had: Position | None) -> None:
+    def __init__(
+        self, request: Request, gateway: Gateway, call: Call, name: str, had: Position | None, permission: Permission | None
+    ) -> None:
         self.background = None
         self._request = request
         self._gateway = gateway
@@ -52,7 +57,8 @@ class EventStream(Response):
         self._key = call.options.get("idempotency_key", "")
         self._position = had or Position()
         self._replay = None if had is None else Replay(Position(had.resets, had.characters, had.others))
-        self._events: AsyncIterator[Event] = call.events()
+        self._permission = permission
+        self._events: AsyncIterator[Event] = call.events() if permission is None else permission.events()
         self._first: asyncio.Future[Event] | None = None
         self._error: ErrorInfo | None = ErrorInfo("cancelled")
         self._began = time.monotonic()
@@ -96,7 +102,7 @@ class EventStream(Response):
         if self._closed:
             return
         self._closed = True
-        self._call.cancel()
+        self._cancel()
         if self._beats is not None:
             self._beats.cancel()
         for task in self._tasks:
@@ -130,6 +136,10 @@ class EventStream(Response):
     async def _tell(self, event: Event, send: Send) -> None:
         if type(event) is Finished:
             self._error = event.result.error
+        elif self._permission is not None and isinstance(event, (Asked, Answered)) and event.id == self._permission.id:
+            # It is no event of the call, which another stream of the same key would have at the same position.
+            await self._write(send, event_bytes(event))
+            return
         if self._replay is None:
             await self._tell_one(event, send)
             return
@@ -170,6 +180,11 @@ class EventStream(Response):
         self._gone = True
         if is_resumable(self._call):
             await asyncio.sleep(self._gateway.options.resume)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._permission is not None:
+            self._permission.withdraw()
         self._call.cancel()
 
     async def _part(self, send: Send) -> None:
@@ -179,4 +194,4 @@ class EventStream(Response):
             self._gone = True
             await send({"type": "http.response.body", "body": b""})
             await asyncio.sleep(self._gateway.options.resume)
-            self._call.cancel()
+            self._cancel()

@@ -100,9 +100,16 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
     value = claims.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Refused(f"the claim {name} is no time")
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        # JSON has integers of any length.
+        found = math.inf
+    if not math.isfinite(found):
+        raise Refused(f"the claim {name} is no time")
+    return found
 
 
 def _text(value: Any, name: str) -> str:

@@ -63,7 +63,8 @@ def _route(path: str) -> Route:
         }
         if resource.issuers:
             document["authorization_servers"] = list(resource.issuers)
-        return answer(document, headers={"Cache-Control": "public, max-age=300"})
+        # A Host header that a client made up must not reach others out of a cache.
+        return answer(document, headers={"Cache-Control": "public, max-age=300" if resource.url else "no-store"})
 
     return Route(f"{PATH}{path}", metadata)
 

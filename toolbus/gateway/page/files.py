@@ -64,7 +64,7 @@ def files() -> dict[str, File]:
     """Return the files of the page by name; they are read once."""
     root = resources.files("toolbus.gateway.page").joinpath("static")
     found = dict(_read(root, ""))
-    # The toolkit's own page draws the graph with the same script. Naming the package would import it, and its extra may be missing.
+    # Naming the toolkit as a package would import it, and its extra may be missing.
     drawing = resources.files("toolbus").joinpath("toolkit", "assets", "drawing.js").read_bytes()
     found["graph-drawing.js"] = drawing + b"\nexport { drawGraph };\n"
     modules = sorted(name for name in found if name.endswith(".js") and name != "app.js")
