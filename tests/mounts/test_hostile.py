@@ -14,6 +14,7 @@ from tests.contract import Place
 from tests.mounts.programs import USUAL, command, mounting, program, raw
 from tests.servers import eventually
 from toolbus.mounts import MountedServer, Options
+from toolbus.mounts.stderr import StderrLog
 from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 
 pytestmark = pytest.mark.anyio
@@ -304,3 +305,53 @@ async def test_tools_that_the_protocol_does_not_allow(valkey: Place, tmp_path: P
         assert server.connection.starts == 1
     named = [record.getMessage() for record in caplog.records if "mount.tool_left_out" in record.getMessage()]
     assert sum("tool=ref " in each for each in named) == 1, named
+
+
+UNREADABLE = {
+    "null": "null",
+    "list": "[]",
+    "number": "5",
+    "surrogate": '{"content": [{"type": "text", "text": "\\ud800"}]}',
+    "bytes": '{"content": [{"type": "text", "text": "\xff"}]}',
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("result", UNREADABLE.values(), ids=UNREADABLE)
+async def test_an_unreadable_result_is_a_bad_answer(valkey: Place, tmp_path: Path, result: str) -> None:
+    """Its caller is answered at once, and the server goes on."""
+    file = raw(
+        tmp_path,
+        LIST
+        + f"""
+elif method == "tools/call":
+    sys.stdout.buffer.write((f'{{{{"jsonrpc": "2.0", "id": {{message["id"]}}, "result": ' + {result!r} + '}}\\n').encode("latin-1"))
+    sys.stdout.buffer.flush()
+""",
+    )
+    async with mounting(valkey, file) as (bus, server):
+        for _ in range(2):
+            failed = failure(await bus.call("do", timeout=100.0))
+            assert (failed.type, failed.code) == ("tool_error", "bad_answer")
+        assert server.connection.starts == 1
+
+
+async def test_lines_of_standard_error_that_come_together_are_one_event(caplog: pytest.LogCaptureFixture) -> None:
+    """A traceback is one event with its indentation; what comes without a pause is cut into events of a bounded length."""
+    caplog.set_level(logging.INFO)
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "mount.stderr " in record.getMessage()]
+
+    stream = asyncio.StreamReader()
+    log = StderrLog("m")
+    reading = asyncio.create_task(log.read(stream))
+    stream.feed_data(b"Traceback:\n  File one\n" + b"    raise\n" * 28 + b"Error: x\n")
+    await eventually(lambda: len(told()) == 1, timeout=60.0)
+    assert "  File one" in told()[0]
+    assert "Error: x" in told()[0]
+    stream.feed_data(b"line\n" * 120)
+    stream.feed_eof()
+    await reading
+    assert [each.count("line") for each in told()[1:]] == [50, 50, 20]
+    assert log.last_words == "line / line / line / line / line"

@@ -120,6 +120,36 @@ async def test_an_address_that_cannot_be_mounted_says_why(tmp_path: Path) -> Non
     assert json.dumps(Address("https://user:pw@host/path?key=1").shown) == '"https://host/path"'
 
 
+@pytest.mark.parametrize("result", [b"null", b"[]", b"5", b'{"content": [{"type": "text", "text": "\\ud800"}]}'])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_unreadable_result_is_a_bad_answer(valkey: Place, result: bytes, *, streamed: bool) -> None:
+    """Its caller is answered at once, in a response of JSON as in one of events."""
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method != "POST":
+            return 405, {}, b""
+        message = json.loads(asked.body)
+        info = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "n", "version": "1"}}
+        results = {"initialize": info, "tools/list": {"tools": [{"name": "do", "inputSchema": {"type": "object"}}]}}
+        if message.get("method") == "tools/call":
+            body = b'{"jsonrpc": "2.0", "id": %d, "result": %s}' % (message["id"], result)
+            if streamed:
+                return 200, {"Content-Type": "text/event-stream"}, b"event: message\ndata: %s\n\n" % body
+            return 200, {"Content-Type": "application/json"}, body
+        if "id" not in message:
+            return 202, {}, b""
+        if message["method"] not in results:
+            return as_json({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "unknown"}})
+        return as_json({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
+
+    async with api(answer) as served:
+        mount = MountedServer("remote", Address(f"{served.address}/mcp"), QUICK)
+        async with serve(mount, settings=valkey.settings), valkey.bus() as bus:
+            failed = (await bus.call("do", timeout=100.0)).error
+            assert failed is not None
+            assert (failed.type, failed.code) == ("tool_error", "bad_answer")
+
+
 async def test_a_server_that_forgets_its_session_is_connected_anew(valkey: Place) -> None:
     """A call in a session that is over was not run: it is unavailable, and later ones run in a new session."""
     sessions: list[str] = []

@@ -25,7 +25,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from toolbus.mounts.codes import TOO_LONG, is_over
+from toolbus.mounts.codes import TOO_LONG, is_over, is_unreadable
 from toolbus.results import Blob, ErrorInfo, ErrorType, ToolError, ToolResult
 
 _MOST_MESSAGE = 2_000
@@ -80,13 +80,15 @@ def error_of(error: MCPError, effect: str) -> ToolError:
     if is_over(error):
         message = "the mounted server has forgotten its session, and did not run the call"
         return ToolError(message, type="unavailable", code="mount_down", retryable=True)
+    if is_unreadable(error):
+        return bad_answer(error.message)
     message = str(error.message)[:_MOST_MESSAGE]
     return ToolError(message, type=_TYPES.get(error.code, "tool_error"), code="too_long" if error.code == TOO_LONG else f"mcp_{error.code}")
 
 
-def bad_answer(error: Exception) -> ToolError:
+def bad_answer(reason: str) -> ToolError:
     """Return the failure that an answer is which no MCP server may give."""
-    text = str(error).partition("\n")[0][:300]
+    text = reason.partition("\n")[0][:300]
     return ToolError(f"the mounted server gave an answer that can't be read: {text}", code="bad_answer")
 
 

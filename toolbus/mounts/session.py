@@ -48,7 +48,7 @@ class Session:
                 raise
             except (RuntimeError, ValueError, TypeError, KeyError) as error:
                 # What the SDK says of answers that no server may give.
-                raise bad_answer(error) from None
+                raise bad_answer(str(error)) from None
 
     async def call_tool(self, tool: Tool, arguments: dict[str, Any], call: Invocation) -> ToolResult:
         """Call a tool; what it says of its progress is passed on, and its cancellation too."""

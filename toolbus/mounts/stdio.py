@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from toolbus import telemetry
-from toolbus.mounts.codes import TOO_LONG
+from toolbus.mounts.codes import TOO_LONG, UNREADABLE
 from toolbus.mounts.stderr import StderrLog
 from toolbus.mounts.targets import Command
 from toolbus.results import ConfigurationError
@@ -31,6 +32,7 @@ _LEAVING = 2.0
 # Bytes at each end of a message that is too long, in which the id of what it answers is looked for.
 _ENDS = 256
 _ID_AT_START = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,15})\s*,')
+_ANSWER = re.compile(rb'\s*"(?:result|error)"\s*:')
 _ID_AT_END = re.compile(rb',\s*"id"\s*:\s*(\d{1,15})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z')
 
 # The kernel ends the child when this process is killed; a server that hangs would not see the end of its input.
@@ -156,10 +158,20 @@ class _Reader:
         try:
             message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
-            await self._count_nonsense()
+            await self._take_unreadable(line)
             return
         self._nonsense = 0
         await self._incoming.send(SessionMessage(message))
+
+    async def _take_unreadable(self, line: bytes) -> None:
+        """Answer in the place of a message that can't be read, if it is the answer to a request."""
+        number = _answered(line)
+        if number is None:
+            await self._count_nonsense()
+            return
+        self._nonsense = 0
+        error = mcp_types.ErrorData(code=UNREADABLE, message="it is no object, or not valid JSON")
+        await self._incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=error)))
 
     async def _count_nonsense(self) -> None:
         self._nonsense += 1
@@ -176,6 +188,20 @@ class _Reader:
         message = f"the answer has more than {self._most:,} bytes, so it was not read"
         error = mcp_types.ErrorData(code=TOO_LONG, message=message)
         await self._incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error)))
+
+
+def _answered(line: bytes) -> int | None:
+    """Return the id of the request that a message answers which can't be read, or None."""
+    try:
+        # It takes lone surrogates, which the SDK does not.
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        start = _ID_AT_START.match(line[:_ENDS])
+        return int(start[1]) if start and _ANSWER.match(line, start.end()) else None
+    if not isinstance(found, dict) or "method" in found or not {"result", "error"} & found.keys():
+        return None
+    number = found.get("id")
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
 async def _write(
