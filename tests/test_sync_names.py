@@ -24,7 +24,7 @@ from toolbus.sync.tallies import Tallies as SyncTallies
 # For the parts of the client alone, and no user's.
 # fmt: off
 _OF_CALLS = {
-    "arguments", "complete_with", "deadline", "ends", "entry", "expire", "feed", "gap_slot", "give_up", "grant",
+    "arguments", "attached", "complete_with", "deadline", "ends", "entry", "expire", "feed", "gap_slot", "give_up", "grant",
     "idle_slot", "idle_timeout", "last_heard", "look_for", "options", "pause", "queue", "request", "resume_from",
     "settle", "slot", "span", "state", "streaming", "target", "waited", "waited_in_all", "withdrawn",
 }
@@ -42,6 +42,7 @@ _OF_EXECUTORS = {
     "place",
     "places",
     "reserve",
+    "shared_results",
     "retention",
     "stream",
     "turn",
@@ -51,7 +52,7 @@ _OF_VIEWS = {"by_wire_name", "catalogue", "former", "subscribe", "within"}
 
 # Each asynchronous class, the synchronous one, and the names that it does not have, each with the one that it has instead.
 CLASSES: list[tuple[type, type, dict[str, str]]] = [
-    (toolbus.ToolBus, sync.ToolBus, {"aclose": "close", "for_handlers": ""}),
+    (toolbus.ToolBus, sync.ToolBus, {"aclose": "close", "for_handlers": "", "tasks": "", "tokens": ""}),
     (BusView, sync.BoundBus, {}),
     (ServiceView, sync.Service, {}),
     (Call, sync.Call, dict.fromkeys(_OF_CALLS, "")),
