@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from tests.pictures import gif, jpeg, pdf, png, webp
 from toolbus import Blob, ToolResult
 from toolbus.client.executor.observations import ATTACHMENTS, observe
-from toolbus.client.executor.parts import MOST_BLOB, Format, Observation, parts_of, shown
+from toolbus.client.executor.parts import MOST_BLOB, PartFormat, Observation, parts_of, shown
 from toolbus.client.executor.toolcalls import ModelCall, Shape, answers
 from toolbus.media import READABLE
 
@@ -38,9 +38,9 @@ def texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-@pytest.mark.parametrize("format", get_args(Format))
+@pytest.mark.parametrize("format", get_args(PartFormat))
 @pytest.mark.parametrize("blob", ALL, ids=lambda blob: blob.media_type)
-def test_every_format_carries_the_bytes_of_every_kind(format: Format, blob: Blob) -> None:
+def test_every_format_carries_the_bytes_of_every_kind(format: PartFormat, blob: Blob) -> None:
     """A part holds the whole bytes in base64 and the media type, after the part of the text."""
     first, second = parts_of(Observation("see", shown=(blob,)), format)
     assert first["text"] == "see"
@@ -51,7 +51,7 @@ def test_every_format_carries_the_bytes_of_every_kind(format: Format, blob: Blob
 
 def test_an_empty_text_is_no_part() -> None:
     """Providers refuse an empty text, so it is left out."""
-    assert all(len(parts_of(Observation("", shown=ALL[:1]), each)) == 1 for each in get_args(Format))
+    assert all(len(parts_of(Observation("", shown=ALL[:1]), each)) == 1 for each in get_args(PartFormat))
 
 
 def test_blobs_are_chosen_within_the_limit() -> None:
