@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -336,3 +337,56 @@ async def test_operations_that_cannot_be_served_are_left_out_alone(tmp_path: Pat
     assert {"get_good", "get_twice"} <= served
     assert served <= {"get_good", "get_twice", "post_schema"}
     assert len(made.left_out) + len(served) == 13
+
+
+def places(part: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container of a document with every key in it."""
+    for key, below in list(part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()):
+        yield part, key
+        yield from places(below)
+
+
+ODD = [None, 5, [[]], {"$ref": "#/servers/" + "9" * 5_000}, "//[::1"]
+
+
+@pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
+async def test_no_part_of_a_document_can_break_the_mount(tmp_path: Path, value: Any) -> None:
+    """With any part in place of any other it is mounted, or refused."""
+    content = {**copy.deepcopy(PETS), "servers": [{"url": "https://{host}/", "variables": {"host": {"default": "example.com"}}}]}
+    file, outcomes = tmp_path / "api.json", list[bool]()
+    for part, key in list(places(content)):
+        kept, part[key] = part[key], value
+        file.write_text(json.dumps(content))
+        part[key] = kept
+        try:
+            await MountedApi("pets", str(file)).__aenter__()
+        except ConfigurationError:
+            outcomes.append(False)
+        else:
+            outcomes.append(True)
+    assert {True, False} == set(outcomes)
+
+
+async def test_servers_of_a_hostile_document_are_refused(tmp_path: Path) -> None:
+    """Variables that double each other, and addresses that are none, end with what is wrong."""
+    doubling = {f"v{n}": {"default": f"{{v{n + 1}}}" * 10} for n in range(40)}
+    endless = {**PETS, "servers": [{"url": "https://example.com/{v0}", "variables": doubling}]}
+    async with MountedApi("pets", document(tmp_path, endless)) as made:
+        assert made.tools
+    with pytest.raises(ConfigurationError, match="no list"):
+        await MountedApi("pets", document(tmp_path, {**PETS, "servers": 5})).__aenter__()
+    broken = {**PETS, "servers": [{"url": "//[::1"}]}
+    async with api(lambda _: as_json(broken)) as served:
+        with pytest.raises(ConfigurationError, match="names no address"):
+            await MountedApi("pets", f"{served.address}/openapi.json").__aenter__()
+
+
+async def test_references_are_written_as_in_addresses(tmp_path: Path) -> None:
+    """A reference may have percent-encoded characters."""
+    content = {
+        "openapi": "3.1.0",
+        "servers": [{"url": "https://example.com"}],
+        "paths": {"/a/{b}": {"get": {"parameters": [{"name": "b", "in": "path"}]}}, "/c/{b}": {"$ref": "#/paths/~1a~1%7Bb%7D"}},
+    }
+    async with MountedApi("api", document(tmp_path, content)) as made:
+        assert {tool["name"] for tool in made.tools} == {"get_a_b", "get_c_b"}

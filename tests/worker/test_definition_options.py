@@ -78,7 +78,7 @@ def cases(options: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 
 def test_every_option_is_listed_here() -> None:
     """A new option needs wrong values here, so that its check is not forgotten."""
-    assert TOOL.keys() == inspect.signature(tool).parameters.keys()
+    assert TOOL.keys() | {"unknown"} == inspect.signature(tool).parameters.keys()
     assert SERVICE.keys() == ToolService.__annotations__.keys()
     assert set(RETRY) == set(Retry.__struct_fields__)
 
@@ -176,3 +176,12 @@ def test_retries_are_plain_data() -> None:
     """A checked value keeps its fields."""
     assert msgspec.structs.asdict(Retry(attempts=2, delay=0)) == {"attempts": 2, "delay": 0, "most": 30.0, "jitter": 0.5}
     assert tool_of(test_retries_are_plain_data) is None
+
+
+@pytest.mark.parametrize(("option", "hint"), [("group", "did you mean 'groups'?"), ("xyz", "there are: ")])
+def test_an_unknown_option_of_a_tool_is_refused_with_a_similar_one(option: str, hint: str) -> None:
+    """The message names what was given, and what was probably meant."""
+    unknown: Any = {option: "money"}
+    with pytest.raises(ConfigurationError, match=f"no option '{option}'") as raised:
+        tool(**unknown)
+    assert hint in str(raised.value)

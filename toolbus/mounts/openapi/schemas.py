@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 # Parts of the schemas of one operation.
 _MOST_PARTS = 20_000
 _MOST_REFERENCES = 20
+_MOST_DIGITS = 10
 _LEFT_OUT = frozenset({"xml", "externalDocs", "discriminator", "example", "examples", "nullable", "readOnly", "writeOnly", "deprecated"})
 # Keywords whose values are schemas, by their form.
 _ONE = frozenset({"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedProperties"})
@@ -50,9 +52,9 @@ class Document:
         if not isinstance(reference, str) or not reference.startswith("#/"):
             raise Unusable("it refers to another document, which is not read")
         found: Any = self.root
-        for step in reference[2:].split("/"):
+        for step in unquote(reference[2:]).split("/"):
             key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            if isinstance(found, list) and key.isdecimal() and len(key) < _MOST_DIGITS and int(key) < len(found):
                 found = found[int(key)]
             elif isinstance(found, dict) and key in found:
                 found = found[key]
@@ -126,7 +128,7 @@ class Converter:
             return made
         made["properties"] = {name: each for name, each in made["properties"].items() if name not in hidden}
         if isinstance(made.get("required"), list):
-            made["required"] = [name for name in made["required"] if name not in hidden]
+            made["required"] = [name for name in made["required"] if not isinstance(name, str) or name not in hidden]
         return made
 
 

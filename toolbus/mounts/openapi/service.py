@@ -23,6 +23,8 @@ from toolbus.outbound.guard import Guard
 from toolbus.results import ConfigurationError, ToolError, ToolResult
 from toolbus.worker.run.invocation import Invocation
 
+_MOST_ADDRESS = 2_000
+
 
 class MountedApi(Mount):
     """An API whose operations are tools.
@@ -106,12 +108,18 @@ class MountedApi(Mount):
         """
         if self._base_url:
             return self._base_url
-        listed = [*operation.servers, *(document.root.get("servers") or [{"url": "/"}])]
+        servers = document.root.get("servers") or [{"url": "/"}]
+        if not isinstance(servers, list):
+            raise ConfigurationError("the document's servers are no list: give --base-url https://host/path")
+        listed = [*operation.servers, *servers]
         url = _server(listed[0])
         if not is_address(url):
             if not is_address(self._document):
                 raise ConfigurationError("the document does not say where the API is: give --base-url https://host/path")
-            url = urljoin(self._document, url)
+            try:
+                url = urljoin(self._document, url)
+            except ValueError:
+                raise ConfigurationError("the document names no address of the API: give --base-url https://host/path") from None
         base = check_address(url)
         if (self._headers or self._query) and _host(base) not in self._named:
             message = f"the document names the host {_host(base)!r}, and only hosts that you name get your headers"
@@ -143,7 +151,8 @@ def _server(described: Any) -> str:
     for name, each in variables.items() if isinstance(variables, dict) else ():
         default = each.get("default") if isinstance(each, dict) else None
         if isinstance(default, str):
-            url = url.replace(f"{{{name}}}", default)
+            # Defaults that name other variables could make it endless.
+            url = url.replace(f"{{{name}}}", default)[:_MOST_ADDRESS]
     return url
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import sys
@@ -164,6 +165,7 @@ def tool(
     task: Task = None,
     output_schema: Mapping[str, Any] | None = None,
     replace: bool = False,
+    **unknown: Any,
 ) -> Any:
     """Make a function a tool, with or without parentheses; the function itself is returned unchanged.
 
@@ -193,11 +195,17 @@ def tool(
             long), or the seconds after which it does. Left out, never.
         output_schema: JSON Schema of the data that it returns, for MCP clients; data that does not fit it is a failure there.
         replace: take the place of another function's tool of that name in this process.
+        unknown: further options, which there are none of; the error says which one may be meant.
 
     Raises:
-        ConfigurationError: an option has a value of another kind than it must have, another function of this process already has
-            that name, or what is said does not go together.
+        ConfigurationError: there is no option of that name, one has a value of another kind than it must have, another function of this
+            process already has that name, or what is said does not go together.
     """
+    for each in unknown:
+        near = difflib.get_close_matches(each, TOOL, n=1)
+        raise ConfigurationError(
+            f"@tool has no option {each!r}{f'; did you mean {near[0]!r}?' if near else ''} (there are: {', '.join(TOOL)})"
+        )
 
     def register(decorated: F) -> F:
         # What a class's attribute gives when it is looked up is the function within.
@@ -255,7 +263,7 @@ def held(method: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         ConfigurationError: it can't be a tool.
     """
-    options = {name: option.default for name, option in inspect.signature(tool).parameters.items() if name != "replace"}
+    options = {name: option.default for name, option in inspect.signature(tool).parameters.items() if name in TOOL and name != "replace"}
     made = _Held(method)
     made.made = FunctionTool(made, **{**options, "name": getattr(method, "__name__", "")})
     return made
