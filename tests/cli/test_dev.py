@@ -166,3 +166,25 @@ def test_dev_prints_the_address_of_its_gateway(forks: ForkServer, tmp_path: Path
         finally:
             shell.close()
     assert dev.returncode == 0
+
+
+@pytest.mark.parametrize("way", ["option", "environment"])
+def test_the_port_of_its_gateway_is_chosen(forks: ForkServer, tmp_path: Path, way: str) -> None:
+    """The gateway of dev listens at the port that was named, and one that another program has is refused in one line."""
+    shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{free_port()}", "default")
+    port = str(free_port())
+    if way == "environment":
+        shell.environment["TOOLBUS_GATEWAY_PORT"] = port
+    words = ["--http-port", port] if way == "option" else []
+    try:
+        dev = shell.start_anew("dev", *words)
+        assert dev.stdout is not None
+        line = next(line for line in dev.stdout if "/run_tool" in line)
+        assert f"http://127.0.0.1:{port}/run_tool" in line
+        second = shell.run("dev", *words)
+        assert second.returncode == 1
+        assert f"127.0.0.1:{port}" in second.stderr
+        assert "--http-port" in second.stderr
+    finally:
+        shell.close()
+    assert dev.returncode == 0

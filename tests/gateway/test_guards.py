@@ -22,6 +22,9 @@ from toolbus.gateway.principals import Everyone
 pytestmark = pytest.mark.anyio
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 class Hasty(GuardedProtocol):
     """Waits for headers only as long as a test does."""
 
@@ -77,7 +80,8 @@ async def test_pages_of_other_sites_are_kept_out(namespace: str) -> None:
     async with client(namespace) as made:
         own = f"http://{made.base_url.netloc.decode()}"
         for origin, status in ((own, 200), ("https://evil.example", 403), ("null", 403), (f"{own}.evil.example", 403)):
-            answered = await made.post("/v1/tool_calls", content=b"[]", headers={"Origin": origin, "Content-Type": "text/plain"})
+            kind = "application/json" if origin == own else "text/plain"
+            answered = await made.post("/v1/tool_calls", content=b"[]", headers={"Origin": origin, "Content-Type": kind})
             assert answered.status_code == status, origin
             assert "access-control-allow-origin" not in answered.headers
         preflight = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
@@ -129,7 +133,7 @@ async def test_large_bodies(namespace: str) -> None:
 
     async with client(namespace, body=1_000_000) as made:
         for body in (b" " * 1_000_001, pieces()):
-            assert (await made.post("/v1/tool_calls", content=body)).status_code == 413
+            assert (await made.post("/v1/tool_calls", content=body, headers=JSON)).status_code == 413
     async with served(namespace) as url:
         for length in (b"9" * 30, b"-1", b"x"):
             head = await said(url, b"POST /v1/tool_calls HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n")
@@ -139,7 +143,9 @@ async def test_large_bodies(namespace: str) -> None:
 async def test_a_body_that_does_not_arrive(namespace: str) -> None:
     """A client that sends a part of its body and then nothing is answered 408, and its connection closed."""
     async with served(namespace, body_within=0.5) as url:
-        answered = await said(url, b"POST /v1/tool_calls HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n[")
+        answered = await said(
+            url, b"POST /v1/tool_calls HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n["
+        )
         assert answered.startswith(b"HTTP/1.1 408")
         assert b"connection: close" in answered.lower()
 

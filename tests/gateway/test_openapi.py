@@ -63,6 +63,20 @@ async def test_the_answers_are_as_described(client: httpx.AsyncClient) -> None:
             jsonschema_rs.validator_for(schema).validate(answer.json())
 
 
+async def test_a_whole_message_is_described(client: httpx.AsyncClient) -> None:
+    """The operation that takes a model's message has the schema of its answer, and short timeouts are as allowed as they are taken."""
+    found = (await client.get("/openapi.json")).json()
+    about = found["paths"]["/v1/tool_calls"]["post"]
+    call = [{"id": "c1", "type": "function", "function": {"name": "echo", "arguments": '{"text": "x"}'}}]
+    answer = await client.post("/v1/tool_calls", json=call, headers={"Toolbus-Timeout": "0.9"})
+    assert answer.status_code == 200
+    schema = {**about["responses"]["200"]["content"]["application/json"]["schema"], "components": found["components"]}
+    jsonschema_rs.validator_for(schema).validate(answer.json())
+    [timeout] = [each["schema"] for each in about["parameters"] if each["name"] == "Toolbus-Timeout"]
+    checked = jsonschema_rs.validator_for(timeout)
+    assert [checked.is_valid(each) for each in (0.2, 0.9, 0, -1)] == [True, True, False, False]
+
+
 async def test_a_document_is_made_once_for_a_state_of_the_catalogue(client: httpx.AsyncClient) -> None:
     """The same tools give the same bytes."""
     first, second = [(await client.get("/openapi.json")).content for _ in range(2)]

@@ -199,6 +199,12 @@ HOSTILE = [
     (b'{"message": [], "session": 7}', 422),
     (b'{"message": [], "sesion": "s"}', 422),
     (b'{"message": [], "timeout": -1}', 422),
+    (b'{"message": [], "timeout": 1e9}', 422),
+    (b'{"message": [], "session": "a\\nb"}', 422),
+    (b'{"message": [], "session": "' + b"s" * 300 + b'"}', 422),
+    (b'{"message": [], "idempotency_key": ""}', 422),
+    (b'{"message": [], "idempotency_key": "' + b"k" * 300 + b'"}', 422),
+    (b'{"message": [], "metadata": {"a": "' + b"m" * 20_000 + b'"}}', 422),
     (b'{"message": [], "output_limit": 0}', 422),
     (b'{"message": [], "metadata": {"a": 1}}', 422),
     (json.dumps([{"name": "repeat"}] * 300).encode(), 422),
@@ -214,10 +220,28 @@ async def test_bad_bodies_are_problems(namespace: str, body: bytes, status: int)
         ToolBus("memory://", namespace=namespace) as bus,
         client_of(bus) as client,
     ):
-        refused = await client.post("/v1/tool_calls", content=body)
+        refused = await client.post("/v1/tool_calls", content=body, headers={"Content-Type": "application/json"})
         assert refused.status_code == status
         assert refused.headers["content-type"] == "application/problem+json"
         assert refused.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["/v1/tool_calls", "/run_tool"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({"Content-Type": "text/plain"}, 415), ({"Toolbus-Timeout": "-1"}, 422), ({"Toolbus-Timeout": "99999"}, 422)],
+    ids=["type", "negative", "long"],
+)
+async def test_requests_are_checked_as_those_of_one_call(namespace: str, path: str, headers: dict[str, str], status: int) -> None:
+    """A whole message and a single call are refused for the same headers."""
+    body = {"/run_tool": {"tool_id": "repeat", "params": {"text": "a"}}}.get(path, [chat("c1", "repeat", {"text": "a"})])
+    async with (
+        Worker([repeat], url="memory://", namespace=namespace),
+        ToolBus("memory://", namespace=namespace) as bus,
+        client_of(bus) as client,
+    ):
+        sent = {"Content-Type": "application/json", **headers}
+        assert (await client.post(path, content=json.dumps(body), headers=sent)).status_code == status
 
 
 async def test_bad_calls_are_answered_beside_good_ones(namespace: str) -> None:

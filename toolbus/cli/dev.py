@@ -31,16 +31,23 @@ _POLL = 0.05
 @click.command("dev")
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
 @click.option("--reload", is_flag=True, help="Restart the workers when a Python file beside the targets changes.")
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    envvar="TOOLBUS_GATEWAY_PORT",
+    help=f"Port of the gateway; 0 for a free one. By default {GATEWAY_PORT}, or a free one where another program has it.",
+)
 @click.pass_context
-def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool) -> None:
+def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool, http_port: int | None) -> None:
     """Start all you need to try toolbus.
 
     This is a server, unless one is running, with the example workers and yours, and a gateway for HTTP. The server keeps its data in
     memory only. Ctrl-C stops everything.
 
     \b
-    Example:
+    Examples:
       toolbus dev jokes.py
+      toolbus dev --http-port 8080
     """
     if reload and not targets:
         raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
@@ -50,7 +57,7 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool) -> N
         environment = environment_of(ctx.find_root().obj or {})
         worker = _start(stack, environment, "worker", "--examples", *(["--reload"] if reload else []), *targets)
         children = [worker]
-        place = _place(stack)
+        place = _place(stack, http_port)
         if place is not None:
             children.append(_start(stack, environment, "serve", "--listening", str(place.fileno()), descriptors=(place.fileno(),)))
         try:
@@ -83,13 +90,18 @@ def _start(stack: contextlib.ExitStack, environment: dict[str, str], *words: str
     return _Child("gateway" if words[0] == "serve" else words[0], process, line)
 
 
-def _place(stack: contextlib.ExitStack) -> socket.socket | None:
-    """Return where the gateway listens: at its usual port, or at a free one; None where its packages are not installed."""
+def _place(stack: contextlib.ExitStack, port: int | None) -> socket.socket | None:
+    """Return where the gateway listens: at the port, or without one at its usual or a free one; None where its packages are missing."""
     try:
         from toolbus.gateway.serving import listen
     except ImportError as error:
         say(f"no HTTP: {needs_gateway(error)}", err=True)
         return None
+    if port is not None:
+        try:
+            return stack.enter_context(listen("127.0.0.1", port))
+        except ConfigurationError as error:
+            fail(f"{str(error).partition(';')[0]}; choose another port with --http-port")
     try:
         return stack.enter_context(listen("127.0.0.1", GATEWAY_PORT))
     except ConfigurationError:

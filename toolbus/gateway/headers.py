@@ -34,10 +34,10 @@ def call_options(request: Request) -> ServiceCallOptions:
     if timeout is not None:
         options["timeout"] = _seconds(timeout)
     if session is not None:
-        options["session"] = _text(SESSION, session)
+        options["session"] = line(SESSION, session)
     if key is not None:
         # The draft of the header puts the key between quotes, most programs do not.
-        options["idempotency_key"] = _text(KEY, key[1:-1] if len(key) > 2 and key[0] == key[-1] == '"' else key)
+        options["idempotency_key"] = line(KEY, key[1:-1] if len(key) > 2 and key[0] == key[-1] == '"' else key)
     return options
 
 
@@ -53,7 +53,12 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
-def _text(name: str, text: str) -> str:
+def line(name: str, text: str) -> str:
+    """Return a text that can stand in a header.
+
+    Raises:
+        Problem: 422, it can't, or is too long.
+    """
     if len(text) > MOST_KEY or _PRINTABLE(text) is None:
         raise Problem(422, "invalid_header", f"{name} has 1 to {MOST_KEY} printable ASCII characters")
     return text

@@ -69,6 +69,20 @@ SCHEMAS: Part = {
     "RunTool": _object({"tool_id": _TEXT, "params": {"type": "object"}}, ["tool_id"], closed=True),
     "Chat": _object({"message": _TEXT, "chat_id": {"type": "string", "maxLength": 255}}, ["message"], closed=True),
     "ChatAnswer": _object({"response": _TEXT, "chat_id": _TEXT}),
+    "ToolCalls": {
+        "description": 'A model\'s message as its provider gave it, or {"message": …} with options beside it.',
+        "type": ["object", "array"],
+    },
+    "Answers": _object({"messages": {"type": "array", "items": {"type": "object"}}, "calls": {"type": "array", "items": _ref("Answered")}}),
+    "Answered": _object(
+        {
+            "id": _TEXT,
+            "name": _TEXT,
+            "success": {"type": "boolean"},
+            "error": {"anyOf": [_ref("ErrorInfo"), {"type": "null"}]},
+            "changes": _TEXTS,
+        }
+    ),
     "Tool": _object(
         {
             "name": _TEXT,
@@ -146,8 +160,10 @@ def _parameter(name: str, place: str, description: str, schema: Part, *, require
 
 _LINE: Part = {"type": "string", "minLength": 1, "maxLength": MOST_KEY, "pattern": "^[!-~]+$"}
 
+_TIMEOUT: Part = {"type": "number", "exclusiveMinimum": 0, "maximum": 3600}
+
 CALL_PARAMETERS: list[Part] = [
-    _parameter("Toolbus-Timeout", "header", "Seconds until the call ends in any case.", {"type": "number", "minimum": 1, "maximum": 3600}),
+    _parameter("Toolbus-Timeout", "header", "Seconds until the call ends in any case.", _TIMEOUT),
     _parameter("Toolbus-Session", "header", "The session that the call belongs to.", _LINE),
     _parameter("Idempotency-Key", "header", "Requests with one key share one execution.", _LINE),
 ]
@@ -185,6 +201,9 @@ PATHS: Part = {
     "/metrics": {"get": _operation("metrics", "Metrics for Prometheus", _METRICS | {"403": {"$ref": "#/components/responses/Problem403"}})},
     "/tools": {"get": _operation("everything", "All runtimes, groups and tools", _answers("Platform"))},
     "/run_tool": {"post": _operation("run_tool", "Call a tool", call_responses("ToolResult"), CALL_PARAMETERS, "RunTool")},
+    "/v1/tool_calls": {
+        "post": _operation("tool_calls", "Run the tool calls of a model's message", call_responses("Answers"), CALL_PARAMETERS, "ToolCalls")
+    },
     "/chat": {"post": _operation("chat", "Talk to the chat service", call_responses("ChatAnswer"), CALL_PARAMETERS[:1], "Chat")},
     "/v1/tools": {"get": _operation("search_tools", "Find tools", _answers("Tools", "422"), _SEARCH)},
     "/v1/tools/{name}": {"get": _operation("describe_tool", "Describe a tool", _answers("Tool", "404"), _named("name"))},

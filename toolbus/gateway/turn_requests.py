@@ -12,12 +12,17 @@ from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.toolcalls import ModelCall, tool_calls
 from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.gateway import bodies
-from toolbus.gateway.headers import call_options
+from toolbus.gateway.gateway import gateway_of
+from toolbus.gateway.headers import call_options, line
+from toolbus.gateway.media_types import require_json
 from toolbus.gateway.problems import Problem
 from toolbus.results import ConfigurationError
 
 MOST_CALLS = 256
 """Most calls of one message."""
+
+MOST_METADATA = 16_384
+"""Most bytes of the metadata, as JSON."""
 
 # A message of a provider has one of these; a wrapped one does not.
 _OF_MESSAGES = frozenset({"role", "choices", "tool_calls", "output", "content", "name", "function"})
@@ -62,6 +67,7 @@ async def turn_request(request: Request) -> TurnRequest:
     Raises:
         Problem: the body is no JSON or too large, or holds no message, or an option is wrong.
     """
+    require_json(request)
     found = await bodies.read(request, Any)
     given: dict[str, Any] = {}
     if isinstance(found, Mapping) and "message" in found and not _OF_MESSAGES & found.keys():
@@ -78,4 +84,22 @@ async def turn_request(request: Request) -> TurnRequest:
         raise Problem(422, "invalid_options", f"{error}; there are: {', '.join(TurnOptions.__struct_fields__)}") from None
     if len(calls) > MOST_CALLS:
         raise Problem(422, "invalid_message", f"a message has at most {MOST_CALLS} calls, not {len(calls):,}")
+    _check(options, gateway_of(request).settings.max_timeout)
     return TurnRequest(calls, options)
+
+
+def _check(options: TurnOptions, longest: float) -> None:
+    """Check options of the body as if they stood in headers.
+
+    Raises:
+        Problem: 422.
+    """
+    for name, text in (("session", options.session), ("idempotency_key", options.idempotency_key)):
+        # No session and the empty one are the same; an empty key is a mistake.
+        if text or (text is not None and name != "session"):
+            line(name, text)
+    if options.timeout is not None and not 0 < options.timeout <= longest:
+        detail = f"timeout is a number of seconds above 0 and at most {longest:g} (TOOLBUS_MAX_TIMEOUT), not {options.timeout:g}"
+        raise Problem(422, "invalid_options", detail)
+    if options.metadata is not None and len(msgspec.json.encode(options.metadata)) > MOST_METADATA:
+        raise Problem(422, "invalid_options", f"metadata has more than {MOST_METADATA:,} bytes")
