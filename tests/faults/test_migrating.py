@@ -165,6 +165,7 @@ class Scene:
             ),
             Run(scripts.NOTE, (keys.recent,), (100, 60_000, "{}")),
             Run(scripts.TELL, (keys.answers("q1"),), (60_000, "{}", 100)),
+            Run(scripts.KEEP, (keys.results("d1"),), (60_000, 64, 1_000_000, "{}")),
             Run(scripts.PURGE, (queue,), ("6-0", one, "[]")),
             Run(scripts.SPEND, (keys.rate("u"),), (10, 1000)),
             Run(scripts.QUOTA, (keys.quota("u"),), (10, 100_000)),

@@ -83,7 +83,7 @@ def _listed(group: GraphGroup) -> list[Tool]:
 
 def _mcp_tool(about: Any, group: ToolGroup) -> McpTool:
     return McpTool(
-        about.name, about.description or "", group, parameters=getattr(about, "inputSchema", None) or getattr(about, "input_schema", None)
+        about.name, about.description or "", group, parameters=getattr(about, "input_schema", None) or getattr(about, "inputSchema", None)
     )
 
 
