@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from tests.pictures import gif, jpeg, pdf, png, webp
 from toolbus import Blob, ToolResult
 from toolbus.client.executor.observations import ATTACHMENTS, observe
-from toolbus.client.executor.parts import MOST_BLOB, PartFormat, Observation, parts_of, shown
+from toolbus.client.executor.parts import MOST_BLOB, Observation, PartFormat, parts_of, shown
 from toolbus.client.executor.toolcalls import ModelCall, Shape, answers
 from toolbus.media import READABLE
 
