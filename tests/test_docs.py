@@ -197,7 +197,8 @@ def test_the_reference_of_tools_and_calls_is_complete() -> None:
     """Each option of a tool and a call, attribute of a service, property of a running call, and event has a row in the reference."""
     first = re.findall(r"^\| (.+?) \|", read("docs/reference/tools-and-calls.md"), re.MULTILINE)
     listed = {name for cell in first for name in re.findall(r"`(\w+)", cell)}
-    known = {*inspect.signature(toolbus.tool).parameters, *CallOptions.__optional_keys__, *get_type_hints(toolbus.ToolService)}
+    options = {name for name, each in inspect.signature(toolbus.tool).parameters.items() if each.kind is not each.VAR_KEYWORD}
+    known = {*options, *CallOptions.__optional_keys__, *get_type_hints(toolbus.ToolService)}
     known |= {name for name in vars(get_type_hints(toolbus.invocation)["return"]) if not name.startswith("_")} - {"cancel_nested"}
     (event,) = get_args(get_type_hints(toolbus.Call.events)["return"])
     known |= {kind.__name__ for kind in get_args(event)}

@@ -58,7 +58,7 @@ async def fail_twice() -> str:
     raise ToolError("try again", retryable=True)
 
 
-@tool(service="other", effect="read")
+@tool(service="other_counted", effect="read")
 async def elsewhere() -> str:
     """Be of another service."""
     return "there"

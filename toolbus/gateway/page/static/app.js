@@ -195,8 +195,10 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const typing = event.target.closest("input, textarea, select");
   if (event.key === "Escape") {
+    // The address is newer than the place, which follows it when the browser tells of the change.
+    const [, name, id] = location.hash.split("/");
     if (typing) typing.blur();
-    else if (place.id !== null) location.hash = `#/${place.name}`;
+    else if (id) location.hash = `#/${name}`;
     return;
   }
   if (typing) return;
