@@ -13,7 +13,7 @@ from toolbus.client.tools.view import ToolView
 from toolbus.client.views import BusView
 
 SCOPE_KEY = "toolbus.caller"
-"""Where an HTTP request's ASGI scope has its caller."""
+"""The key of the caller in an HTTP request's ASGI scope."""
 
 Context = ServerRequestContext[Any, Any]
 

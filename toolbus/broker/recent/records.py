@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 Outcome = Literal["succeeded", "failed", "cancelled", "retried", "lost", "dead"]
-"""How an attempt ended.
+"""The end of an attempt.
 
 ``succeeded``; ``failed`` (the caller got an error); ``cancelled``; ``retried`` (it failed, and its worker tries again); ``lost`` (its
 worker died or let go of it, and another one has taken it over); ``dead`` (it became a dead letter).

@@ -15,7 +15,7 @@ class Refused(Exception):
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """Whom a token stands for, and how many requests it may send."""
+    """The principal that a token stands for, and how many requests it may send."""
 
     principal: Principal
     rate: Rate | None = None

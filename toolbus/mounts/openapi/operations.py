@@ -14,7 +14,7 @@ from toolbus.mounts.openapi.schemas import Converter, Document, Unusable
 Place = Literal["path", "query", "header"]
 
 EFFECTS: Mapping[str, str] = {"get": "read", "put": "idempotent", "delete": "idempotent", "post": "once", "patch": "once"}
-"""What a second execution does, by method; operations of other methods are not served."""
+"""The effect of a tool by its method; operations of other methods are not served."""
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\b", re.IGNORECASE)
 _FORM = "application/x-www-form-urlencoded"
