@@ -27,7 +27,7 @@ _QUICK = 0.1
 _LEFT: ErrorInfo | None = ErrorInfo("cancelled")
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestedCall(msgspec.Struct, frozen=True):
     """A call that a request asks for.
 
     Attributes:
@@ -58,7 +58,7 @@ def check_visible(gateway: Gateway, principal: Principal, tool: str) -> None:
         raise Problem(404, "not_found", f"there is no tool {tool!r}", code="unknown_tool")
 
 
-def made(gateway: Gateway, principal: Principal, asked: Asked) -> Call:
+def made(gateway: Gateway, principal: Principal, asked: RequestedCall) -> Call:
     """Return the call, which is not published yet.
 
     Raises:

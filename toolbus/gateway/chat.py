@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from toolbus.envelope import new_id
 from toolbus.gateway.bodies import answer, read
-from toolbus.gateway.calls import Asked, answered, made, problem_of, trace_headers
+from toolbus.gateway.calls import RequestedCall, answered, made, problem_of, trace_headers
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.headers import call_options, wants_events
 from toolbus.gateway.media_types import require_json
@@ -52,7 +52,7 @@ async def chat(request: Request) -> Response:
     return answer({"response": said if isinstance(said, str) else str(result), "chat_id": chat_id}, headers=headers)
 
 
-def _asked(gateway: Gateway, principal: Principal, arguments: dict[str, Any]) -> Asked:
+def _asked(gateway: Gateway, principal: Principal, arguments: dict[str, Any]) -> RequestedCall:
     """Return the call of the chat service: of the tool with its name, else of the service.
 
     Raises:
@@ -60,9 +60,9 @@ def _asked(gateway: Gateway, principal: Principal, arguments: dict[str, Any]) ->
     """
     name = gateway.options.chat
     if name in principal.sees(gateway.bus):
-        return Asked(name, arguments, {})
+        return RequestedCall(name, arguments, {})
     if name in gateway.bus.services and principal.groups is None and principal.tools is None:
-        return Asked("", arguments, {}, name)
+        return RequestedCall("", arguments, {}, name)
     detail = f"no chat service is registered: start a worker that serves a tool or service with the name {name!r}"
     raise Problem(503, "unavailable", detail, {"Retry-After": "5"}, code="no_chat_service", retryable=True)
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus.gateway.bodies import read
-from toolbus.gateway.calls import Asked, answered, check_visible, made, result_response, trace_headers
+from toolbus.gateway.calls import RequestedCall, answered, check_visible, made, result_response, trace_headers
 from toolbus.gateway.endpoint import Endpoint
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.headers import RESUME, call_options, wants_events
@@ -56,10 +56,10 @@ async def run(request: Request, gateway: Gateway, principal: Principal, tool: st
     if not tool:
         raise Problem(422, "invalid_body", "a tool has a name; the empty text is none")
     check_visible(gateway, principal, tool)
-    return await respond(request, gateway, principal, Asked(tool, arguments, call_options(request)))
+    return await respond(request, gateway, principal, RequestedCall(tool, arguments, call_options(request)))
 
 
-async def respond(request: Request, gateway: Gateway, principal: Principal, asked: Asked) -> Response:
+async def respond(request: Request, gateway: Gateway, principal: Principal, asked: RequestedCall) -> Response:
     """Make a call, and answer its events if the client asks for them, else its result.
 
     Raises:
@@ -76,7 +76,7 @@ async def respond(request: Request, gateway: Gateway, principal: Principal, aske
     return result_response(result, trace_headers(request, call))
 
 
-def _resumed(request: Request, asked: Asked) -> Position | None:
+def _resumed(request: Request, asked: RequestedCall) -> Position | None:
     """Return the client's position in a call that it comes back to, whose key becomes the call's."""
     last = request.headers.get(RESUME)
     if not last:

@@ -9,8 +9,8 @@ import msgspec
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.results import Blob, Progress
 
-HEARTBEAT = b":\n\n"
-"""A comment, which clients leave out."""
+COMMENT = b":\n\n"
+"""A line that clients leave out: it shows that the connection lives."""
 
 _RETRY = 1000
 _NAMES: dict[type[Any], bytes] = {
@@ -33,13 +33,16 @@ def opening() -> bytes:
 
 
 def event_bytes(event: Event, id: str = "") -> bytes:
-    """Return an event of a call: its name, its id if it has one, and its data as one line of JSON."""
-    # The encoder escapes line ends, so that no text can begin a line of its own.
-    data = _encode(event.result if type(event) is Finished else event)
+    """Return an event of a call, with its id if it has one."""
+    return named_event(_NAMES[type(event)], _encode(event.result if type(event) is Finished else event), id)
+
+
+def named_event(name: bytes, data: bytes, id: str = "") -> bytes:
+    """Return an event with JSON data, in one line: an encoder of JSON escapes line ends, so that no text can begin a line of its own."""
     if not data.isascii():
         # Some clients take these for line ends, too.
         for character, escaped in _SEPARATORS:
             data = data.replace(character, escaped)
     if id:
-        return b"event: %b\nid: %b\ndata: %b\n\n" % (_NAMES[type(event)], id.encode("ascii"), data)
-    return b"event: %b\ndata: %b\n\n" % (_NAMES[type(event)], data)
+        return b"event: %b\nid: %b\ndata: %b\n\n" % (name, id.encode("ascii"), data)
+    return b"event: %b\ndata: %b\n\n" % (name, data)

@@ -18,7 +18,7 @@ from toolbus.gateway.headers import EVENTS
 from toolbus.gateway.permissions import Permission
 from toolbus.gateway.positions import Position, Replay
 from toolbus.gateway.problems import Problem
-from toolbus.gateway.sse import HEARTBEAT, event_bytes, opening
+from toolbus.gateway.sse import COMMENT, event_bytes, opening
 from toolbus.results import ConfigurationError, ErrorInfo
 
 # Seconds within which a call that fails is answered with its status, and after which an answer begins in any case.
@@ -121,7 +121,7 @@ class EventStream(Response):
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", **trace_headers(self._request, self._call)}
         listed = [(b"content-type", EVENTS.encode()), *((name.encode(), value.encode()) for name, value in headers.items())]
         await send({"type": "http.response.start", "status": 200, "headers": listed})
-        await self._write(send, opening() if self._key else HEARTBEAT)
+        await self._write(send, opening() if self._key else COMMENT)
         self._beats = loop.call_later(self._gateway.options.heartbeat, self._beat, send)
         if self._key:
             self._tasks.append(loop.create_task(self._part(send)))
@@ -168,7 +168,7 @@ class EventStream(Response):
         pause = self._gateway.options.heartbeat
         idle = time.monotonic() - self._wrote
         if idle >= pause and not self._gone and (self._beating is None or self._beating.done()):
-            self._beating = asyncio.get_running_loop().create_task(self._write(send, HEARTBEAT))
+            self._beating = asyncio.get_running_loop().create_task(self._write(send, COMMENT))
             self._tasks[2:] = [self._beating]
             idle = 0.0
         self._beats = asyncio.get_running_loop().call_later(max(0.01, pause - idle), self._beat, send)

@@ -12,18 +12,18 @@ import msgspec
 from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.encoding import encode_json
 from toolbus.events import Answered, Asked, Finished, Text
+from toolbus.gateway.sse import COMMENT, named_event
 from toolbus.safe_text import type_name
 
 HEARTBEAT = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy takes the connection for dead."""
 
-_COMMENT = b": \n\n"
 _MOST_WAITING = 16
 
 
 def event(kind: str, data: Any) -> bytes:
     """Return a server-sent event with JSON data."""
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_json(data))
+    return named_event(kind.encode(), encode_json(data))
 
 
 def of_call(told: ToolEvent) -> bytes:
@@ -73,7 +73,7 @@ async def with_heartbeats(events: AsyncGenerator[bytes, None], every: float = HE
                     return
                 yield found
             elif not done:
-                yield _COMMENT
+                yield COMMENT
     finally:
         for task in (making, coming):
             if task is not None:

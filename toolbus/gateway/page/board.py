@@ -17,6 +17,7 @@ from toolbus.gateway.page.audience import Audience, AudienceKey, audience_key
 from toolbus.gateway.page.history import History
 from toolbus.gateway.page.rows import Sections, changes, sections_of
 from toolbus.gateway.principals import Principal
+from toolbus.gateway.sse import named_event
 from toolbus.results import ToolbusError
 from toolbus.watch.views import Snapshot
 
@@ -44,7 +45,7 @@ class Sampler(Protocol):
 
 def event(name: str, document: Any) -> bytes:
     """Return a server-sent event."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(document))
+    return named_event(name.encode(), _encode(document))
 
 
 class Watcher:

@@ -13,6 +13,7 @@ from toolbus.gateway.gateway import gateway_of
 from toolbus.gateway.page.board import Board
 from toolbus.gateway.principals import Principal
 from toolbus.gateway.problems import Problem
+from toolbus.gateway.sse import COMMENT
 
 HEARTBEAT = 5.0
 """Longest silence in seconds; the page counts the gateway as away after twice as long."""
@@ -43,7 +44,7 @@ async def _told(request: Request, board: Board, principal: Principal) -> AsyncIt
                 checked = time.monotonic()
                 if not await _holds(request, principal):
                     return
-            yield board.news(watcher) if news else b":\n\n"
+            yield board.news(watcher) if news else COMMENT
 
 
 async def _holds(request: Request, principal: Principal) -> bool:
