@@ -152,14 +152,14 @@ async def _stream(port: int, count: int, pause: float) -> tuple[int, bool]:
     data = request("ticks", {"count": count, "pause": pause}, events=True)
     writer.write(data.replace(b"\r\n\r\n", b"\r\nToolbus-Timeout: 600\r\n\r\n", 1))
     found: list[int] = []
-    rest = b""
-    while b"event: end" not in rest:
+    rest, ended = b"", False
+    while not ended:
         piece = await reader.read(65_536)
         if not piece:
             break
-        lines, _, rest = (rest + piece).rpartition(b"\n\n")
-        found += map(int, _TEXT.findall(lines))
-        rest = lines[-2000:] + b"\n\n" + rest if b"event: end" in lines else rest
+        events, _, rest = (rest + piece).rpartition(b"\n\n")
+        found += map(int, _TEXT.findall(events))
+        ended = b"event: end" in events
     writer.close()
     return len(found), found == list(range(len(found)))
 
