@@ -36,7 +36,20 @@ class Source(Protocol):
         """
 
 
-def of_record(record: TokenRecord) -> Credential:
+def accepted(record: TokenRecord, token: str, now: float) -> Credential:
+    """Return whom a token stands for by its record.
+
+    Raises:
+        Refused: it is another token, or has expired.
+    """
+    if not record.is_of(token):
+        raise Refused("the token is not known")
+    if record.has_expired(now):
+        raise Refused("the token has expired")
+    return _of_record(record)
+
+
+def _of_record(record: TokenRecord) -> Credential:
     """Return the credential that a record describes."""
     principal = Principal(
         name=record.name,

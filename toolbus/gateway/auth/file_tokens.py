@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from toolbus import telemetry
-from toolbus.gateway.auth.credentials import Credential, Refused, of_record
+from toolbus.gateway.auth.credentials import Credential, accepted
 from toolbus.gateway.auth.records_file import read
 from toolbus.results import ConfigurationError
 from toolbus.tokens import TokenRecord, id_of
@@ -60,19 +60,6 @@ class FileTokens:
             telemetry.log.error("tokens.unreadable", path=str(self._path), error=str(error))
         else:
             telemetry.log.info("tokens.loaded", path=str(self._path), tokens=len(self._records))
-
-
-def accepted(record: TokenRecord, token: str, now: float) -> Credential:
-    """Return whom a token stands for by its record.
-
-    Raises:
-        Refused: it is another token, or has expired.
-    """
-    if not record.is_of(token):
-        raise Refused("the token is not known")
-    if record.has_expired(now):
-        raise Refused("the token has expired")
-    return of_record(record)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

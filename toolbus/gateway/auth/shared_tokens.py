@@ -8,8 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from toolbus.client.bus import ToolBus
-from toolbus.gateway.auth.credentials import Credential
-from toolbus.gateway.auth.file_tokens import accepted
+from toolbus.gateway.auth.credentials import Credential, accepted
 from toolbus.gateway.problems import Problem
 from toolbus.results import BrokerError
 from toolbus.tokens import TokenRecord, id_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
+from toolbus.gateway.media_types import require_json
 from toolbus.gateway.problems import Problem
 
 
@@ -18,6 +19,4 @@ def require_own_page(request: Request) -> None:
     site = request.headers.get("sec-fetch-site", "same-origin")
     if site not in {"same-origin", "none"}:
         raise Problem(403, "forbidden", f"a page of another site ({site}) may not ask for this")
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Problem(415, "unsupported_media_type", "the Content-Type of the body must be application/json")
+    require_json(request)
