@@ -14,10 +14,10 @@ from toolbus.broker import scripts
 from toolbus.broker.probe import Probe
 from toolbus.conformance.checks import Broken, until
 from toolbus.conformance.program import Program
+from toolbus.conformance.scene import SERVICE
 from toolbus.descriptors import parse_service, parse_tool
 from toolbus.settings import Settings
 
-SERVICE = "conformance"
 _STARTS = 20.0
 _DESCRIBED = {"type": "tool-service", "name": "conformance-echo", "description": "Return a text.", "service": SERVICE}
 
@@ -57,11 +57,14 @@ class AgentScene:
         self._wrong = ""
 
     async def __aenter__(self) -> Self:
+        return self
+
+    async def prepare(self) -> None:
+        """Start the agent beside a service that it can call."""
         await self.probe.run("FLUSHDB")
         await self._register()
         self._agent = await self.program.start(pipes=True)
         self._reading = asyncio.create_task(self._read())
-        return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._agent is not None:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from toolbus.results import BrokerError
 
 T = TypeVar("T")
+
+
+class Scene(Protocol):
+    """A program under test, and what the kit plays around it."""
+
+    async def prepare(self) -> None:
+        """Have the program running.
+
+        Raises:
+            Broken: it does not start.
+        """
+
+
+S = TypeVar("S", bound=Scene)
 
 LEVELS = {
     0: "answers unary calls",
@@ -42,7 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return not self.problem
 
 
-class Check(msgspec.Struct, Generic[T], frozen=True):
+class Check(msgspec.Struct, Generic[S], frozen=True):
     """One promise of the protocol.
 
     Attributes:
@@ -55,36 +69,37 @@ class Check(msgspec.Struct, Generic[T], frozen=True):
     level: int
     name: str
     meaning: str
-    run: Callable[[T], Awaitable[None]]
+    run: Callable[[S], Awaitable[None]]
 
 
-class Table(Generic[T]):
+class Table(Generic[S]):
     """Checks in the order in which they are defined."""
 
     def __init__(self) -> None:
-        self.checks: list[Check[T]] = []
+        self.checks: list[Check[S]] = []
 
-    def check(self, level: int) -> Callable[[Callable[[T], Awaitable[None]]], Callable[[T], Awaitable[None]]]:
+    def check(self, level: int) -> Callable[[Callable[[S], Awaitable[None]]], Callable[[S], Awaitable[None]]]:
         """Add a function to the table: its name and the first line of its docstring describe the check."""
 
-        def add(run: Callable[[T], Awaitable[None]]) -> Callable[[T], Awaitable[None]]:
+        def add(run: Callable[[S], Awaitable[None]]) -> Callable[[S], Awaitable[None]]:
             meaning = (run.__doc__ or "").partition("\n")[0].removesuffix(".")
             self.checks.append(Check(level, run.__name__.replace("_", "-"), meaning, run))
             return run
 
         return add
 
-    def chosen(self, level: int, only: tuple[str, ...] = ()) -> list[Check[T]]:
+    def chosen(self, level: int, only: tuple[str, ...] = ()) -> list[Check[S]]:
         """Return the checks up to a level, lowest level first; with ``only``, those of these names, of whatever level."""
         found = [check for check in self.checks if (check.name in only if only else check.level <= level)]
         return sorted(found, key=lambda check: check.level)
 
 
-async def outcome_of(check: Check[Any], scene: Any) -> Outcome:
+async def outcome_of(check: Check[S], scene: S) -> Outcome:
     """Run one check."""
     problem = ""
     try:
         async with asyncio.timeout(_MOST):
+            await scene.prepare()
             await check.run(scene)
     except Broken as broken:
         problem = str(broken)

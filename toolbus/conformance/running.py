@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-
-import msgspec
 
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.probe import Probe
@@ -62,7 +59,7 @@ async def try_worker(command: Sequence[str], level: int, only: tuple[str, ...], 
     async with _started(command) as (settings, probe, program):
         scene = WorkerScene(settings, probe, program)
         for check in WORKER.chosen(level, only):
-            outcome = await outcome_of(msgspec.structs.replace(check, run=_with_worker(check.run)), scene)
+            outcome = await outcome_of(check, scene)
             if not outcome.holds:
                 # What one fault leaves behind must not look like others.
                 await scene.begin_anew()
@@ -72,14 +69,6 @@ async def try_worker(command: Sequence[str], level: int, only: tuple[str, ...], 
                 # A worker that does not register keeps nothing else, and each check would wait for it.
                 break
     return found
-
-
-def _with_worker(run: Callable[[WorkerScene], object]) -> Callable[[WorkerScene], object]:
-    async def with_worker(scene: WorkerScene) -> None:
-        await scene.ensure_worker()
-        await run(scene)  # type: ignore[misc]
-
-    return with_worker
 
 
 async def try_agent(command: Sequence[str], level: int, only: tuple[str, ...], told: Told) -> list[Outcome]:
@@ -96,8 +85,3 @@ async def try_agent(command: Sequence[str], level: int, only: tuple[str, ...], t
             found.append(outcome)
             told(outcome)
     return found
-
-
-def words_of(command: Sequence[str]) -> list[str]:
-    """Return the words of a command that may be given as one text."""
-    return shlex.split(command[0]) if len(command) == 1 else list(command)

@@ -54,7 +54,7 @@ class WorkerScene:
 
     # -- the worker -------------------------------------------------------------------------------
 
-    async def ensure_worker(self) -> None:
+    async def prepare(self) -> None:
         """Have one worker in the registry, and a reply stream of this agent."""
         if self.worker is None or self.worker.returncode is not None:
             self.worker = await self.program.start()
