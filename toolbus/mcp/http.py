@@ -14,6 +14,7 @@ from mcp.server.transport_security import TransportSecurityMiddleware, Transport
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 
+from toolbus import telemetry
 from toolbus.client.bus import ToolBus
 from toolbus.mcp.caller import SCOPE_KEY, Caller, caller_of_request
 from toolbus.mcp.quick import QuickCalls
@@ -120,22 +121,28 @@ class LazyEndpoint:
     def __init__(self, make: Callable[[], McpEndpoint], stopping: asyncio.Event) -> None:
         self._make = make
         self._stopping = stopping
-        self._endpoint: McpEndpoint | None = None
-        self._ready = asyncio.Event()
+        self._ready: asyncio.Future[McpEndpoint] | None = None
         self._running: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if self._endpoint is None:
-            self._endpoint = self._make()
-            self._running = asyncio.create_task(self._run(self._endpoint), name="toolbus-mcp")
-        await self._ready.wait()
-        await self._endpoint(scope, receive, send)
+        """Answer a request; the next one after a failed beginning begins anew."""
+        if self._ready is None:
+            ready = self._ready = asyncio.get_running_loop().create_future()
+            self._running = asyncio.create_task(self._run(self._make(), ready), name="toolbus-mcp")
+        endpoint = await asyncio.shield(self._ready)
+        await endpoint(scope, receive, send)
 
-    async def _run(self, endpoint: McpEndpoint) -> None:
-        async with endpoint.run():
-            self._ready.set()
-            await self._stopping.wait()
-            endpoint.close_streams()
-            # Sessions of the older revisions go on until what is being answered is answered.
-            await asyncio.get_running_loop().create_future()
+    async def _run(self, endpoint: McpEndpoint, ready: asyncio.Future[McpEndpoint]) -> None:
+        try:
+            async with endpoint.run():
+                ready.set_result(endpoint)
+                await self._stopping.wait()
+                endpoint.close_streams()
+                # Sessions of the older revisions go on until what is being answered is answered.
+                await asyncio.get_running_loop().create_future()
+        except Exception as error:  # noqa: BLE001 - requests that wait are answered, and nobody awaits this task
+            self._ready = None
+            if ready.done():
+                telemetry.log.error("gateway.bug", exc_info=error)
+            else:
+                ready.set_exception(error)
