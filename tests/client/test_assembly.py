@@ -244,3 +244,18 @@ def test_a_closed_gap_makes_room_for_the_next() -> None:
     frames = run(1, "a", large, "b", large, "c")
     events = fed(*(frames[place] for place in (1, 0, 3, 2, 4, 5)))
     assert result(events).output == f"a{large}b{large}c"
+
+
+def test_a_long_stream_keeps_few_parts() -> None:
+    """Pieces of a long text are joined on the way, in order, and a reset begins anew."""
+    assembly, events = Assembly(), []
+    for seq in range(1000):
+        events += assembly.feed(Frame("c1", "r1", 1, seq, "text", f"{seq} "))
+    assert len(assembly.text) < 100
+    assert "".join(assembly.text) == "".join(f"{seq} " for seq in range(1000))
+    assert sum(isinstance(event, Text) for event in events) == 1000
+    events = assembly.feed(Frame("c1", "r1", 1, 1000, "reset"))
+    for seq in range(1001, 1101):
+        events += assembly.feed(Frame("c1", "r1", 1, seq, "text", f"{seq} "))
+    events += assembly.feed(Frame("c1", "r1", 1, 1101, "end", None, True))
+    assert events[-1].result.output == "".join(f"{seq} " for seq in range(1001, 1101))

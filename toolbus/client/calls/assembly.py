@@ -19,6 +19,8 @@ GAP_SECONDS = 2.0
 """Seconds to wait for frames that later ones have overtaken."""
 
 _MOST_BANNED = 64
+# Pieces of text that are kept one by one before they are joined.
+_MOST_SMALL = 64
 # Limits of the frames that are kept because they came too early.
 _MOST_EARLY = 256
 _MOST_EARLY_BYTES = 1_048_576
@@ -28,15 +30,15 @@ class Assembly:
     """The state of one call's response; ``feed`` turns a frame into events.
 
     Attributes:
-        text: the pieces delivered so far.
+        text: what was delivered so far, in parts.
         finished: whether the terminal frame was taken in; later frames are ignored.
         attempt: delivery number of the current run, 0 before the first.
         state: the token of the session's state that the terminal frame has.
     """
 
     __slots__ = (
-        "_banned", "_blobs", "_blobs_seen", "_data", "_early", "_early_bytes", "_epoch", "_held", "_held_length", "_length", "_next",
-        "_output", "_partial", "_run", "_run_text", "attempt", "finished", "state", "text", "worker",
+        "_banned", "_blobs", "_blobs_seen", "_data", "_early", "_early_bytes", "_epoch", "_held", "_held_length", "_joined", "_length",
+        "_next", "_output", "_partial", "_run", "_run_text", "attempt", "finished", "state", "text", "worker",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class Assembly:
         self.finished = False
         self.attempt = self._epoch = 0
         self.worker = self.state = ""
-        self._length = 0
+        self._length = self._joined = 0
         self._run = ""
         self._next = 0
         self._early: dict[int, Frame] = {}
@@ -141,7 +143,7 @@ class Assembly:
     def _reset(self, events: list[Event]) -> None:
         events.append(Reset(self.attempt))
         self.text = []
-        self._length = 0
+        self._length = self._joined = 0
         self._blobs = []
 
     def _take(self, frame: Frame, events: list[Event]) -> None:
@@ -198,14 +200,20 @@ class Assembly:
                 self._take_text(text, events)
             return
         self._run_text = True
+        self._add(texts)
+        events += map(Text, texts)
+
+    def _add(self, texts: list[str]) -> None:
         self.text += texts
         self._length += sum(map(len, texts))
-        events += map(Text, texts)
+        if len(self.text) - self._joined >= _MOST_SMALL:
+            # A string of its own for each word of a long stream takes ten times as much as the text.
+            self.text[self._joined :] = ["".join(self.text[self._joined :])]
+            self._joined += 1
 
     def _deliver(self, text: str, events: list[Event]) -> None:
         if text:
-            self.text.append(text)
-            self._length += len(text)
+            self._add([text])
             events.append(Text(text))
 
     def _compare(self, events: list[Event]) -> None:
