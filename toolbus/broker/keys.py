@@ -8,7 +8,7 @@ import msgspec
 
 
 def session_digest(user: str, session: str) -> str:
-    """Return what stands for a user's session or conversation in key names."""
+    """Return what stands for a user's session, conversation or task in key names: the same id of another user is another key."""
     return hashlib.blake2b(msgspec.json.encode((user, session)), digest_size=16).hexdigest()
 
 

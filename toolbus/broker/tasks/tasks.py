@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.keys import Keys
+from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord
 from toolbus.broker.publish.sharing import SharedCalls
 from toolbus.broker.reading import document, skip
@@ -22,11 +20,6 @@ _COUNT = 256
 _records = msgspec.json.Decoder(TaskRecord)
 
 
-def task_digest(user: str, id: str) -> str:
-    """Return what stands for a user's task in key names: another user's id for it would be another key."""
-    return hashlib.blake2b(msgspec.json.encode((user, id)), digest_size=16).hexdigest()
-
-
 class RedisTasks:
     """``Tasks`` on a server; each record lives as long as the call's answer is kept."""
 
@@ -38,13 +31,13 @@ class RedisTasks:
 
     async def put(self, user: str, id: str, record: TaskRecord) -> None:
         """Keep a record, or replace it while it is kept."""
-        key = self._keys.task(task_digest(user, id))
+        key = self._keys.task(session_digest(user, id))
         ttl = ("XX", "KEEPTTL") if record.cancelled else ("PX", max(1, int(record.kept * 1000)))
         await self._link.execute("SET", key, encode(record), *ttl, repeatable=True)
 
     async def get(self, user: str, id: str) -> TaskRecord | None:
         """Return the record of a user's task, or None."""
-        key = self._keys.task(task_digest(user, id))
+        key = self._keys.task(session_digest(user, id))
         said = await self._link.execute("GET", key, repeatable=True)
         if said is None:
             return None

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from toolbus.broker.protocols import Fate, TaskRecord
+from toolbus.broker.protocols import Tasks as TaskStore
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations.grant import Grant
@@ -156,7 +157,7 @@ class Tasks:
         return self._state.dispatcher
 
     @property
-    def _store(self) -> Any:
+    def _store(self) -> TaskStore:
         return self._state.dispatcher.check().broker.tasks
 
     def _record(self, tool: Tool, call: Call) -> TaskRecord:
