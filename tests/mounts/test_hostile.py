@@ -355,3 +355,20 @@ async def test_lines_of_standard_error_that_come_together_are_one_event(caplog: 
     await reading
     assert [each.count("line") for each in told()[1:]] == [50, 50, 20]
     assert log.last_words == "line / line / line / line / line"
+
+
+async def test_a_reader_that_fails_ends_the_server(valkey: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When what a server writes can't be taken in, it is started again with the reason in the log, and does not only look alive."""
+    async with mounting(valkey, program(tmp_path, USUAL)) as (bus, server):
+        with monkeypatch.context() as patched:
+            patched.setattr("toolbus.mounts.stdio._Reader._take", broken)
+            asked = asyncio.create_task(bus.call("process"))
+            await eventually(lambda: server.connection.starts == 1 and "no memory" in server.connection._reason, timeout=60.0)
+        await asked
+        await eventually(lambda: server.connection.starts == 2, timeout=60.0)
+        assert (await bus.call("process")).success
+
+
+async def broken(self: object, line: bytes) -> None:
+    """Fail as no reader should."""
+    raise MemoryError("no memory")

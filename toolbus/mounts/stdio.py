@@ -23,6 +23,7 @@ from toolbus.mounts.codes import TOO_LONG, UNREADABLE
 from toolbus.mounts.stderr import StderrLog
 from toolbus.mounts.targets import Command
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import reason_of
 
 _CHUNK = 65_536
 # Lines in a row that are no message, after which a server is given up.
@@ -66,12 +67,20 @@ async def stdio(command: Command, most_bytes: int, stderr: StderrLog, ended: Cal
         if not leaving:
             ended(reason)
 
+    def tell_failure(task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # Without this task calls would wait for ever.
+            tell(f"speaking with it failed: {reason_of(error)}")
+
     reader = _Reader(child, incoming, most_bytes, tell)
     tasks = [
         asyncio.create_task(reader.read()),
         asyncio.create_task(_write(child, outgoing, tell)),
         asyncio.create_task(stderr.read(_pipe(child.stderr))),
     ]
+    for task in tasks:
+        task.add_done_callback(tell_failure)
     try:
         yield messages, requests
     finally:
