@@ -16,7 +16,6 @@ class TaskState(msgspec.Struct):
     """The state of a task, as far as it is known.
 
     Attributes:
-        text: what the call has said so far.
         started: whether a worker has begun it.
         attempt: the attempt that runs.
         progress: the latest progress.
@@ -25,19 +24,27 @@ class TaskState(msgspec.Struct):
         updated: when something was last heard of it, in seconds since 1970.
     """
 
-    text: str = ""
     started: bool = False
     attempt: int = 0
     progress: Progress | None = None
     question: Asked | None = None
     result: ToolResult | None = None
     updated: float = 0.0
+    _text: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The text of the call so far."""
+        if len(self._text) > 1:
+            # Joined when it is asked for: pieces come one by one, and a text may have millions of them.
+            self._text = ["".join(self._text)]
+        return self._text[0] if self._text else ""
 
     def hear(self, event: Event) -> None:
         """Take in an event."""
         match event:
             case Text():
-                self.text += event.text
+                self._text.append(event.text)
             case Started():
                 self.started, self.attempt = True, event.attempt
             case Progress():
@@ -47,14 +54,14 @@ class TaskState(msgspec.Struct):
             case Answered():
                 self.question = None
             case Reset():
-                self.text, self.progress, self.attempt = "", None, event.attempt
+                self._text, self.progress, self.attempt = [], None, event.attempt
             case Finished():
                 self.question, self.result = None, event.result
 
 
 def state_of(frames: Iterable[Frame], updated: float) -> TaskState:
     """Return the state that the frames of a call tell of."""
-    assembly, state, texts = Assembly(), TaskState(updated=updated), [""]
+    assembly, state = Assembly(), TaskState(updated=updated)
     run = ""
     for frame in frames:
         events = assembly.feed(frame)
@@ -62,12 +69,6 @@ def state_of(frames: Iterable[Frame], updated: float) -> TaskState:
             # What an earlier run asked is withdrawn.
             run, state.question = assembly.run, None
         for event in events:
-            if isinstance(event, Text):
-                texts.append(event.text)
-            else:
-                if isinstance(event, Reset):
-                    texts.clear()
-                state.hear(event)
-    state.text = "".join(texts)
+            state.hear(event)
     state.attempt = assembly.attempt
     return state
