@@ -105,8 +105,9 @@ class EventStream(Response):
         self._cancel()
         if self._beats is not None:
             self._beats.cancel()
-        for task in self._tasks:
-            task.cancel()
+        for task in (*self._tasks, self._beating):
+            if task is not None:
+                task.cancel()
         if self._first is not None and not self._first.done():
             self._first.cancel()
         measures = self._gateway.measures
@@ -169,7 +170,6 @@ class EventStream(Response):
         idle = time.monotonic() - self._wrote
         if idle >= pause and not self._gone and (self._beating is None or self._beating.done()):
             self._beating = asyncio.get_running_loop().create_task(self._write(send, COMMENT))
-            self._tasks[2:] = [self._beating]
             idle = 0.0
         self._beats = asyncio.get_running_loop().call_later(max(0.01, pause - idle), self._beat, send)
 
