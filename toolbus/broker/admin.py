@@ -9,20 +9,26 @@ from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 from toolbus.broker import scripts
+from toolbus.broker.access.refused import is_forbidden
+from toolbus.broker.access.rights import mark
+from toolbus.broker.access.roles import ROLES
+from toolbus.broker.chats.chats import RedisChats
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.conversations.conversations import RedisConversations
+from toolbus.broker.creations.creations import RedisCreations
 from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.pins.pins import RedisPins
-from toolbus.broker.protocols import RefusedTool, ServiceRecord
+from toolbus.broker.protocols import ItemChange, RefusedTool, ServiceRecord
 from toolbus.broker.reading import integer
 from toolbus.broker.recent.reader import after, newest
 from toolbus.broker.recent.records import RecentCall
 from toolbus.broker.registry.follower import read_items, read_services
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
+from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError
@@ -83,9 +89,12 @@ class Admin:
         self.dead_letters = cast("DeadLetters", NotOpen())
         self.tallies = cast("RedisTallies", NotOpen())
         self.conversations = cast("RedisConversations", NotOpen())
+        self.chats = cast("RedisChats", NotOpen())
         self.confirmations = cast("RedisConfirmations", NotOpen())
+        self.creations = cast("RedisCreations", NotOpen())
         self.tokens = cast("RedisTokens", NotOpen())
         self.pins = cast("RedisPins", NotOpen())
+        self.routes = cast("RedisRoutes", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -96,9 +105,12 @@ class Admin:
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
         self.tallies = RedisTallies(self._link, self._keys)
         self.conversations = RedisConversations(self._link, self._keys, self._settings)
+        self.chats = RedisChats(self._link, self._keys, self.conversations)
         self.confirmations = RedisConfirmations(self._link, self._keys, self._settings.lease)
+        self.creations = RedisCreations(self._link, self._keys, self._settings)
         self.tokens = RedisTokens(self._link, self._keys)
         self.pins = RedisPins(self._link, self._keys, self._registry)
+        self.routes = RedisRoutes(self._link, self._keys)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -173,6 +185,10 @@ class Admin:
         """Store a document; raises RegistrationRefused when a service publishes the name, or another owner than ``owner`` has it."""
         await self._registry.put_item(key, document, owner)
 
+    async def replace(self, changes: Sequence[ItemChange]) -> str:
+        """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed."""
+        return await self._registry.replace_items(changes)
+
     async def delete(self, key: str) -> bool:
         """Delete a static descriptor; False when there was none."""
         return await self._registry.delete_item(key)
@@ -234,6 +250,12 @@ class Admin:
             needs_replicas="min_slaves_good_slaves" in replication,
         )
 
+    async def roles(self) -> list[str] | None:
+        """Return the roles of this connection's user (``toolbus acl``); None for a user with all rights, whose keys are not told apart."""
+        if await self._may_look_for("none"):
+            return None
+        return [role for role in ROLES if await self._may_look_for(role)]
+
     async def statistics(self, service: str = "", *, patience: float = PATIENCE) -> Statistics:
         """Ask all workers, or those of one service, for their statistics; wait ``patience`` seconds at most for their answers."""
         return await ask(self._link, self._keys, service=service, queue=await self.queue(service) if service else "", patience=patience)
@@ -247,6 +269,15 @@ class Admin:
         return await after(self._link, self._keys, entry)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    async def _may_look_for(self, role: str) -> bool:
+        try:
+            await self._link.execute("EXISTS", mark(self._keys, role))
+        except ReplyError as error:
+            if not is_forbidden(error):
+                raise
+            return False
+        return True
 
     async def _overviews(self, records: Sequence[ServiceRecord]) -> list[ServiceOverview]:
         services = [each.publication.service for each in records]

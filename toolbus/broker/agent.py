@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar, cast
 
 import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.agent_steps import AgentSteps
+from toolbus.broker.chats.chats import RedisChats
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.conversations.conversations import RedisConversations
+from toolbus.broker.creations.creations import RedisCreations
 from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
-from toolbus.broker.protocols import AgentListener, Fate, Sender
+from toolbus.broker.protocols import AgentListener, Fate, ItemChange, Sender
 from toolbus.broker.publish.publisher import Publish
 from toolbus.broker.results.results import RedisSessionResults
+from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.tasks.tasks import RedisTasks
 from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
@@ -67,14 +70,29 @@ class RedisAgentBroker:
         return self._steps.conversations
 
     @property
+    def creations(self) -> RedisCreations:
+        """The tasks of coding agents."""
+        return self._steps.creations
+
+    @property
     def results(self) -> RedisSessionResults:
         """The results of sessions' earlier calls."""
         return self._steps.results
 
     @property
+    def routes(self) -> RedisRoutes:
+        """The places where recorded tools run."""
+        return self._steps.routes
+
+    @property
     def tokens(self) -> RedisTokens:
         """The records of bearer tokens."""
         return self._steps.tokens
+
+    @property
+    def chats(self) -> RedisChats:
+        """The chats with the service agent."""
+        return self._steps.chats
 
     @property
     def tasks(self) -> RedisTasks:
@@ -171,6 +189,10 @@ class RedisAgentBroker:
     async def delete_item(self, key: str, owner: str = "") -> bool:
         """Delete a document; False when there was none."""
         return await self._change_at_master(lambda: self._steps.registry.delete_item(key, owner))
+
+    async def replace_items(self, changes: Sequence[ItemChange]) -> str:
+        """Change documents at once; return the key of one that is not what was expected."""
+        return await self._change_at_master(lambda: self._steps.registry.replace_items(changes))
 
     async def _change_at_master(self, change: Callable[[], Awaitable[T]]) -> T:
         """Make a change at a server that is surely the master, before and after; again, where it is not: another one loses it.

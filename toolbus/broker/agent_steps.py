@@ -8,8 +8,11 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.broker import scripts
+from toolbus.broker.access.refused import is_forbidden
+from toolbus.broker.chats.chats import RedisChats
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.conversations.conversations import RedisConversations
+from toolbus.broker.creations.creations import RedisCreations
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies, days_back
@@ -21,6 +24,7 @@ from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.replies.reader import ReplyReader
 from toolbus.broker.results.results import RedisSessionResults
+from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.tasks.tasks import RedisTasks
 from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
@@ -49,6 +53,7 @@ class AgentSteps:
         self._keys = keys
         self._agent = agent
         self._clock = clock
+        self._sweeps = True
         # Connections.
         self.links = Links(
             connector,
@@ -67,12 +72,15 @@ class AgentSteps:
         self.tallies = RedisTallies(link, keys)
         self.confirmations = RedisConfirmations(link, keys, settings.lease, f"agent {agent}")
         self.conversations = RedisConversations(link, keys, settings)
+        self.creations = RedisCreations(link, keys, settings)
         self.results = RedisSessionResults(link, keys, settings)
         self.tokens = RedisTokens(link, keys)
+        self.routes = RedisRoutes(link, keys)
         self.registry = RedisRegistry(link, keys, settings, replication)
         # Publish.
         self.publisher = Publisher(link, keys, agent, mastership)
         self.shared = SharedCalls(link, keys, agent, settings.retention, self._wake_reader, mastership)
+        self.chats = RedisChats(link, keys, self.conversations)
         self.tasks = RedisTasks(link, keys, settings, self.shared)
         mastership.when_admitted(self.publisher.flush)
         mastership.when_admitted(self.shared.release)
@@ -115,8 +123,18 @@ class AgentSteps:
             BrokerError: the server could not be asked.
         """
         await asyncio.gather(tell_time(self.link, self._clock), self._check_server(), self.reader.compare())
-        if once_a_lease and self._clock.trusted:
+        if once_a_lease and self._clock.trusted and self._sweeps:
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        try:
             await self.registry.sweep(self._clock)
+        except BrokerError as error:
+            if not is_forbidden(error):
+                raise
+            # A user with an agent's role reads the registry only.
+            self._sweeps = False
+            telemetry.log.info("registry.sweep_left")
 
     @property
     def _every(self) -> float:
@@ -151,17 +169,20 @@ class AgentSteps:
 
     def _pushed(self, message: list[Any]) -> None:
         self.confirmations.pushed(message)
+        self.creations.pushed(message)
 
     def _connected(self, _restarted: bool) -> None:
         self._clock.distrust()
         self._load_again()
         self.publisher.flush()
         self.confirmations.nudge()
+        self.creations.nudge()
 
     def _load_again(self) -> None:
         self.reader.resync = True
 
-    def _types(self) -> dict[str, str]:
+    def _types(self) -> list[dict[str, str]]:
         shared = {stream.decode(): "stream" for stream, _ in self.shared.positions()}
         usage = {self._keys.usage(day): "hash" for day in days_back(1)}
-        return self._keys.shared_by_all() | self._keys.of_agent(self._agent) | shared | usage
+        # A user with an agent's role may write its own keys and no others.
+        return [self._keys.of_agent(self._agent) | shared, self._keys.shared_by_all() | usage]

@@ -80,6 +80,7 @@ SCRIPTS = _forms(
         "registry/unregister": int,
         "registry/sweep": int,
         "registry/item": tuple[bytes, bytes | int],
+        "registry/replace": tuple[bytes, bytes | int],
         "registry/transfer": int,
         "registry/overview": tuple[int, int, int, int, int],
         "results/keep": int,
@@ -96,8 +97,16 @@ SCRIPTS = _forms(
         "conversations/append": [tuple[bytes], tuple[bytes, int]],
         "conversations/renew": int,
         "conversations/remove": [tuple[bytes], tuple[bytes, int]],
+        "creations/submit": [tuple[bytes], tuple[bytes, int]],
+        "creations/claim": tuple[bytes],
+        "creations/write": bytes,
+        "creations/end": int,
+        "creations/stop": bytes,
         "recent/note": int,
         "statistics/tell": int,
+        "routes/renew": tuple[int, list[int]],
+        "routes/release": int,
+        "routes/output": int,
     }
 )
 """The form of each script's answer."""

@@ -30,9 +30,16 @@ class Keys:
         self.confirmed = f"{self.prefix}confirmed"
         self.conversations = f"{self.prefix}convs"
         self.recent = f"{self.prefix}recent"
+        self.creations_queued = f"{self.prefix}creations:queued"
+        self.creations_running = f"{self.prefix}creations:running"
+        self.creations_ended = f"{self.prefix}creations:ended"
+        self.creations_told = f"{self.prefix}creations"
         # No queue has an empty name.
         self.wake_all = f"{self.prefix}wake:"
         self.tokens = f"{self.prefix}tokens"
+        self.hosts = f"{self.prefix}hosts"
+        # Tells of a messenger's connector while it lives.
+        self.messenger = f"{self.prefix}messenger"
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
@@ -40,8 +47,15 @@ class Keys:
         """Return the keys of the whole namespace, and the type of each."""
         hashes = dict.fromkeys((self.services, self.names, self.meta, self.items, self.tokens), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
-        others |= {self.conversations: "zset", self.recent: "stream"}
+        others |= {self.conversations: "zset", self.recent: "stream", self.hosts: "zset", self.messenger: "string"}
+        others |= dict.fromkeys((self.creations_queued, self.creations_running, self.creations_ended), "zset")
         return hashes | others
+
+    def of_workers(self) -> dict[str, str]:
+        """Return those of them that workers use."""
+        others = {self.tokens, self.conversations, self.messenger, self.hosts}
+        others |= {self.creations_queued, self.creations_running, self.creations_ended}
+        return {key: kind for key, kind in self.shared_by_all().items() if key not in others}
 
     def of_service(self, service: str, queue: str) -> dict[str, str]:
         """Return the keys of one service, and the type of each."""
@@ -112,6 +126,10 @@ class Keys:
         """Return the key of an agent's conversation: its records, and which process continues it."""
         return f"{self.prefix}conv:{digest}"
 
+    def creation(self, id: str) -> str:
+        """Return the key of a coding agent's task: its spec, state and log."""
+        return f"{self.prefix}creation:{id}"
+
     def results(self, digest: str) -> str:
         """Return the key of the results of a session's earlier calls."""
         return f"{self.prefix}results:{digest}"
@@ -123,6 +141,18 @@ class Keys:
     def pause(self, queue: str, entry: str) -> str:
         """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""
         return f"{self.prefix}pause:{queue}:{entry}"
+
+    def routes(self, host: str) -> str:
+        """Return the key of a host's routes: where each recorded tool runs that it serves."""
+        return f"{self.prefix}routes:{host}"
+
+    def single(self, tool: str) -> str:
+        """Return the key of the host that serves a tool alone."""
+        return f"{self.prefix}single:{tool}"
+
+    def output(self, tool: str) -> str:
+        """Return the key of the latest output of a recorded tool's programs."""
+        return f"{self.prefix}output:{tool}"
 
     def rate(self, digest: str) -> str:
         """Return the key of a rate: how much of it is used."""

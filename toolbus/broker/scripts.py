@@ -65,6 +65,7 @@ UNREGISTER = Script("registry/unregister")
 SWEEP = Script("registry/sweep")
 BEAT = Script("lease/beat")
 ITEM = Script("registry/item")
+REPLACE = Script("registry/replace")
 TRANSFER = Script("registry/transfer")
 OVERVIEW = Script("registry/overview")
 OVERVIEWS = Script("registry/overviews")
@@ -88,13 +89,23 @@ REMOVE = Script("conversations/remove")
 NOTE = Script("recent/note")
 TELL = Script("statistics/tell")
 KEEP = Script("results/keep")
+RENEW_ROUTES = Script("routes/renew")
+RELEASE = Script("routes/release")
+OUTPUT = Script("routes/output")
+SUBMIT = Script("creations/submit")
+CLAIM = Script("creations/claim")
+WRITE_CREATION = Script("creations/write")
+END_CREATION = Script("creations/end")
+STOP_CREATION = Script("creations/stop")
 
 ALL = (
     PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
-    REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, TRANSFER, OVERVIEW, OVERVIEWS, PURGE, SPEND, QUOTA, USAGE,
+    REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, REPLACE, TRANSFER, OVERVIEW, OVERVIEWS, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
     OWN, DISOWN, PASS_ON, LINE, SAVE, FORGET, LOAD, ELSEWHERE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
     HOLD, APPEND, RENEW_HOLD, REMOVE, NOTE, TELL, KEEP,
+    RENEW_ROUTES, RELEASE, OUTPUT,
+    SUBMIT, CLAIM, WRITE_CREATION, END_CREATION, STOP_CREATION,
 )  # fmt: skip
 
 

@@ -19,13 +19,14 @@ from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerListener
 from toolbus.broker.recover.hand_back import hand_back
+from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.worker_steps import WorkerSteps
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.envelope import new_run
-from toolbus.results import BrokerError
+from toolbus.results import BrokerError, RegistrationRefused
 from toolbus.settings import Settings
 
 # Seconds that a waiting read has to end after a worker has left the registry.
@@ -54,6 +55,11 @@ class RedisWorkerBroker:
     def tallies(self) -> RedisTallies:
         """The counts that all processes share."""
         return self._steps.tallies
+
+    @property
+    def routes(self) -> RedisRoutes:
+        """The places where recorded tools run."""
+        return RedisRoutes(self._steps.link, self._keys)
 
     @property
     def connected(self) -> bool:
@@ -112,7 +118,7 @@ class RedisWorkerBroker:
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
-        steps, service, clock = self._steps, publication.service, self._clock
+        steps, service = self._steps, publication.service
         served = steps.streams.get(service.id)
         if served is not None:
             # Its stream goes on with what it holds.
@@ -120,10 +126,21 @@ class RedisWorkerBroker:
             served.fence_is(answer.generation, answer.counter)
             telemetry.log.info("service.revised", service=service.id, tools=len(publication.tools), digest=publication.digest)
             return
-        # A worker that begins finds what others left: a key of a wrong type would end it.
-        await steps.key_repair.mend(self._keys.shared_by_all() | self._keys.of_service(service.id, service.queue))
-        answer = await steps.registration.register(publication, f"{socket.gethostname()}:{origin}" if origin else "")
         stream = steps.stream_of(service)
+        try:
+            await self._begin_to_serve(publication, origin, stream)
+        except RegistrationRefused:
+            raise
+        except BaseException:
+            await self._take_out(stream)
+            raise
+        telemetry.log.info("service.registered", service=service.id, tools=len(publication.tools), digest=publication.digest)
+
+    async def _begin_to_serve(self, publication: Publication, origin: str, stream: RequestStream) -> None:
+        steps, service, clock = self._steps, publication.service, self._clock
+        # A worker that begins finds what others left: a key of a wrong type would end it.
+        await steps.key_repair.mend(self._keys.of_workers() | self._keys.of_service(service.id, service.queue))
+        answer = await steps.registration.register(publication, f"{socket.gethostname()}:{origin}" if origin else "")
         stream.fence_is(answer.generation, answer.counter)
         if service.sticky_sessions:
             steps.ownership.serve(stream)
@@ -135,8 +152,60 @@ class RedisWorkerBroker:
         # Requests that the last worker handed back have waited for this one.
         await steps.upkeep.take_back(stream)
         # A new worker holds nothing, so it may claim requests that must run alone.
-        await steps.upkeep.recover()
-        telemetry.log.info("service.registered", service=service.id, tools=len(publication.tools), digest=publication.digest)
+        await steps.upkeep.look_into(stream)
+        # A read that waits does not wait for this stream.
+        steps.intake.interrupt()
+
+    async def _take_out(self, stream: RequestStream) -> None:
+        """Take a service out that could not be registered whole; a lease that can't be ended now ends by itself."""
+        steps = self._steps
+        stream.leaving = True
+        steps.streams.pop(stream.service, None)
+        steps.ownership.forget(stream)
+        steps.wake.leave(stream)
+        try:
+            async with asyncio.timeout(_STOP_WAITING):
+                await steps.registration.withdraw(stream.service)
+                await self._retire(stream)
+        except (BrokerError, TimeoutError) as error:
+            telemetry.log.warning("upkeep.failed", error=str(error) or "the server did not answer")
+
+    async def withdraw(self, service: str) -> None:
+        """Take one service out of the registry and stop taking its requests; leases of its running calls go on."""
+        steps = self._steps
+        stream = steps.streams[service]
+        stream.leaving = True
+        try:
+            await steps.intake.passed()
+            await steps.registration.withdraw(service)
+        except BaseException:
+            stream.leaving = False
+            raise
+        try:
+            await steps.ownership.pass_on([stream])
+        except BrokerError as error:
+            # Others take it over when the lease has ended.
+            telemetry.log.warning("upkeep.failed", error=str(error))
+
+    def held(self, service: str) -> int:
+        """Return how many requests of a service were taken and are not answered."""
+        stream = self._steps.streams.get(service)
+        return 0 if stream is None else len(stream.held)
+
+    async def retire(self, service: str) -> None:
+        """Leave the stream of a service that was withdrawn."""
+        steps = self._steps
+        stream = steps.streams[service]
+        await steps.upkeep.forget(stream)
+        await steps.endings.settled()
+        await steps.outbox.drained()
+        await steps.link.settled()
+        await hand_back(steps.link, list(stream.held.values()))
+        await self._retire(stream)
+        steps.wake.leave(stream)
+        steps.ownership.forget(stream)
+        del steps.streams[service]
+        telemetry.log.info("service.withdrawn", service=service)
 
     async def unregister(self) -> None:
         """Take every service of this instance out of the registry; leases of running calls go on."""
@@ -148,7 +217,7 @@ class RedisWorkerBroker:
         asyncio.get_running_loop().call_later(_STOP_WAITING, steps.intake.abort)
         if steps.streams:
             await steps.registration.unregister()
-            await steps.ownership.pass_on()
+            await steps.ownership.pass_on(steps.streams.values())
 
     # -- taking -----------------------------------------------------------------------------------
 

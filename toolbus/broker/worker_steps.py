@@ -238,8 +238,8 @@ class WorkerSteps:
         self.key_repair.request()
         await self.registration.register_missing()
 
-    def _types(self) -> dict[str, str]:
-        types = self._keys.shared_by_all() | {self._keys.usage(day): "hash" for day in days_back(1)}
+    def _types(self) -> list[dict[str, str]]:
+        types = self._keys.of_workers() | {self._keys.usage(day): "hash" for day in days_back(1)}
         for stream in self.streams.values():
             types |= self._keys.of_service(stream.service, stream.queue)
-        return types
+        return [types]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from toolbus import telemetry
+from toolbus.broker.memory.chats import MemoryChats
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.conversations import MemoryConversations
+from toolbus.broker.memory.creations import MemoryCreations
 from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
 from toolbus.broker.memory.results import MemorySessionResults
+from toolbus.broker.memory.routes import MemoryRoutes
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.memory.tasks import MemoryTasks
 from toolbus.broker.memory.tokens import MemoryTokens
-from toolbus.broker.protocols import AgentListener, Fate, Sender, Verdict, session_of
+from toolbus.broker.protocols import AgentListener, Fate, ItemChange, Sender, Verdict, session_of
 from toolbus.broker.protocols.sharing import ended_for_another, readdressed
 from toolbus.broker.reading import check_document
 from toolbus.broker.registry.refusals import item_refused
@@ -58,14 +61,29 @@ class MemoryAgentBroker:
         return self._joined().conversations
 
     @property
+    def creations(self) -> MemoryCreations:
+        """The tasks of coding agents."""
+        return self._joined().creations
+
+    @property
     def results(self) -> MemorySessionResults:
         """The results of sessions' earlier calls."""
         return self._joined().results
 
     @property
+    def routes(self) -> MemoryRoutes:
+        """The places where recorded tools run."""
+        return self._joined().routes
+
+    @property
     def tokens(self) -> MemoryTokens:
         """The records of bearer tokens."""
         return self._joined().tokens
+
+    @property
+    def chats(self) -> MemoryChats:
+        """The chats with the service agent."""
+        return self._joined().chats
 
     @property
     def tasks(self) -> MemoryTasks:
@@ -241,6 +259,20 @@ class MemoryAgentBroker:
         for agent in list(hub.agents.values()):
             agent.listener.on_item(key, None)
         return True
+
+    async def replace_items(self, changes: Sequence[ItemChange]) -> str:
+        """Change documents at once; return the key of one that is not what was expected."""
+        hub = self._joined()
+        for each in changes:
+            check_document(each.key, each.document or b"")
+            if hub.items.get(each.key) not in {each.expected, each.document}:
+                return each.key
+        for each in changes:
+            if each.document is None:
+                await self.delete_item(each.key)
+            elif hub.items.get(each.key) != each.document:
+                await self.put_item(each.key, each.document)
+        return ""
 
     def _joined(self) -> Hub:
         if self._hub is None:

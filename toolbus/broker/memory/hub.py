@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
+from toolbus.broker.memory.chats import MemoryChats
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.conversations import MemoryConversations
+from toolbus.broker.memory.creations import MemoryCreations
 from toolbus.broker.memory.results import MemorySessionResults
+from toolbus.broker.memory.routes import MemoryRoutes
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.memory.tokens import MemoryTokens
 from toolbus.broker.protocols import AgentListener, ServiceRecord, Snapshot, TaskRecord, WorkerListener
@@ -115,8 +118,11 @@ class Hub:
         self.tallies = MemoryTallies()
         self.confirmations = MemoryConfirmations()
         self.conversations = MemoryConversations(settings)
+        self.creations = MemoryCreations(settings)
+        self.chats = MemoryChats(self.conversations)
         self.results = MemorySessionResults(settings)
         self.tokens = MemoryTokens()
+        self.routes = MemoryRoutes()
         # By user and id.
         self.tasks: dict[tuple[str, str], TaskRecord] = {}
         self.arrived = asyncio.Event()

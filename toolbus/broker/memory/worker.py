@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from toolbus import telemetry
 from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
+from toolbus.broker.memory.routes import MemoryRoutes
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Ending, Note, Snapshot, WorkerListener, session_of
 from toolbus.broker.registry.refusals import registration_refused
@@ -40,6 +41,7 @@ class MemoryWorkerBroker:
         self._held: dict[str, tuple[MemoryDelivery, QueuedEntry]] = {}
         self._interrupted = asyncio.Event()
         self._finished = 0
+        self._withdrawn: set[str] = set()
         # Which service had the last turn.
         self._last = ""
 
@@ -52,6 +54,11 @@ class MemoryWorkerBroker:
     def tallies(self) -> MemoryTallies:
         """The counts that all processes share."""
         return self._hub.tallies
+
+    @property
+    def routes(self) -> MemoryRoutes:
+        """The places where recorded tools run."""
+        return self._hub.routes
 
     @property
     def connected(self) -> bool:
@@ -107,14 +114,33 @@ class MemoryWorkerBroker:
     async def unregister(self) -> None:
         """Take every service of this worker out of the registry."""
         for service in self._services:
-            left = [instance for instance in self._hub.instances.get(service, []) if instance.worker is not self]
-            if left:
-                self._hub.instances[service] = left
-            else:
-                self._hub.instances.pop(service, None)
-            self._hub.announce(service)
+            self._leave(service)
         # Any worker may take now what waits for this one.
         self._hub.arrived.set()
+
+    async def withdraw(self, service: str) -> None:
+        """Take one service out of the registry and take no more of its requests."""
+        self._leave(service)
+        self._withdrawn.add(service)
+        self._hub.arrived.set()
+
+    def held(self, service: str) -> int:
+        """Return how many requests of a service were taken and are not answered."""
+        return sum(delivery.request.service == service for delivery, _ in self._held.values())
+
+    async def retire(self, service: str) -> None:
+        """Forget a service that was withdrawn."""
+        publication = self._services.pop(service)
+        self._withdrawn.discard(service)
+        self._forget_queue(publication.service.queue)
+
+    def _leave(self, service: str) -> None:
+        left = [instance for instance in self._hub.instances.get(service, []) if instance.worker is not self]
+        if left:
+            self._hub.instances[service] = left
+        else:
+            self._hub.instances.pop(service, None)
+        self._hub.announce(service)
 
     def services_of(self, queues: Collection[str]) -> list[str]:
         """Return the services of this worker that take from one of these queues."""
@@ -139,8 +165,8 @@ class MemoryWorkerBroker:
     def _take_nowait(self, slots: int) -> list[MemoryDelivery]:
         """Take what waits, the services by turns."""
         taken: list[MemoryDelivery] = []
-        waiting = deque(self._services)
-        if self._last in self._services:
+        waiting = deque(service for service in self._services if service not in self._withdrawn)
+        if self._last in waiting:
             waiting.rotate(-1 - waiting.index(self._last))
         while waiting and len(taken) < slots:
             share = max(1, (slots - len(taken)) // len(waiting))
@@ -359,10 +385,13 @@ class MemoryWorkerBroker:
         self._hub.workers.discard(self)
         self._hub.arrived.set()
         for name in [publication.service.queue for publication in self._services.values()]:
-            queue = self._hub.queues.get(name)
-            if queue is not None and not queue.waiting and not queue.running and not self._served(name):
-                del self._hub.queues[name]
+            self._forget_queue(name)
         self._services.clear()
+
+    def _forget_queue(self, name: str) -> None:
+        queue = self._hub.queues.get(name)
+        if queue is not None and not queue.waiting and not queue.running and not self._served(name):
+            del self._hub.queues[name]
 
     def _served(self, queue: str) -> bool:
         return any(i.publication.service.queue == queue for instances in self._hub.instances.values() for i in instances)

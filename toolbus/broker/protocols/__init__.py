@@ -4,12 +4,15 @@ Redis and the in-process broker both fulfil it, so the same tools run over ``red
 """
 
 from toolbus.broker.protocols.agent import AgentBroker, AgentListener
+from toolbus.broker.protocols.chats import Chats, ChatWindow, Messenger
 from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.conversations import ConversationInfo, Conversations, HeldConversation, StoredRecord
+from toolbus.broker.protocols.creations import ClaimedCreation, Creation, CreationOverview, Creations, CreationStatus, Spent
 from toolbus.broker.protocols.delivery import MOST_SNAPSHOT, Beginning, Delivery, Ending, Note, Snapshot, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
-from toolbus.broker.protocols.registry import ALL_TOOLS, RefusedTool, ServiceRecord
+from toolbus.broker.protocols.registry import ALL_TOOLS, ItemChange, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
+from toolbus.broker.protocols.routes import OutputLine, Renewed, Routes
 from toolbus.broker.protocols.tallies import Tallies, Usage
 from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord, Tasks
 from toolbus.broker.protocols.tokens import Tokens
@@ -21,20 +24,33 @@ __all__ = [
     "AgentBroker",
     "AgentListener",
     "Beginning",
+    "ChatWindow",
+    "Chats",
+    "ClaimedCreation",
     "Confirmations",
     "ConversationInfo",
     "Conversations",
+    "Creation",
+    "CreationOverview",
+    "CreationStatus",
+    "Creations",
     "Delivery",
     "Ending",
     "Fate",
     "HeldConversation",
+    "ItemChange",
+    "Messenger",
     "Note",
+    "OutputLine",
     "RefusedTool",
+    "Renewed",
+    "Routes",
     "Sender",
     "ServiceRecord",
     "SessionListener",
     "SessionResults",
     "Snapshot",
+    "Spent",
     "StoredRecord",
     "Tallies",
     "TaskFrames",

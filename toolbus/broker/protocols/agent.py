@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from toolbus.broker.protocols.chats import Chats
 from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.conversations import Conversations
+from toolbus.broker.protocols.creations import Creations
 from toolbus.broker.protocols.publish import Fate, Sender
-from toolbus.broker.protocols.registry import RefusedTool, ServiceRecord
+from toolbus.broker.protocols.registry import ItemChange, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
+from toolbus.broker.protocols.routes import Routes
 from toolbus.broker.protocols.tallies import Tallies
 from toolbus.broker.protocols.tasks import Tasks
 from toolbus.broker.protocols.tokens import Tokens
@@ -55,12 +58,24 @@ class AgentBroker(Protocol):
         """The conversations that are kept."""
 
     @property
+    def creations(self) -> Creations:
+        """The tasks of coding agents."""
+
+    @property
     def results(self) -> SessionResults:
         """The results of sessions' earlier calls."""
 
     @property
+    def routes(self) -> Routes:
+        """The places where recorded tools run."""
+
+    @property
     def tokens(self) -> Tokens:
         """The records of bearer tokens."""
+
+    @property
+    def chats(self) -> Chats:
+        """The chats with the service agent."""
 
     @property
     def tasks(self) -> Tasks:
@@ -126,6 +141,12 @@ class AgentBroker(Protocol):
 
         Raises:
             RegistrationRefused: it belongs to another owner.
+        """
+
+    async def replace_items(self, changes: Sequence[ItemChange]) -> str:
+        """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed.
+
+        None of the keys may be a name that services can hold.
         """
 
     def statistics(self) -> dict[str, int]:

@@ -20,6 +20,19 @@ class RefusedTool(NamedTuple):
     reason: str
 
 
+class ItemChange(NamedTuple):
+    """A change of a stored document.
+
+    Attributes:
+        expected: what it is now; None for none.
+        document: what it becomes; None deletes it.
+    """
+
+    key: str
+    expected: bytes | None
+    document: bytes | None
+
+
 class ServiceRecord(msgspec.Struct, frozen=True):
     """A service in the registry: its current publication, and whether an instance is live.
 

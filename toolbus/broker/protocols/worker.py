@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from toolbus.broker.protocols.delivery import Beginning, Delivery, Ending, Note, Snapshot
+from toolbus.broker.protocols.routes import Routes
 from toolbus.broker.protocols.tallies import Tallies
 from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
@@ -87,6 +88,10 @@ class WorkerBrokerOf(Protocol[D]):
         """The counts that all processes share."""
 
     @property
+    def routes(self) -> Routes:
+        """The places where recorded tools run."""
+
+    @property
     def instance(self) -> str:
         """This process start's instance id, which is also its consumer name."""
 
@@ -106,6 +111,23 @@ class WorkerBrokerOf(Protocol[D]):
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
+        """
+
+    async def withdraw(self, service: str) -> None:
+        """Take one service out of the registry and take no more of its requests; it keeps the leases of those that run until ``retire``.
+
+        Raises:
+            BrokerError: the server could not be told; the service is served as before.
+        """
+
+    def held(self, service: str) -> int:
+        """Return how many requests of a service were taken and are not answered."""
+
+    async def retire(self, service: str) -> None:
+        """Forget a service that was withdrawn, once its calls are answered or handed back.
+
+        Raises:
+            BrokerError: the server could not be told; say it again.
         """
 
     async def unregister(self) -> None:

@@ -1,7 +1,13 @@
 -- What is in one service's streams, exactly: {queued, running, dead letters, paused (0/1), live instances}.
--- A key of another type counts as not there: the other services are to be seen all the same.
-local function number(...)
+-- A key of another type counts as not there: the other services are to be seen all the same. What the user may not ask is an error.
+local function asked(...)
   local found = redis.pcall(...)
+  if type(found) == 'table' and found.err and not found.err:find('WRONGTYPE', 1, true) then return redis.call(...) end
+  return found
+end
+
+local function number(...)
+  local found = asked(...)
   return type(found) == 'number' and found or 0
 end
 
@@ -14,7 +20,7 @@ local function overview_of(queue, dead_letters, paused, listed, live, fence, ser
     if consumer[1]:sub(1, 1) == '~' then running = running - consumer[2] end
   end
   local instances = 0
-  for _, field in ipairs(redis.pcall('HKEYS', listed)) do
+  for _, field in ipairs(asked('HKEYS', listed)) do
     -- One whose lease has ended stays in the tables until a process that is there for longer sweeps them.
     if field:sub(1, 2) == 'i:' then
       local read, ends = pcall(read_lease, live, fence, service, field:sub(3), now)

@@ -80,6 +80,21 @@ class WorkerRegistration:
         if members:
             await self._registry.unregister(members)
 
+    async def withdraw(self, service: str) -> None:
+        """Take one service of this instance out of the registry.
+
+        Raises:
+            BrokerError: the server could not be asked; the service counts as published.
+        """
+        # Otherwise a beat that finds it missing would publish it again.
+        published = self._published.pop(service, None)
+        try:
+            await self._registry.unregister([f"{service}/{self._instance}"])
+        except BaseException:
+            if published is not None:
+                self._published.setdefault(service, published)
+            raise
+
     async def register_again(self, services: list[str]) -> None:
         """Register services that the registry has lost; what goes wrong is logged."""
         self._on_doubt()
@@ -87,7 +102,9 @@ class WorkerRegistration:
             # The stream goes with its last worker, and a read that still waits on it reports a missing group.
             if not self.active:
                 return
-            published = self._published[service]
+            published = self._published.get(service)
+            if published is None:
+                continue
             try:
                 answer = await self._registry.register(published.publication, self._instance, published.start)
             except RegistrationRefused as error:
@@ -96,7 +113,8 @@ class WorkerRegistration:
                 telemetry.log.warning("service.register_failed", service=service, error=str(error))
             else:
                 published.start = answer.start
-                self._streams[service].fence_is(answer.generation, answer.counter)
+                if service in self._streams:
+                    self._streams[service].fence_is(answer.generation, answer.counter)
                 telemetry.log.warning("service.registered_again", service=service)
                 if not self.active:
                     await self._registry.unregister([f"{service}/{self._instance}"])
@@ -107,7 +125,8 @@ class WorkerRegistration:
         Raises:
             BrokerError: the server could not be asked.
         """
-        missing = [stream.service for stream in list(self._streams.values()) if not await self._is_whole(stream)]
+        published = [stream for stream in list(self._streams.values()) if stream.service in self._published]
+        missing = [stream.service for stream in published if not await self._is_whole(stream)]
         if missing and self.active:
             await self.register_again(missing)
 
@@ -116,7 +135,10 @@ class WorkerRegistration:
 
         A single name that is missing was freed for another owner, so only all of them together count as lost.
         """
-        keys, published = self._keys, self._published[stream.service]
+        keys, published = self._keys, self._published.get(stream.service)
+        if published is None:
+            # It was withdrawn meanwhile.
+            return True
         digest = published.publication.digest
         execute = self._link.execute
         listed, own, started, named, fence = await asyncio.gather(

@@ -17,6 +17,7 @@ import msgspec
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
+from toolbus.broker.protocols.registry import ItemChange
 from toolbus.broker.reading import check_document, integer, shown
 from toolbus.broker.registry.refusals import item_refused, registration_refused
 from toolbus.broker.scripts import Script
@@ -181,6 +182,20 @@ class RedisRegistry:
             raise self._item_refused(key, reply[1], owned=True)
         return int(reply[1]) > 0
 
+    async def replace_items(self, changes: Iterable[ItemChange]) -> str:
+        """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed.
+
+        Raises:
+            BrokerUnavailable: they are changed, but too few replicas know it.
+            ConfigurationError: one is too long.
+        """
+        args: list[bytes | str] = []
+        for each in changes:
+            check_document(each.key, each.document or b"")
+            args += [each.key, each.expected or b"", each.document or b""]
+        reply = await self._change(scripts.REPLACE, (), *args)
+        return "" if reply[0] == b"ok" else shown(reply[1])
+
     async def transfer(self, key: str) -> bool:
         """Free a self-published name for another owner; False when it was free."""
         return int(await self._run(scripts.TRANSFER, (), key)) > 0
@@ -238,11 +253,14 @@ class RedisRegistry:
         return item_refused(key, shown(holder), owned=owned, cooldown=self._settings.cooldown, record=record)
 
     async def _put(self, holders: Iterable[bytes], key: str, document: bytes | str, owner: str) -> Any:
+        return await self._change(scripts.ITEM, holders, key, document, owner)
+
+    async def _change(self, script: Script, holders: Iterable[bytes], key: str | bytes = "", *args: Any) -> Any:
         if self._replication is None:
-            return await self._run(scripts.ITEM, holders, key, document, owner)
-        reply, confirmed = await self._replication.run(scripts.ITEM, *self._call(holders, key, document, owner))
-        if not confirmed and reply[0] != b"refused":
-            raise BrokerUnavailable(f"{key} is written, but {self._replication.shortage}: a failover may lose it; write it again")
+            return await self._run(script, holders, key, *args)
+        reply, confirmed = await self._replication.run(script, *self._call(holders, key, *args))
+        if not confirmed and reply[0] == b"ok":
+            raise BrokerUnavailable(f"{key!s} is written, but {self._replication.shortage}: a failover may lose it; write it again")
         return reply
 
     async def _run(self, script: Script, services: Iterable[bytes], *args: Any) -> Any:

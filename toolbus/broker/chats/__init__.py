@@ -1,0 +1,1 @@
+"""Tell which chats there are, and which of them a messenger shows."""

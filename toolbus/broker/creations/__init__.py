@@ -1,0 +1,1 @@
+"""Keep the tasks of coding agents, each run by one process at a time."""
