@@ -86,6 +86,10 @@ class FakeLink:
         """Count flushes."""
         self.flushes += 1
 
+    def unsubscribe(self, channel: str) -> None:
+        """Take note of it."""
+        self.channels.remove(channel)
+
     def subscribe(self, channel: str) -> None:
         """Take note of a channel."""
         self.channels.append(channel)

@@ -23,7 +23,7 @@ async def test_keys_are_repaired_when_that_is_asked_for(monkeypatch: pytest.Monk
         nonlocal repaired
         repaired += 1
 
-    repair = KeyRepair(bench.as_link, lambda: {"one": "hash", "two": "stream"}, count)
+    repair = KeyRepair(bench.as_link, lambda: [{"one": "hash", "two": "stream"}], count)
     running = asyncio.ensure_future(repair.run())
 
     async def turns() -> None:

@@ -232,7 +232,7 @@ async def test_a_leaving_worker_lets_others_take_what_waits_for_it(owning: Ownin
     """Part by part, until a part is not full."""
     left = [256, 256, 3]
     owning.bench.link.answers["pass_on"] = lambda keys, args: left.pop(0)
-    await owning.ownership.pass_on()
+    await owning.ownership.pass_on([owning.bench.stream])
     assert left == []
     assert owning.bench.link.args("pass_on")[0] == ("mine", owning.bench.stream.wake, "pool", 256)
 

@@ -98,7 +98,7 @@ async def test_a_repaired_key_is_an_error_with_its_types(observed: Observed) -> 
         return [3, b"set", 1, b"group"]
 
     bench.link.answers["mend"] = mended
-    repair = KeyRepair(bench.as_link, lambda: {"one": "stream", "two": "hash", "three": "zset"}, lambda: None)
+    repair = KeyRepair(bench.as_link, lambda: [{"one": "stream", "two": "hash", "three": "zset"}], lambda: None)
     running = asyncio.ensure_future(repair.run())
     repair.request()
     await looked.wait()
@@ -114,7 +114,7 @@ async def test_a_repair_that_fails_says_why(observed: Observed) -> None:
     """It is asked for again by what fails next."""
     bench = Bench()
     bench.link.answers["mend"] = GONE
-    repair = KeyRepair(bench.as_link, dict, lambda: None)
+    repair = KeyRepair(bench.as_link, lambda: [{}], lambda: None)
     running = asyncio.ensure_future(repair.run())
     repair.request()
     await eventually(lambda: observed.events)

@@ -142,7 +142,7 @@ async def test_a_repair_that_is_answered_by_half_is_an_error() -> None:
     """The answer names a key and its type by turns; nothing is guessed."""
     bench = Bench()
     bench.link.answers["mend"] = [1, b"set", 2]
-    repair = KeyRepair(bench.as_link, lambda: {"one": "hash", "two": "hash"}, lambda: None)
+    repair = KeyRepair(bench.as_link, lambda: [{"one": "hash", "two": "hash"}], lambda: None)
     repair.request()
     with pytest.raises(ValueError, match="shorter"):
         await repair.run()

@@ -72,12 +72,13 @@ class RedisPins:
         return (await self._snapshot())[0]
 
     async def approve(self, name: str, *, by: str = "", reason: str = "", digest: str = "") -> PinnedTool:
-        """Approve a tool as it is now; with a ``digest`` (or its beginning), only the form that has it.
+        """Approve a tool as it is now; with a ``digest`` (or its first 16 digits or more), only the form that has it.
 
         Raises:
-            ConfigurationError: nobody offers the tool, or it has another digest.
+            ConfigurationError: nobody offers the tool, it has another digest, or too few digits are given.
             BrokerError: the server refuses it.
         """
+        pins.check_prefix(digest)
         tools, _ = await self._snapshot()
         tool = tools.get(name)
         if tool is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from toolbus import telemetry
 from toolbus.broker import scripts
@@ -17,11 +17,11 @@ class KeyRepair:
     """Deletes keys of a wrong type, which their owner makes anew, and sets groups back that stand beyond their stream's newest entry.
 
     Args:
-        types: the keys that this process uses, and the type of each as ``TYPE`` names it.
+        types: the keys that this process uses, and the type of each as ``TYPE`` names it, in parts: a user may write all of one or none.
         on_mended: called after keys were deleted.
     """
 
-    def __init__(self, link: Transport, types: Callable[[], Mapping[str, str]], on_mended: Callable[[], None]) -> None:
+    def __init__(self, link: Transport, types: Callable[[], Sequence[Mapping[str, str]]], on_mended: Callable[[], None]) -> None:
         self._link = link
         self._types = types
         self._on_mended = on_mended
@@ -36,11 +36,12 @@ class KeyRepair:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            try:
-                if await self.mend(self._types()):
-                    self._on_mended()
-            except BrokerError as error:
-                telemetry.log.warning("upkeep.failed", error=str(error))
+            for part in self._types():
+                try:
+                    if await self.mend(part):
+                        self._on_mended()
+                except BrokerError as error:
+                    telemetry.log.warning("upkeep.failed", error=str(error))
             await asyncio.sleep(_PAUSE)
 
     async def mend(self, types: Mapping[str, str]) -> bool:

@@ -16,6 +16,10 @@ class PassedOver:
         # The id behind which to look next.
         self._behind: dict[RequestStream, bytes] = {}
 
+    def forget(self, stream: RequestStream) -> None:
+        """Forget how far a stream was looked through."""
+        self._behind.pop(stream, None)
+
     async def rescue(self, stream: RequestStream) -> None:
         """Look at a stretch of a stream, and at those behind it while requests are found.
 

@@ -119,6 +119,17 @@ class Upkeep:
             for stream in list(self._streams.values()):
                 await self._apart(self._reap(stream))
 
+    async def look_into(self, stream: RequestStream) -> None:
+        """Reap one stream now rather than at the next turn."""
+        async with self._tried():
+            await self._reap(stream)
+
+    async def forget(self, stream: RequestStream) -> None:
+        """Look after a stream no longer; waits until a reap that is under way has ended."""
+        async with self._one:
+            self.postponed.pop(stream, None)
+            self._passed_over.forget(stream)
+
     async def take_back(self, stream: RequestStream) -> None:
         """Take what draining workers handed back."""
         async with self._tried():
@@ -147,7 +158,7 @@ class Upkeep:
     @property
     def has_postponed(self) -> bool:
         """True when requests wait that this worker had no slot for."""
-        return self.taking and any(not stream.paused for stream in self.postponed)
+        return self.taking and any(not (stream.paused or stream.leaving) for stream in self.postponed)
 
     async def reap_postponed(self) -> None:
         """Take what this worker had no slot for."""
@@ -163,7 +174,7 @@ class Upkeep:
     async def _reap_part(self, stream: RequestStream, *, handed_back_only: bool) -> bool:
         """Reap a bounded number of entries; return whether there may be more to run here now."""
         slots = self._listener.free_slots()
-        if stream.paused or not self.taking:
+        if stream.paused or stream.leaving or not self.taking:
             return False
         everything = self.postponed.pop(stream, False) or not handed_back_only
         if slots < 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from toolbus import telemetry
@@ -82,6 +82,11 @@ class Ownership:
         self._owned[stream] = {}
         self.serves = self.gaining = True
 
+    def forget(self, stream: RequestStream) -> None:
+        """Look after the sessions of a service no longer."""
+        self._owned.pop(stream, None)
+        self.serves = bool(self._owned)
+
     # -- the lease --------------------------------------------------------------------------------
 
     def beaten(self, asked: float, answered: float, *, missing: bool) -> None:
@@ -110,7 +115,7 @@ class Ownership:
     async def settle(self, deliveries: list[StreamDelivery]) -> list[StreamDelivery]:
         """Return the deliveries that are to run here; the others now wait for the workers that have their sessions."""
         self.gaining = False
-        for stream, owned in self._owned.items():
+        for stream, owned in list(self._owned.items()):
             answered: set[str] = set()
             # Asking takes time, in which what was certain may cease to be.
             while unsure := [each for each in deliveries if each.queue is stream and self._is_unsure(owned, each, answered)][:_MOST]:
@@ -123,7 +128,7 @@ class Ownership:
     def doubts(self, delivery: StreamDelivery) -> bool:
         """Return whether the session of a run that has ended may be another worker's: our lease has lapsed since it was ours."""
         pair = session_of(delivery.request)
-        asked = None if pair is None else self._owned[delivery.queue].get(pair)
+        asked = None if pair is None else self._owned.get(delivery.queue, {}).get(pair)
         return asked is not None and not self._certain(asked)
 
     async def holds(self, delivery: StreamDelivery) -> bool:
@@ -212,7 +217,7 @@ class Ownership:
             BrokerError: the server can't be asked.
         """
         asked = self._monotonic()
-        for stream, owned in self._owned.items():
+        for stream, owned in list(self._owned.items()):
             due = [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY][:_MOST]
             if not due:
                 continue
@@ -224,7 +229,7 @@ class Ownership:
 
     def release(self, service: str, pair: SessionName, *, lost: bool) -> None:
         """Give up a session that has ended here. Returns at once; all of one tick go together."""
-        for stream, owned in self._owned.items():
+        for stream, owned in list(self._owned.items()):
             if stream.service == service and owned.pop(pair, None) is not None:
                 keys = self._key(stream, pair), self._keys.snapshot(stream.queue, session_digest(*pair))
                 self._given_up.append((keys, int(lost)))
@@ -255,13 +260,13 @@ class Ownership:
                 found |= {each.entry: answer.split() for each, answer in zip(part, answers, strict=True)}
         return [found[delivery.entry] for delivery in deliveries]
 
-    async def pass_on(self) -> None:
-        """Let any worker take what waits for this one.
+    async def pass_on(self, streams: Collection[RequestStream]) -> None:
+        """Let any worker take what waits for this one in some streams.
 
         Raises:
             BrokerError: the server can't be asked.
         """
-        for stream in self._owned:
+        for stream in [each for each in self._owned if each in streams]:
             passed = _MOST
             while passed == _MOST:
                 args = (self._instance, stream.wake, stream.service, _MOST)

@@ -26,6 +26,7 @@ from toolbus.results import BrokerError, BrokerUnavailable, ToolbusError
 _RETRY = 0.2
 # Seconds after which a read that was told to end and still waits is told again.
 _UNBLOCK_AGAIN = 0.05
+_LOOK_AGAIN = 0.01
 # A worker that takes everything at once leaves caller, server and worker waiting for each other in turn. Half of what there is keeps all
 # three busy: at 64 in flight parts of 32 gave 32,100 calls/s and parts of 64 28,000; at 256, 32,200 and 41,200.
 _LEAST_PART, _MOST_PART = 32, 128
@@ -83,6 +84,7 @@ class Intake:
         self._failing = Failing(lease, "no requests could be taken", self._give_up, monotonic)
         self._interrupted = asyncio.Event()
         self._reading = False
+        self._reads = 0
         self._again: asyncio.TimerHandle | None = None
         # Which of the streams has the first turn, and whether one of them may hold more than was taken of it.
         self._first = 0
@@ -96,7 +98,7 @@ class Intake:
             # Requests that it starts take slots, so read nothing with the old number.
             await self._upkeep.reap_postponed()
             return []
-        streams = [stream for stream in self._streams.values() if not stream.paused]
+        streams = [stream for stream in self._streams.values() if not (stream.paused or stream.leaving)]
         if not streams or not self._links.blocking.connected:
             if streams:
                 self._miss_connection()
@@ -138,6 +140,13 @@ class Intake:
         """Take note of a beat that succeeded, sent at that local monotonic time: the lease runs from then on."""
         self._last_beat = asked
 
+    async def passed(self) -> None:
+        """Wait until a read that is under way has ended: it may bring requests of streams that are no longer read."""
+        reads = self._reads
+        while self._reading and self._reads == reads:
+            self.interrupt()
+            await asyncio.sleep(_LOOK_AGAIN)
+
     def interrupt(self) -> None:
         """Make a waiting ``take`` return now. Cancelling it instead could orphan what was just delivered."""
         self._interrupted.set()
@@ -158,6 +167,7 @@ class Intake:
 
     async def _read(self, streams: list[RequestStream], slots: int) -> Batch:
         self._reading = True
+        self._reads += 1
         try:
             if len(streams) > 1 and (self._more or slots < len(streams)):
                 batch = await self._sweep(streams, slots)

@@ -166,6 +166,8 @@ class RequestStream:
         # How many requests the stream held, queued and running, when this worker last finished one.
         self.depth = 0
         self.paused = False
+        # True once its service is withdrawn: nothing more is taken, and what is held is still to be answered.
+        self.leaving = False
         self._paused_since = float("-inf")
         # True when calls of one session go to one worker.
         self.sticky = False

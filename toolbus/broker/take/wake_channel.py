@@ -64,6 +64,10 @@ class WakeChannel:
         self._link.subscribe(stream.wake)
         await self.read_cancelled(stream)
 
+    def leave(self, stream: RequestStream) -> None:
+        """Receive the messages of a stream's service no longer."""
+        self._link.unsubscribe(stream.wake)
+
     async def read_cancelled(self, stream: RequestStream) -> None:
         """Pass on the calls of a service that were cancelled until now."""
         try:
@@ -86,7 +90,7 @@ class WakeChannel:
     def pause(self, service: str, paused: bool, asked: float) -> None:
         """Take in whether a service was paused at a local monotonic time."""
         stream = self._streams[service]
-        if stream.pause(paused, asked):
+        if not stream.leaving and stream.pause(paused, asked):
             telemetry.log.info("service.paused" if paused else "service.resumed", service=service)
             if not paused:
                 self._start(self._upkeep.take_back(stream))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from toolbus import telemetry
+from toolbus.broker.access.refused import is_forbidden, is_left_to_others, wanted
 from toolbus.broker.scripts import Script, with_source
 from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError
 from toolbus.broker.transport.connection import BLOCK, Connector
@@ -202,6 +203,12 @@ class Link(Wire):
         self._flush()
         self._subscribe(channel)
 
+    def unsubscribe(self, channel: str) -> None:
+        """Receive a channel's messages no more; the latest may still come."""
+        self._channels.discard(channel)
+        self._flush()
+        self._subscribe(channel, "UNSUBSCRIBE")
+
     def begin_with(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], on_reply: OnReply) -> None:
         """Begin every later connection with a script, before anything is repeated; it changes nothing when it runs again."""
         # With its source: what is written behind it would overtake it at a server that does not know the script.
@@ -224,13 +231,13 @@ class Link(Wire):
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _subscribe(self, channel: str) -> None:
+    def _subscribe(self, channel: str, word: str = "SUBSCRIBE") -> None:
         """Written at once, ahead of what waits; a refusal comes as an answer, a success as a push in its place."""
         if self._transport is not None:
             if not self._unanswered:
                 self._heard = self._loop.time()
             self._unanswered.append(SUBSCRIBING)
-            self._transport.write(pack(("SUBSCRIBE", channel)))
+            self._transport.write(pack((word, channel)))
 
     def _write_now(self, command: Command) -> None:
         if self._transport is not None:
@@ -262,7 +269,9 @@ class Link(Wire):
         else:
             if code == "WRONGTYPE" and self.on_wrong_type is not None:
                 self.on_wrong_type()
-            elif code == "NOPERM":
+            elif is_forbidden(error) and not is_left_to_others(command.packed):
+                # The server names neither the script nor the key that its user may not use.
+                error.args = (f"{error}; {wanted(command.packed)}; `toolbus acl` prints what each role needs",)
                 telemetry.log.error("server.no_permission", server=self._connector.display, error=str(error))
             return False
         return True

@@ -45,6 +45,9 @@ class Transport(Protocol):
     def subscribe(self, channel: str) -> None:
         """Receive a channel's messages from now on."""
 
+    def unsubscribe(self, channel: str) -> None:
+        """Receive a channel's messages no more."""
+
     async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
         """Send a command and wait for its answer.
 

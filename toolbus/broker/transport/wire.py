@@ -27,8 +27,9 @@ pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 """A command as it is written."""
 
 SUBSCRIBING = Command(b"", None, False, form=PUSHED)
-"""Stands among the unanswered for a subscription, whose success comes as a push."""
+"""Stands among the unanswered for a subscription or its end, whose success comes as a push."""
 
+_SUBSCRIBED = ([b"subscribe"], [b"unsubscribe"])
 _NOTHING = object()
 # The server's own limit of one value. What is larger would fill the memory before it could be read.
 _MOST_REPLY = 512 * 1024 * 1024
@@ -295,7 +296,7 @@ class Wire(asyncio.Protocol):
 
     def _take_push(self, message: list[Any]) -> None:
         self._partial = 0
-        if self._unanswered and self._unanswered[0] is SUBSCRIBING and message[:1] == [b"subscribe"]:
+        if self._unanswered and self._unanswered[0] is SUBSCRIBING and message[:1] in _SUBSCRIBED:
             self._unanswered.popleft()
         elif self._on_push is not None:
             try:

@@ -1,0 +1,185 @@
+"""The rights of each role: enough for its work (the contract's tests run under them), and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from toolbus import Settings, ToolBus, Worker, tool
+from toolbus.broker import scripts
+from toolbus.broker.access.rights import rights
+from toolbus.broker.access.roles import ROLES
+from toolbus.broker.access.touched import SCRIPTS
+from toolbus.broker.admin import Admin
+from toolbus.broker.keys import Keys
+from toolbus.cli.acl import acl_command
+
+_KEYS = Keys("walled")
+
+# What each role must not do, as commands; the first of each list is the gravest.
+_OTHERS = ("GET", "tb:{other}:x"), ("SET", "tb:{other}:x", "1"), ("PUBLISH", "tb:{other}:wake:", "x"), ("GET", "plain")
+_SERVERS = (
+    ("FLUSHALL",),
+    ("CONFIG", "GET", "*"),
+    ("KEYS", "*"),
+    ("SHUTDOWN", "NOSAVE"),
+    ("ACL", "LIST"),
+    ("DEBUG", "SLEEP", "0"),
+    ("MONITOR",),
+)
+_FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
+    "agent": (
+        ("HSET", _KEYS.services, "s", "forged"), ("HSET", _KEYS.items, "tool/x", "forged"), ("XADD", _KEYS.log, "*", "op", "x"),
+        ("HGET", _KEYS.tokens, "id"), ("HSET", _KEYS.tokens, "id", "x"), ("XRANGE", _KEYS.dead_letters("s"), "-", "+"),
+        ("XREADGROUP", "GROUP", "g", "me", "STREAMS", _KEYS.queue("s"), ">"), ("HGET", _KEYS.snapshot("s", "d"), "d"),
+        ("HSET", _KEYS.snapshot("s", "d"), "d", "x"), ("SET", _KEYS.started("c"), "x"), ("HSET", _KEYS.fence("s"), "generation", "9"),
+        ("ZADD", _KEYS.live, "1", "s/i"), ("SCAN", "0"), ("SET", _KEYS.rate("d"), "0"), ("XRANGE", _KEYS.recent, "-", "+"),
+    ),
+    "worker": (
+        ("HGET", _KEYS.tokens, "id"), ("HSET", _KEYS.tokens, "id", "x"), ("HGET", _KEYS.conversation("d"), "m:0"),
+        ("XREAD", "STREAMS", _KEYS.replies("a"), "0"), ("XRANGE", _KEYS.replies("a"), "-", "+"), ("LRANGE", _KEYS.results("d"), "0", "-1"),
+        ("GET", _KEYS.task("d")), ("ZRANGE", _KEYS.conversations, "0", "-1"), ("SCAN", "0"), ("HSET", _KEYS.flushes("a"), "1", "x"),
+    ),
+    "nested": (
+        ("HSET", _KEYS.services, "s", "forged"), ("HGET", _KEYS.tokens, "id"), ("HGET", _KEYS.conversation("d"), "m:0"),
+        ("GET", _KEYS.task("d")), ("HSET", _KEYS.confirmation("c"), "answer", "x"), ("HSET", _KEYS.snapshot("s", "d"), "d", "x"),
+    ),
+    "platform": (
+        ("HGET", _KEYS.tokens, "id"), ("HSET", _KEYS.tokens, "id", "x"), ("SCAN", "0"), ("SREM", _KEYS.paused, "s"),
+    ),
+    "gateway": (
+        ("HSET", _KEYS.tokens, "id", "forged"), ("HDEL", _KEYS.tokens, "id"),
+        ("XREADGROUP", "GROUP", "g", "me", "STREAMS", _KEYS.queue("s"), ">"),
+        ("HSET", _KEYS.snapshot("s", "d"), "d", "x"), ("SET", _KEYS.started("c"), "x"), ("SCAN", "0"),
+        ("XADD", _KEYS.recent, "*", "c", "x"), ("SET", _KEYS.session("s", "d"), "x"),
+    ),
+    "operator": (("SCRIPT", "FLUSH"), ("CLIENT", "KILL", "TYPE", "normal"), ("REPLICAOF", "NO", "ONE")),
+    "monitor": (
+        ("DEL", _KEYS.queue("s")), ("XADD", _KEYS.queue("s"), "*", "r", "x"), ("XDEL", _KEYS.queue("s"), "1-1"),
+        ("ZADD", _KEYS.live, "1", "s/i"), ("HSET", _KEYS.services, "s", "x"), ("HSET", _KEYS.fence("s"), "generation", "9"),
+        ("SADD", _KEYS.paused, "s"), ("XRANGE", _KEYS.replies("a"), "-", "+"), ("HGET", _KEYS.tokens, "id"),
+        ("HGET", _KEYS.conversation("d"), "m:0"), ("XRANGE", _KEYS.call("c"), "-", "+"), ("DEL", _KEYS.live), ("SCAN", "0"),
+        ("XRANGE", _KEYS.queue("s"), "-", "+"), ("XRANGE", _KEYS.dead_letters("s"), "-", "+"), ("XREVRANGE", _KEYS.output("t"), "+", "-"),
+    ),
+}  # fmt: skip
+
+
+@tool(service="walled", effect="read")
+async def walled_echo(text: str) -> str:
+    """Give a text back."""
+    return text
+
+
+class Users:
+    """Makes users with roles on a server."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self._url, self._namespace = url, namespace
+        self._made: list[str] = []
+
+    def settings(self, *roles: str) -> Settings:
+        """Return settings of a process whose user has these roles and no other right."""
+        name = f"{self._namespace}-{'-'.join(roles)}"
+        self._made.append(name)
+        with redis.Redis.from_url(self._url) as client:
+            rules = rights(roles, self._namespace).rules().split()
+            client.execute_command("ACL", "SETUSER", name, "on", ">secret", *rules)
+        url = self._url.replace("redis://", f"redis://{name}:secret@")
+        return Settings.load({}, url=url, namespace=self._namespace, lease=1.0)
+
+    def remove(self) -> None:
+        """Remove the users."""
+        with redis.Redis.from_url(self._url) as client:
+            client.execute_command("ACL", "DELUSER", *self._made, "nobody")
+
+
+@pytest.fixture
+def users(server: str, namespace: str) -> Iterator[Users]:
+    """Make users for a test's namespace, on every kind of server."""
+    made = Users(server, namespace)
+    yield made
+    made.remove()
+
+
+def test_every_script_is_in_the_table() -> None:
+    """A new script must say what it touches, and some role must run it."""
+    assert {script.name for script in scripts.ALL} == set(SCRIPTS)
+    assert {script for name, role in ROLES.items() if name != "operator" for script in role.scripts} >= set(SCRIPTS) - {
+        "dead_letters/purge", "dead_letters/redrive", "registry/transfer",
+    }  # fmt: skip
+
+
+def test_every_key_of_the_protocol_is_some_roles() -> None:
+    """A new key belongs to a role, or nobody with a role can use what needs it."""
+    families = {key.removeprefix(_KEYS.prefix) for key in _KEYS.shared_by_all()}
+    touched = [*SCRIPTS.values(), *(each for role in ROLES.values() for each in role.commands.values())]
+    assert families <= {word for each in touched for word in f"{each.given} {each.reads} {each.writes}".split()}
+
+
+def test_the_command_offers_every_role() -> None:
+    """A role that is added is offered by the command line, and every role has a list of what it must not do."""
+    assert set(acl_command.params[0].type.choices) == set(ROLES) == set(_FORBIDDEN)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_is_refused_what_it_must_not_do(users: Users, namespace: str, role: str) -> None:
+    """Forged registry entries, others' tokens and states, the server itself, and other namespaces are out of reach."""
+    settings = users.settings(role)
+    with redis.Redis.from_url(settings.url) as client:
+        for command in (*_FORBIDDEN[role], *_OTHERS, *_SERVERS):
+            words = [word.replace("tb:{walled}:", f"tb:{{{namespace}}}:") for word in command]
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*words)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_process_finds_out_its_roles(users: Users, role: str) -> None:
+    """An operator's check names the role of the user, under every role."""
+    async with Admin(users.settings(role)) as admin:
+        assert await admin.roles() == [role]
+        await admin.snapshot()
+        assert (await admin.health()).latency_ms > 0
+
+
+@pytest.mark.anyio
+async def test_a_user_with_all_rights_has_no_role(server: str, namespace: str) -> None:
+    """The server's default user is told from one that has every role."""
+    async with Admin(Settings.load({}, url=server, namespace=namespace)) as admin:
+        assert await admin.roles() is None
+
+
+@pytest.mark.anyio
+async def test_an_operator_looks_after_everything(users: Users) -> None:
+    """Commands of operators work with the operator's role, and watching with the monitor's."""
+    async with Worker(walled_echo, settings=users.settings("worker")), ToolBus(settings=users.settings("agent")) as bus:
+        assert (await bus.call("walled_echo", {"text": "a"})).output == "a"
+        async with Admin(users.settings("operator")) as admin:
+            await admin.pause("walled")
+            await admin.resume("walled")
+            await admin.put(
+                "tool/walled_other", b'{"type": "tool-service", "name": "walled_other", "description": "x", "service": "walled"}'
+            )
+            assert await admin.delete("tool/walled_other")
+            assert await admin.dead_letters.queues() == []
+            assert await admin.purge("walled") == 0
+            assert await admin.confirmations.pending() == []
+            assert await admin.conversations.newest(5) == []
+            assert await admin.tallies.usage(2) == []
+            assert (await admin.statistics()).answers
+        async with Admin(users.settings("monitor")) as watcher:
+            [seen] = await watcher.services()
+            assert (seen.workers, seen.dead) == (1, 0)
+            assert (await watcher.statistics()).answers
+            assert isinstance(await watcher.recent(), list)
+
+
+@pytest.mark.anyio
+async def test_a_missing_right_is_named(users: Users) -> None:
+    """The error says which script or command lacks which keys, and how to print the rights."""
+    settings = users.settings("monitor")
+    async with Admin(settings) as admin:
+        with pytest.raises(Exception, match=r"^ERR .*the script confirmations/pause needs reading and writing reg:paused.*`toolbus acl`"):
+            await admin.pause("walled")

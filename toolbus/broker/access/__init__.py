@@ -1,0 +1,1 @@
+"""Say which access to the server each role of processes needs."""
