@@ -8,12 +8,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from toolbus.descriptors import ToolDescriptor
-from toolbus.results import DescriptorError
+from toolbus.results import ConfigurationError, DescriptorError
 
 KEY = "pin/"
 """The beginning of a pin's key among the static documents; the tool's name follows."""
 
 PinState = Literal["approved", "rejected"]
+
+LEAST_DIGITS = 16
+"""Fewest digits of a digest that name a form: other forms that begin with fewer can be found by trying."""
 
 _MOST_TOLD = 300
 _Told = Annotated[str, msgspec.Meta(max_length=1_000)]
@@ -48,6 +51,18 @@ def digest_of(tool: ToolDescriptor) -> str:
     shown, what it may send, who may call it, and what runs then.
     """
     return _digest(_pinned(tool))
+
+
+def check_prefix(digest: str) -> None:
+    """Refuse a beginning of a digest that is too short to name one form; none at all is no choice of a form.
+
+    Raises:
+        ConfigurationError: see there.
+    """
+    if digest and len(digest) < LEAST_DIGITS:
+        raise ConfigurationError(
+            f"{len(digest)} digits of a digest are too few to name one form; give {LEAST_DIGITS} or more, or all of it"
+        )
 
 
 def approved(tool: ToolDescriptor, *, by: str = "", reason: str = "", at: float = 0.0) -> Pin:

@@ -18,8 +18,9 @@ from tests.mounts.programs import program
 from tests.servers import eventually
 from toolbus import Progress
 from toolbus.mounts import Address, MountedServer, Options, serve
-from toolbus.mounts.targets import Secret, check_address, secret
+from toolbus.mounts.targets import check_address
 from toolbus.results import ConfigurationError
+from toolbus.secrets import Secret, secret
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,8 @@ from tests.mounts.api import Answer, Api, Asked, api, as_json
 from toolbus import Blob, ToolBus, ToolResult
 from toolbus.mounts import Options, serve
 from toolbus.mounts.openapi.service import MountedApi
-from toolbus.mounts.targets import Secret
 from toolbus.results import ConfigurationError, ErrorInfo
+from toolbus.secrets import Secret
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from toolbus.environment import harmless
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import type_name
-
-# A server of anyone's gets no variable that could hold a secret, unless it is named.
-_GIVEN = ("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TERM", "TMPDIR", "TZ", "USER")
+from toolbus.secrets import Secret
 
 Transport = Literal["http", "sse"]
 
@@ -72,48 +71,6 @@ class InProcess(msgspec.Struct, frozen=True):
 Target = Command | Address | InProcess
 
 
-class Secret(msgspec.Struct, frozen=True):
-    """A value that is kept out of arguments and logs: an environment variable, or a file that is read each time.
-
-    Attributes:
-        source: ``env:NAME`` or ``file:PATH``.
-        before: what stands before it, such as ``Bearer``.
-    """
-
-    source: str
-    before: str = ""
-
-    def value(self) -> str:
-        """Return the value.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
-        kind, _, place = self.source.partition(":")
-        try:
-            found = os.environ.get(place) if kind == "env" else Path(place).read_text("utf-8")
-        except (OSError, UnicodeError) as error:
-            raise ConfigurationError(f"the value of {self.source} can't be read: {getattr(error, 'strerror', '') or error}") from None
-        found = (found or "").strip()
-        if not found:
-            raise ConfigurationError(f"{self.source} has no value: set the variable, or write the file")
-        if not found.isprintable() or not found.isascii():
-            raise ConfigurationError(f"{self.source} has characters that a header can't hold")
-        return f"{self.before}{found}"
-
-
-def secret(source: str, before: str = "") -> Secret:
-    """Return a value's source.
-
-    Raises:
-        ConfigurationError: it names none; the text itself is not repeated, since it may be the secret.
-    """
-    kind, colon, place = source.partition(":")
-    if kind not in {"env", "file"} or not colon or not place:
-        raise ConfigurationError("give where a secret is, not the secret: env:VARIABLE or file:PATH")
-    return Secret(source, before)
-
-
 def environment_for(names: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the environment of a child: a few harmless variables of ours, and those that are named.
 
@@ -125,8 +82,7 @@ def environment_for(names: tuple[str, ...] = ()) -> dict[str, str]:
             raise ConfigurationError(f"--env takes the name of a variable, which is passed on: --env {name.partition('=')[0]}")
         if name not in os.environ:
             raise ConfigurationError(f"the variable {name!r} is not set, so it can't be passed on")
-    wanted = [*_GIVEN, *(name for name in os.environ if name.startswith("LC_")), *names]
-    return {name: os.environ[name] for name in wanted if name in os.environ}
+    return harmless() | {name: os.environ[name] for name in names}
 
 
 def check_address(url: str) -> str:

@@ -1,1 +1,1 @@
-"""Requests to hosts that a model or a document names: which addresses they may reach, and how much is read of an answer."""
+"""HTTP with hosts that may be hostile: which addresses may be reached, and how answers are read."""

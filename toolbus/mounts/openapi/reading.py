@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from toolbus.mounts.openapi.web import Answer, Web
+from toolbus.mounts.openapi.web import Web
 from toolbus.mounts.targets import check_address
+from toolbus.outbound.answers import Answer
 from toolbus.results import ConfigurationError, ToolError
 from toolbus.safe_text import reason_of, type_name
 

@@ -18,9 +18,10 @@ from toolbus.mounts.openapi.requests import request_of
 from toolbus.mounts.openapi.schemas import Document
 from toolbus.mounts.openapi.web import Sent, Web
 from toolbus.mounts.options import Options
-from toolbus.mounts.targets import Secret, check_address
+from toolbus.mounts.targets import check_address
 from toolbus.outbound.guard import Guard
 from toolbus.results import ConfigurationError, ToolError, ToolResult
+from toolbus.secrets import Secret
 from toolbus.worker.run.invocation import Invocation
 
 _MOST_ADDRESS = 2_000

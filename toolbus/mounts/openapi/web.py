@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import httpx
-import msgspec
 
+from toolbus.outbound.answers import Answer
 from toolbus.outbound.guard import Guard
 from toolbus.outbound.transport import Transport
 from toolbus.results import ToolError
@@ -19,20 +19,6 @@ _CONNECT = 10.0
 _MOST_TRIED = 4
 _MOST_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """A complete answer.
-
-    Attributes:
-        status: of HTTP.
-        headers: by name in lower case.
-        body: decompressed.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class Sent(Exception):

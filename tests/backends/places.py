@@ -1,0 +1,89 @@
+"""The same program behind each kind of source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.backends.served import PROGRAM
+from toolbus.backends.runner import Instance, Output, Runner
+from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
+
+
+class Heard:
+    """An ``Output`` that keeps what it hears; ``on_text`` is called for each piece."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.blobs: list[tuple[str, bytes]] = []
+        self.told: list[tuple[float, float | None, str]] = []
+        self.on_text: Callable[[], None] = lambda: None
+
+    async def text(self, piece: str) -> None:
+        """Keep a piece."""
+        self.pieces.append(piece)
+        self.on_text()
+
+    async def blob(self, media_type: str, data: bytes) -> None:
+        """Keep a file."""
+        self.blobs.append((media_type, data))
+
+    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Keep how far it is."""
+        self.told.append((done, total, message))
+
+
+class Place:
+    """A program of one kind.
+
+    Attributes:
+        runner: of its kind.
+        source: where the program is.
+        lines: its output.
+    """
+
+    def __init__(self, runner: Runner, source: ToolSource) -> None:
+        self.runner = runner
+        self.source = source
+        self.lines: list[str] = []
+
+    async def start(self, *, streams: bool = False, effect: str = "", **changes: Any) -> Instance:
+        """Start an instance; ``changes`` are of its source."""
+        tool = RecordedTool(meta=ToolMeta(tool_id="tried", stream_support=streams), running=Running(effect=effect))
+        return await self.runner.start(tool, msgspec.structs.replace(self.source, **changes), self.lines.append)
+
+
+def folder_with(program: str, folder: Path) -> Path:
+    """Write a program into a folder, and return the folder."""
+    (folder / "main.py").write_text(program)
+    return folder
+
+
+def local_source(folder: Path) -> ToolSource:
+    """Return a source that needs no uv, and so starts quickly."""
+    return ToolSource(type="local", host_dir=str(folder), command=(sys.executable, "main.py", "--port", "{port}"), ready_within=60.0)
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[int]:
+    """Run the program as others would, and yield its port."""
+    with subprocess.Popen(
+        [sys.executable, "-u", "main.py", "--port", "0"], cwd=folder_with(PROGRAM, folder), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline().split()[-1])
+        finally:
+            process.kill()
+
+
+async def call(instance: Instance, do: str, **more: Any) -> Any:
+    """Call an instance, and return the result."""
+    output: Output = more.pop("output", None) or Heard()
+    return await instance.call({"do": do, **more}, output)

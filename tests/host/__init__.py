@@ -1,0 +1,1 @@
+"""Tests of hosts: pools of instances, and the services that ask them."""

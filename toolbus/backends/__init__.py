@@ -1,0 +1,1 @@
+"""Run recorded tools: as local programs, in containers, and behind HTTP APIs."""

@@ -1,0 +1,1 @@
+"""Containers by the command line of docker or podman."""

@@ -1,0 +1,1 @@
+"""Call programs and APIs over HTTP: requests from arguments, and results from answers."""

@@ -1,0 +1,211 @@
+"""Run local programs: a uv project, started with a free port, that answers over HTTP on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolbus import telemetry
+from toolbus.backends import marks, program
+from toolbus.backends.http.calls import Endpoint, HttpCalls
+from toolbus.backends.made import made_elsewhere
+from toolbus.backends.ports import LOOPBACK, Ports
+from toolbus.backends.readiness import Readiness
+from toolbus.backends.runner import CannotStart, Line, Output
+from toolbus.environment import harmless
+from toolbus.platform.records import RecordedTool, ToolSource
+from toolbus.results import ConfigurationError, ToolResult
+from toolbus.secrets import value_of
+
+# Another process may take a port between its choice and the program's start.
+_MOST_TRIES = 3
+_IN_USE = ("address already in use", "errno 98", "errno 48", "eaddrinuse", "only one usage of each socket address")
+# Of uv's own settings those that say where it keeps things.
+_OF_UV = ("UV_CACHE_DIR", "UV_OFFLINE", "UV_PYTHON", "UV_PYTHON_INSTALL_DIR", "UV_LINK_MODE", "XDG_CACHE_HOME", "XDG_DATA_HOME")
+
+
+class LocalInstance:
+    """One running program."""
+
+    def __init__(self, running: program.Program, port: int, ports: Ports, calls: HttpCalls, readiness: Readiness) -> None:
+        self._program = running
+        self._ports = ports
+        self._calls = calls
+        self._readiness = readiness
+        self.pid = running.pid
+        self.port = port
+
+    async def call(self, arguments: dict[str, Any], output: Output, *, user: str = "", deadline: float = 0.0) -> ToolResult:
+        """Run one call."""
+        return await self._calls.call(arguments, output, user=user, deadline=deadline)
+
+    async def health(self) -> str:
+        """Return why it is not well."""
+        return self._program.ending if self._program.code is not None else await self._readiness.health(self._calls)
+
+    async def unfinished(self) -> int:
+        """Return how many calls it goes on with although their connections were closed."""
+        return await self._calls.unfinished()
+
+    async def ended(self) -> str:
+        """Wait until it has ended by itself."""
+        await self._program.ended()
+        return self._program.ending
+
+    async def stop(self, within: float) -> None:
+        """End it with everything that it started."""
+        try:
+            await self._program.stop(within)
+        finally:
+            self._ports.give_back(self.port)
+            await self._calls.aclose()
+
+
+class LocalRunner:
+    """Starts local programs.
+
+    Args:
+        host: id of the host that they belong to.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._ports = Ports()
+        # Tools of which the log says that others can reach their programs.
+        self._exposed: set[str] = set()
+
+    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> LocalInstance:
+        """Start a program, and return when it is ready."""
+        folder = _folder(source)
+        environment = _environment(source)
+        if tool.code:
+            environment |= await asyncio.to_thread(made_elsewhere, folder, tool.code)
+        for left in reversed(range(_MOST_TRIES)):
+            port = self._ports.take()
+            try:
+                return await self._start(tool, source, folder, environment, port, line)
+            except _PortTaken as error:
+                self._ports.give_back(port)
+                if not left:
+                    raise CannotStart(f"{error}; after {_MOST_TRIES} tries") from None
+            except BaseException:
+                self._ports.give_back(port)
+                raise
+        raise AssertionError
+
+    async def clean(self) -> list[str]:
+        """End the programs of hosts that are dead."""
+        return await asyncio.to_thread(marks.end_orphans)
+
+    async def aclose(self) -> None:
+        """Close nothing: programs share nothing."""
+
+    async def _start(
+        self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], port: int, line: Line
+    ) -> LocalInstance:
+        readiness = Readiness(source, port)
+        words = _words(source, folder, port, is_approved=bool(tool.code))
+        running = await program.start(words, folder, {**environment, "PORT": str(port)}, line)
+        endpoint = Endpoint(
+            base=f"http://{LOOPBACK}:{port}",
+            method=source.http_method.upper(),
+            path=source.endpoint_path,
+            shown=tool.tool_id,
+            streams=tool.meta.stream_support,
+            once=tool.running.effect == "once",
+            tells_user=True,
+        )
+        calls = HttpCalls(endpoint, ended=running.ended)
+        try:
+            await _ready(running, readiness, calls, source)
+        except BaseException:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(asyncio.ensure_future(running.kill()))
+            await calls.aclose()
+            raise
+        if readiness.everywhere:
+            self._tell_exposed(tool.tool_id, port, line)
+        return LocalInstance(running, port, self._ports, calls, readiness)
+
+    def _tell_exposed(self, tool: str, port: int, line: Line) -> None:
+        line(f"toolbus: it listens on all addresses of the machine, where others can call it: let it listen on {LOOPBACK}, as HOST says")
+        if tool not in self._exposed:
+            self._exposed.add(tool)
+            telemetry.log.warning("instance.listens_everywhere", tool=tool, port=port)
+
+
+class _PortTaken(CannotStart):
+    """The port was taken meanwhile."""
+
+
+async def _ready(running: program.Program, readiness: Readiness, calls: HttpCalls, source: ToolSource) -> None:
+    """Wait until a program is ready.
+
+    Raises:
+        CannotStart: it ended before, or is not ready in time.
+    """
+    waiting = asyncio.create_task(readiness.wait(running, calls))
+    ending = asyncio.create_task(running.ended())
+    try:
+        async with asyncio.timeout(source.ready_within):
+            await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
+    except TimeoutError:
+        said = f"; it last wrote: {running.last_words}" if running.last_words else "; it wrote nothing"
+        raise CannotStart(f"it was not ready within {source.ready_within:g} s ({readiness.wanted}){said}") from None
+    finally:
+        for task in (waiting, ending):
+            task.cancel()
+        await asyncio.gather(waiting, ending, return_exceptions=True)
+    if not waiting.cancelled() and waiting.exception() is None:
+        return
+    if readiness.taken or any(each in running.last_words.lower() for each in _IN_USE):
+        raise _PortTaken(f"its port was taken by another process: {running.last_words}")
+    if running.code is None:
+        raise CannotStart(f"it can't be seen whether it is ready: {waiting.exception()}")
+    raise CannotStart(running.ending)
+
+
+def _folder(source: ToolSource) -> Path:
+    folder = Path(source.host_dir).expanduser()
+    if not source.host_dir or not folder.is_dir():
+        raise CannotStart(f"its folder {source.host_dir!r} is not on this host; copy it there, or change host_dir", permanent=True)
+    return folder
+
+
+def _words(source: ToolSource, folder: Path, port: int, *, is_approved: bool) -> Sequence[str]:
+    if source.command:
+        return [word.replace("{port}", str(port)) for word in source.command]
+    options: list[str] = []
+    if is_approved and (folder / "pyproject.toml").exists():
+        # Uv would write a lock file, and the code would not be what was approved any more.
+        if not (folder / "uv.lock").exists():
+            raise CannotStart(
+                "its code was approved without uv.lock, which says what it is made of: run `uv lock`, and record it anew", permanent=True
+            )
+        options = ["--frozen"]
+    try:
+        import uv  # noqa: PLC0415 - only projects need it
+    except ImportError:
+        raise CannotStart(
+            "uv is not installed on this host; install toolbus[platform], or give the source a command", permanent=True
+        ) from None
+    return [os.fsdecode(uv.find_uv_bin()), "run", *options, "python", "main.py", "--port", str(port)]
+
+
+def _environment(source: ToolSource) -> dict[str, str]:
+    try:
+        own = {name: value_of(value) for name, value in source.env.items()}
+    except ConfigurationError as error:
+        raise CannotStart(str(error), permanent=True) from None
+    kept = {name: os.environ[name] for name in _OF_UV if name in os.environ}
+    # Output in a pipe would come in blocks, long after it was written.
+    return {**harmless(), **kept, "PYTHONUNBUFFERED": "1", "HOST": LOOPBACK, **own}
+
+
+async def make_runner(host: str) -> LocalRunner:
+    """Return the runner of a host."""
+    return LocalRunner(host)

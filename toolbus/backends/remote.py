@@ -1,0 +1,221 @@
+"""Call APIs that others run: nothing is started, and their hosts must be public unless this host allows them by name."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from toolbus.backends.authorization import Authorization
+from toolbus.backends.http.apis import ApiSender
+from toolbus.backends.http.calls import Endpoint, HttpCalls
+from toolbus.backends.runner import CannotStart, Line, Output
+from toolbus.outbound.guard import Guard
+from toolbus.platform.records import RecordedTool, ToolSource
+from toolbus.platform.urls import check_url
+from toolbus.results import ConfigurationError, ToolError, ToolResult
+from toolbus.secrets import value_of
+
+_READY_WITHIN = 10.0
+
+
+class RemoteInstance:
+    """One API; it has no process."""
+
+    pid = 0
+    port = 0
+
+    def __init__(self, calls: HttpCalls, sender: ApiSender, authorization: Authorization, health: str) -> None:
+        self._calls = calls
+        self._sender = sender
+        self._authorization = authorization
+        self._health = health
+
+    async def call(self, arguments: dict[str, Any], output: Output, *, user: str = "", deadline: float = 0.0) -> ToolResult:
+        """Run one call."""
+        try:
+            await self._prepare(deadline)
+            return await self._calls.call(arguments, output, user=user, deadline=deadline)
+        except ToolError as error:
+            if error.error.code == "http_401":
+                self._authorization.forget()
+            raise
+
+    async def health(self) -> str:
+        """Return why it is not well; an API is, as far as is known, unless its record names a path for that."""
+        if not self._health:
+            return ""
+        try:
+            await self._prepare(0.0)
+        except ToolError as error:
+            return error.error.message
+        return await self._calls.get(self._health, _READY_WITHIN)
+
+    async def unfinished(self) -> int:
+        """Return 0: nothing can be known of it."""
+        return 0
+
+    async def ended(self) -> str:
+        """Wait for ever: it does not run here."""
+        await asyncio.Event().wait()
+        return ""
+
+    async def stop(self, within: float) -> None:
+        """Close all connections."""
+        await self._calls.aclose()
+
+    async def _prepare(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline or None):
+                await self._authorization.prepare(self._sender.session)
+        except TimeoutError:
+            message = "the API's place of tokens did not answer within the time of the call, so it was not made"
+            raise ToolError(message, type="unavailable", code="no_token", retryable=True) from None
+        except ConfigurationError as error:
+            raise ToolError(str(error), type="unavailable", code="no_secret") from None
+
+
+class RemoteRunner:
+    """Makes instances of APIs.
+
+    Args:
+        allowed: hosts that may have any address, as ``host`` or ``host:port``.
+        guard: decides which addresses are public.
+    """
+
+    def __init__(self, allowed: Collection[str] = (), guard: Guard | None = None) -> None:
+        self._allowed = {host.lower() for host in allowed}
+        self._guard = guard or Guard()
+
+    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> RemoteInstance:
+        """Check that an API can be called, and return it."""
+        kind, _, path = source.ready.partition(":")
+        try:
+            authorization = Authorization(source.auth)
+            check_url(source.url, "$.url")
+            for url in (source.url, *filter(None, [authorization.token_url])):
+                self._check_address(url)
+            headers, query = _pairs(source.headers, authorization.headers), _pairs(source.query, authorization.query)
+            headers(), query()
+        except (ConfigurationError, ToolError) as error:
+            raise CannotStart(str(error), permanent=True) from None
+        endpoint = Endpoint(
+            base=source.url,
+            method=source.http_method.upper(),
+            path=source.endpoint_path,
+            shown=urlsplit(source.url).hostname or "",
+            streams=tool.meta.stream_support,
+            once=tool.running.effect == "once",
+            headers=headers,
+            query=query,
+        )
+        resolver = _Resolver(self._allowed, self._guard)
+        sender = ApiSender(source.url, resolver, resolver.check)
+        calls = HttpCalls(endpoint, sender)
+        instance = RemoteInstance(calls, sender, authorization, path if kind == "path" else "")
+        try:
+            reason = await instance.health()
+        except BaseException:
+            await calls.aclose()
+            raise
+        if reason:
+            await calls.aclose()
+            raise CannotStart(reason, permanent=resolver.has_refused)
+        return instance
+
+    async def clean(self) -> list[str]:
+        """Return nothing: nothing runs here."""
+        return []
+
+    async def aclose(self) -> None:
+        """Close nothing: instances share nothing."""
+
+    def _check_address(self, url: str) -> None:
+        """Refuse an address that is a number of a private one, which no resolver is asked about."""
+        # The host is the one that the client connects to.
+        host = URL(url).host or ""
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return
+        port = urlsplit(url).port or (443 if urlsplit(url).scheme == "https" else 80)
+        if not _allows(self._allowed, host, port) and not self._guard.permits(host):
+            raise ConfigurationError(_not_allowed(host))
+
+
+class _Resolver(AbstractResolver):
+    """Resolves names to addresses that may be reached.
+
+    Attributes:
+        has_refused: whether a name has addresses that may not be reached.
+    """
+
+    def __init__(self, allowed: Collection[str], guard: Guard) -> None:
+        self._allowed = allowed
+        self._guard = guard
+        self._usual = aiohttp.ThreadedResolver()
+        # Addresses of allowed names, which may be private.
+        self._of_allowed: set[str] = set()
+        self.has_refused = False
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[ResolveResult]:
+        """Return the addresses of a host."""
+        if _allows(self._allowed, host, port):
+            resolved = await self._usual.resolve(host, port, family)
+            self._of_allowed = {*self._of_allowed, *(each["host"] for each in resolved)}
+            return resolved
+        try:
+            found = await self._guard.addresses(host, port)
+        except ToolError as error:
+            if error.error.type == "forbidden":
+                self.has_refused = True
+                raise ToolError(_not_allowed(host), type="forbidden", code="forbidden_address") from None
+            raise
+        return [_resolved(host, port, address) for address in found]
+
+    def check(self, address: str, port: int) -> None:
+        """Check an address just before it is connected to, also one that was never resolved.
+
+        Raises:
+            ToolError: it may not be reached.
+        """
+        if address not in self._of_allowed and not _allows(self._allowed, address, port) and not self._guard.permits(address):
+            raise ToolError(_not_allowed(address), type="forbidden", code="forbidden_address")
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+
+def _resolved(host: str, port: int, address: str) -> ResolveResult:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    return ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=flags)
+
+
+def _allows(allowed: Collection[str], host: str, port: int) -> bool:
+    return not {host.lower(), f"{host}:{port}".lower(), f"[{host}]:{port}".lower()}.isdisjoint(allowed)
+
+
+def _not_allowed(host: str) -> str:
+    return f"{host!r} is not a host on the public Internet; start the host with --allow-host {host} if tools may call it"
+
+
+def _pairs(given: Mapping[str, str], further: Callable[[], Mapping[str, str]]) -> Callable[[], Mapping[str, str]]:
+    """Return what reads the values of headers or of a query, each time: secrets change."""
+
+    def read() -> Mapping[str, str]:
+        return {**{name: value_of(value) for name, value in given.items()}, **further()}
+
+    return read
+
+
+async def make_runner(host: str, allowed: Collection[str] = ()) -> RemoteRunner:
+    """Return the runner of a host."""
+    return RemoteRunner(allowed)

@@ -1,0 +1,1 @@
+"""Tools that are whole programs, containers or APIs, as they are recorded in the registry."""

@@ -1,0 +1,47 @@
+"""Descriptors of recorded tools, as their hosts publish them, and the pin that approves one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from toolbus import pins
+from toolbus.descriptors import ServiceDescriptor, parse_tool
+from toolbus.platform.records import RecordedTool
+from toolbus.schema import mended_document
+
+_MOST_DESCRIPTION = 16_384
+
+
+def document_of(record: RecordedTool) -> dict[str, Any]:
+    """Return the descriptor of a recorded tool in the two-tier form."""
+    meta, running = record.meta, record.running
+    about: dict[str, Any] = {
+        "runtime": meta.backend_runtime or (record.sources[0].type if record.sources else ""),
+        "output_schema": meta.output_schema,
+        "title": meta.name,
+        "revision": record.revision,
+    }
+    description = meta.description.strip() or meta.name or meta.tool_id.replace("_", " ")
+    document: dict[str, Any] = {
+        "name": meta.tool_id,
+        "description": description if len(description) <= _MOST_DESCRIPTION else f"{description[: _MOST_DESCRIPTION - 1]}…",
+        "parameters": meta.input_schema or {"type": "object"},
+        "effect": running.effect,
+        "groups": list(meta.group_ids),
+        "category": meta.category,
+        "timeout": running.timeout,
+        "x-toolbus": {key: value for key, value in about.items() if value},
+    }
+    return {key: value for key, value in document.items() if value}
+
+
+def pin_of(record: RecordedTool, *, by: str = "", reason: str = "") -> bytes:
+    """Return the pin that approves a recorded tool as a host publishes it.
+
+    Raises:
+        DescriptorError: no host can publish it.
+    """
+    document, _ = mended_document(document_of(record))
+    tool = parse_tool({"effect": "", **document}, ServiceDescriptor(id=record.tool_id))
+    return pins.encoded(pins.approved(tool, by=by, reason=reason, at=time.time()))

@@ -1,0 +1,124 @@
+"""Show a person how a tool that waits for approval differs from the one that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toolbus.platform.documents import digest_of
+from toolbus.platform.records import RecordedTool
+from toolbus.results import ConfigurationError
+
+# Objects below these are compared as a whole: their fields are the tool's author's.
+_WHOLE = frozenset({"input_schema", "output_schema", "params"})
+# They say where a revision comes from, and a new one always differs in them.
+_ORIGINS = frozenset({"revision", "made_by"})
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A field of the record that differs; ``before`` and ``after`` are its JSON values, None where it is not."""
+
+    field: str
+    before: Any = None
+    after: Any = None
+
+
+class CodeFile(msgspec.Struct, frozen=True):
+    """A file of a tool's code."""
+
+    path: str
+    bytes: int
+
+
+class Review(msgspec.Struct, frozen=True):
+    """A tool that waits for approval.
+
+    Attributes:
+        digest: of all that is approved; ``toolbus approve --digest`` takes it.
+        is_new: whether no tool of this id is served now.
+        made_by: who recorded it.
+        code: the digest of its code.
+        changes: fields that differ from the tool that is served, or all that a new one says.
+        files: of its code, as far as it is on this machine.
+        note: why there are no files, or what is wrong with them.
+    """
+
+    tool_id: str
+    digest: str
+    revision: int
+    is_new: bool
+    made_by: str = ""
+    code: str = ""
+    changes: tuple[Change, ...] = ()
+    files: tuple[CodeFile, ...] = ()
+    note: str = ""
+
+
+def reviewed(pending: RecordedTool, served: RecordedTool | None) -> Review:
+    """Return a pending tool as a person is to see it, without its files."""
+    return Review(
+        pending.tool_id,
+        digest_of(pending),
+        pending.revision,
+        served is None,
+        pending.made_by,
+        pending.code,
+        tuple(changes(served, pending)),
+    )
+
+
+def changes(before: RecordedTool | None, after: RecordedTool) -> Iterator[Change]:
+    """Yield the fields in which two records differ, by their paths."""
+    old = {} if before is None else dict(_fields(_plain(before)))
+    new = dict(_fields(_plain(after)))
+    for path in sorted({*old, *new}):
+        if old.get(path) != new.get(path) and path not in _ORIGINS:
+            yield Change(path, old.get(path), new.get(path))
+
+
+def _plain(tool: RecordedTool) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(tool))
+
+
+def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in a document by their paths, without empty ones."""
+    if isinstance(value, dict) and value and path.rpartition(".")[2] not in _WHOLE:
+        for name, each in value.items():
+            yield from _fields(each, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        for index, each in enumerate(value):
+            yield from _fields(each, f"{path}[{index}]")
+    elif value not in ("", [], {}, None):
+        yield path, value
+
+
+def folder_of(tool: RecordedTool) -> Path | None:
+    """Return the folder of a tool's code, if its first source with one names it in full."""
+    named = next((source.host_dir for source in tool.sources if source.host_dir), "")
+    return Path(named) if named.startswith("/") else None
+
+
+def with_files(review: Review, tool: RecordedTool) -> Review:
+    """Add the files of the code to a review; a note says when they are not here, or not what was recorded."""
+    from toolbus.platform.digests import digest_of_folder, files_of  # noqa: PLC0415 - few reviews are of code
+    from toolbus.platform.lockfiles import check_locked  # noqa: PLC0415 - few reviews are of code
+
+    folder = folder_of(tool)
+    if folder is None:
+        return review
+    if not folder.is_dir():
+        return msgspec.structs.replace(review, note=f"its code is not on this machine: there is no folder {str(folder)!r}")
+    try:
+        found = tuple(CodeFile(name, (folder / name).lstat().st_size) for name in files_of(folder))
+        digest = digest_of_folder(folder)
+    except (ConfigurationError, OSError) as error:
+        return msgspec.structs.replace(review, note=f"its code can't be read: {error}")
+    note = f"its code is not what was recorded: the folder has the digest {digest}" if tool.code and digest != tool.code else ""
+    try:
+        check_locked(folder)
+    except ConfigurationError as error:
+        note = f"{note}; {error}" if note else f"hosts will not start it: {error}"
+    return msgspec.structs.replace(review, files=found, note=note)
