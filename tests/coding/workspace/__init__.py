@@ -1,0 +1,1 @@
+"""Tests of workspaces: nothing that a task does reaches beyond its folder."""

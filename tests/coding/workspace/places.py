@@ -1,0 +1,30 @@
+"""Workspaces for tests."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from subprocess import run
+
+import pytest
+
+from toolbus.coding.workspace.limits import WorkspaceOptions
+from toolbus.coding.workspace.workspace import Workspace
+
+
+def workspace(folder: Path, task: str = "create_00000001", **options: object) -> Workspace:
+    """Return a workspace below a folder."""
+    return Workspace(folder / "tasks", task, WorkspaceOptions(**options))
+
+
+def needs_namespaces() -> None:
+    """Skip the test where the kernel lets no command be confined."""
+    if not _can_confine():
+        pytest.skip("this machine's kernel lets no user make namespaces, so no command is confined here")
+
+
+@cache
+def _can_confine() -> bool:
+    words = ["unshare", "--user", "--map-current-user", "--pid", "--mount", "--net", "--fork", "true"]
+    return sys.platform == "linux" and run(words, capture_output=True, check=False).returncode == 0

@@ -1,0 +1,1 @@
+"""The coding agent: takes tasks, writes tools, tries them, and records them for approval."""

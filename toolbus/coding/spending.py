@@ -1,0 +1,117 @@
+"""Count what a task's requests to the model cost, and end the task that costs too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from toolbus.agent import ChatEndpoint, EndpointError
+from toolbus.agent.reply import Reply
+from toolbus.broker.protocols import Spent
+from toolbus.results import ConfigurationError
+
+# A token of a text has about so many characters, where the endpoint does not count them.
+_CHARACTERS = 4
+_MOST_TOKENS = 2**40
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """Prices of models for a million tokens, of the request and of the answer, in any currency."""
+
+    of: dict[str, tuple[float, float]] = {}
+
+    @classmethod
+    def read(cls, text: str) -> Prices:
+        """Return the prices that a text like ``gpt-5=1.25/10, gpt-5-mini=0.25/2`` names; ``*`` stands for all other models.
+
+        Raises:
+            ConfigurationError: it names none.
+        """
+        found: dict[str, tuple[float, float]] = {}
+        for part in filter(None, (each.strip() for each in text.split(","))):
+            model, _, said = part.rpartition("=")
+            asked, _, answered = said.partition("/")
+            try:
+                prices = float(asked), float(answered or asked)
+            except ValueError:
+                prices = (-1.0, -1.0)
+            if not model.strip() or not all(0 <= price < 1e6 for price in prices):
+                raise ConfigurationError(f"TOOLBUS_MODEL_PRICES: {part!r} is no model=price/price, like gpt-5=1.25/10")
+            found[model.strip()] = prices
+        return cls(found)
+
+    def price(self, model: str, prompt: int, completion: int) -> int:
+        """Return the price of so many tokens, in millionths; 0 for a model without a price."""
+        asked, answered = self.of.get(model) or self.of.get("*") or (0.0, 0.0)
+        return round(prompt * asked + completion * answered)
+
+
+class OverBudget(EndpointError):
+    """A task has cost as much as it may."""
+
+
+class MeteredEndpoint(ChatEndpoint):
+    """An endpoint that counts tokens and prices of one task.
+
+    Args:
+        base_url, api_key: see ``ChatEndpoint``.
+        model: whose prices count.
+        prices: of the models.
+        spent: the cost until now.
+        most_tokens: of the whole task.
+        most_price: in millionths; 0 for no limit.
+        tell: hears the whole cost after each request.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        model: str,
+        prices: Prices,
+        spent: Spent,
+        most_tokens: int,
+        most_price: int,
+        tell: Callable[[Spent], object],
+    ) -> None:
+        super().__init__(base_url, api_key)
+        self._model = model
+        self._prices = prices
+        self._spent = spent
+        self._most_tokens = most_tokens
+        self._most_price = most_price
+        self._tell = tell
+
+    async def complete(self, body: Mapping[str, Any], on_text: Callable[[str], object] = lambda text: None) -> Reply:
+        """Return one chat completion.
+
+        Raises:
+            OverBudget: the task has cost as much as it may.
+            EndpointError: there is no complete answer.
+        """
+        if self._spent.tokens >= self._most_tokens:
+            raise OverBudget(f"the task has used {self._spent.tokens:,} tokens, and may use {self._most_tokens:,}")
+        if self._most_price and self._spent.price >= self._most_price:
+            raise OverBudget(f"the task has cost {self._spent.price / 1e6:.2f}, and may cost {self._most_price / 1e6:.2f}")
+        reply = await super().complete({**body, "stream_options": {"include_usage": True}}, on_text)
+        prompt, completion = _tokens(body, reply)
+        was = self._spent
+        price = was.price + self._prices.price(self._model, prompt, completion)
+        self._spent = Spent(was.prompt_tokens + prompt, was.completion_tokens + completion, price)
+        self._tell(self._spent)
+        return reply
+
+
+def _tokens(body: Mapping[str, Any], reply: Reply) -> tuple[int, int]:
+    """Return the tokens of a request and of its answer, as the endpoint counted them or about."""
+    usage = reply.usage if isinstance(reply.usage, Mapping) else {}
+    counted = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    said = len(msgspec.json.encode(body)), len(msgspec.json.encode(reply.message()))
+    prompt, completion = (
+        count if type(count) is int and 0 <= count < _MOST_TOKENS else about // _CHARACTERS
+        for count, about in zip(counted, said, strict=True)
+    )
+    return prompt, completion
