@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the agent needs httpx: pip install 'toolbus[agent]' ({error})", name="httpx") from None
 
 from toolbus.agent.reply import Chunk, Reply
-from toolbus.agent.sse import EventReader
+from toolbus.outbound.sse import EventReader
 from toolbus.results import ConfigurationError, EndpointError
 from toolbus.schema.refusal import shorten
 
@@ -102,16 +102,16 @@ class ChatEndpoint:
         events = 0
         async with aclosing(_bytes(response)) as chunks:
             async for chunk in chunks:
-                for data in reader.feed(chunk):
+                for event in reader.feed(chunk):
                     events += 1
-                    if data.strip() == _DONE:
+                    if event.data.strip() == _DONE:
                         reply.finish_reason = reply.finish_reason or "stop"
                         return
-                    self._take(data, reply, on_text)
-        for data in reader.end():
+                    self._take(event.data, reply, on_text)
+        for event in reader.end():
             events += 1
-            if data.strip() != _DONE:
-                self._take(data, reply, on_text)
+            if event.data.strip() != _DONE:
+                self._take(event.data, reply, on_text)
         if not events:
             kind = response.headers.get("content-type", "no content type")
             raise self._error(f"answered with no events ({shorten(kind, 80)}); check the base URL")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.agent.records import CallResult, End, ModelReply, Question, Reason, Record, TurnResults
+from toolbus.agent.records import CallResult, End, ModelReply, Question, Reason, Record, Summary, TurnResults
 from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.results import ErrorInfo, ToolResult
 
@@ -83,7 +83,7 @@ class Exchange:
         """
         turn = self.turns[-1] if self.turns else None
         pending = turn is not None and turn.messages is None
-        if self.answer() is not None or isinstance(record, Question):
+        if self.answer() is not None or isinstance(record, (Question, Summary)):
             raise ValueError(f"its record {number} comes after the end of a question")
         if isinstance(record, End):
             self.end = record

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from toolbus.agent.exchange import Answered, Exchange, ModelTurn
-from toolbus.agent.records import End, Question, Record, decoded, encoded
+from toolbus.agent.messages import with_instruction
+from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded
 from toolbus.broker.conversations.held import MOST_BYTES, MOST_RECORDS
 from toolbus.broker.protocols import HeldConversation
+from toolbus.encoding import whole_text
 from toolbus.results import ConfigurationError, ConversationError, EnvelopeError
 
 # Bytes that the end of a question has at most.
 _LAST = 1024
+_SUMMARY = "Summary of the conversation until here, in your own words:"
 
 
 class History(Protocol):
@@ -94,6 +97,9 @@ class KeptHistory:
         # Bytes of each record, by its number.
         self._sizes: dict[int, int] = {}
         self._next = 0
+        self._summary: Summary | None = None
+        # The number of its record.
+        self._summed_up = 0
         self.now = held.now
         for stored in held.records:
             try:
@@ -109,10 +115,32 @@ class KeptHistory:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages of all questions, for the model."""
-        made = [*self._system]
+        made = with_instruction(self._system, f"{_SUMMARY}\n{self.summary}" if self.summary else "")
         for exchange in self._exchanges[:-1]:
             made += exchange.past()
         return made if self.last is None else [*made, *self.last.messages()]
+
+    @property
+    def summary(self) -> str:
+        """The words that stand for the questions before those that are kept; empty when there are none."""
+        return "" if self._summary is None else self._summary.text
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """The questions that are kept as they were, the oldest first."""
+        return [*self._exchanges]
+
+    async def summarise(self, text: str, before: Exchange) -> None:
+        """Keep a summary in place of the questions before this one.
+
+        Raises:
+            ConversationError: another process continues the conversation.
+            BrokerError: the server refuses.
+        """
+        summary = Summary(whole_text(text), before.first)
+        document = encoded(summary)
+        await self._held.append(document, keep=before.first)
+        self._take(summary, self._next, self.now, len(document))
 
     def turns(self) -> list[ModelTurn]:
         """Return the model's turns of all questions."""
@@ -180,6 +208,8 @@ class KeptHistory:
             self._exchanges.remove(exchange)
             first = self._exchanges[0].first if self._exchanges else current
             self._sizes = {number: size for number, size in self._sizes.items() if number >= first}
+        if first > self._summed_up:
+            self._summary = None
         await self._held.append(document, keep=first)
 
     def _take(self, record: Record, number: int, at: float, size: int) -> None:
@@ -189,6 +219,12 @@ class KeptHistory:
             self._exchanges.append(Exchange(record, number))
         elif self.last is None:
             raise ValueError(f"its record {number} comes before any question")
+        elif isinstance(record, Summary):
+            if record.before > self.last.first:
+                raise ValueError(f"its record {number} sums up the latest question")
+            self._summary, self._summed_up = record, number
+            self._exchanges = [each for each in self._exchanges if each.first >= record.before]
+            self._sizes = {each: size for each, size in self._sizes.items() if each >= record.before}
         else:
             self.last.add(record, number, at)
         self._sizes[number] = size

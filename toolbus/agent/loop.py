@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,12 @@ import msgspec
 from toolbus.agent.endpoint import ChatEndpoint
 from toolbus.agent.exchange import Answer, Exchange, ModelTurn
 from toolbus.agent.history import History, KeptHistory, LocalHistory
+from toolbus.agent.memory import Memory
+from toolbus.agent.messages import with_instruction
 from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable
 from toolbus.agent.reply import Reply, valid_name
 from toolbus.broker.conversations.names import name_to_hold
+from toolbus.broker.protocols import Conversations
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.client.executor.toolcalls import ModelCall
@@ -74,9 +77,11 @@ class Agent:
         executor: an executor made by ``bus.executor(model=…)``; its options apply to every call.
         max_turns: most requests to the model for one question.
         max_seconds: most seconds for one question, including models, tools and people.
+        conversations: where conversations are kept, when it is not the executor's own server.
         walk: the agent's position in a toolkit graph, which limits the tools of each turn and moves with the calls; with a recorder
             each question is recorded as an episode.
         conversation: the id under which the conversation is kept; each user of the executor has their own. None keeps nothing.
+        memory: bounds what the model is told of a kept conversation; None is all that is kept.
         parameters: fields that are added to each request (``temperature=0``).
 
     Raises:
@@ -91,8 +96,10 @@ class Agent:
         system: str = SYSTEM,
         max_turns: int = MAX_TURNS,
         max_seconds: float = MAX_SECONDS,
+        conversations: Conversations | None = None,
         walk: Walk | None = None,
         conversation: str | None = None,
+        memory: Memory | None = None,
         **parameters: Any,
     ) -> None:
         if max_turns < 1 or not 0 < max_seconds < float("inf"):
@@ -101,6 +108,7 @@ class Agent:
             raise ConfigurationError("which model? pass bus.executor(model=…)")
         self._endpoint = endpoint
         self._executor = executor
+        self._conversations = conversations
         # With the tools of every position.
         self._everywhere = executor
         self._walk = walk
@@ -108,6 +116,9 @@ class Agent:
         self._max_seconds = max_seconds
         # An id that is refused is refused here, before anything is asked.
         self._conversation = None if conversation is None else name_to_hold(executor.user, conversation).id
+        if memory is not None and conversation is None:
+            raise ConfigurationError("a memory needs a conversation that is kept: Agent(conversation=…, memory=…)")
+        self._memory = memory
         self._parameters = parameters
         self._listener: Callable[[AgentEvent], object] = _ignore
         self._remembers = False
@@ -164,7 +175,8 @@ class Agent:
     @asynccontextmanager
     async def _kept(self) -> AsyncIterator[KeptHistory]:
         """Hold the kept conversation: no other process writes it meanwhile."""
-        async with self._executor.conversations.hold(self._executor.user, self._conversation or "") as held:
+        conversations = self._executor.conversations if self._conversations is None else self._conversations
+        async with conversations.hold(self._executor.user, self._conversation or "") as held:
             history = KeptHistory(held, self._system, self._told)
             self._recall(history)
             try:
@@ -177,7 +189,14 @@ class Agent:
         known = history.found(question)
         if known is not None:
             return await self._continued(history, known)
+        if self._memory is not None:
+            await self._memory.shorten(history, self._summed_up)
         return await self._within_time(history, await history.begin(question))
+
+    async def _summed_up(self, body: Mapping[str, Any]) -> Reply:
+        """Ask the model for a summary; nobody is told of its text."""
+        async with asyncio.timeout(0 if self._memory is None else self._memory.within):
+            return await self._endpoint.complete({"model": self._executor.model, **self._parameters, **body})
 
     async def _continued(self, history: KeptHistory, exchange: Exchange) -> Answer:
         """Return the answer of a question that was asked before, or go on with it."""
@@ -224,7 +243,7 @@ class Agent:
 
     async def _complete(self, messages: list[dict[str, Any]], *, last: bool) -> Reply:
         if self._walk is not None:
-            messages = _with_instruction(messages, self._look())
+            messages = with_instruction(messages, self._look())
         body = self._executor.build_request(messages, **self._parameters)
         if last and "tools" in body:
             body["tool_choice"] = "none"
@@ -323,15 +342,6 @@ async def _recorded(walk: Walk | None, question: str) -> AsyncIterator[None]:
     """Record what is called for a question, where a walk has a recorder."""
     with nullcontext() if walk is None else walk.recording(question):
         yield
-
-
-def _with_instruction(messages: list[dict[str, Any]], more: str) -> list[dict[str, Any]]:
-    """Return the conversation with a further instruction at its start."""
-    if not more:
-        return messages
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": more}, *messages]
-    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{more}"}, *messages[1:]]
 
 
 def _named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -68,7 +68,14 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     turns: int
 
 
-Record = Question | ModelReply | CallResult | TurnResults | End
+class Summary(msgspec.Struct, frozen=True, tag="summary"):
+    """The model's own words for the questions before the record with the number ``before``, in their place."""
+
+    text: str
+    before: int
+
+
+Record = Question | ModelReply | CallResult | TurnResults | End | Summary
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 

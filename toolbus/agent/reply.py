@@ -43,6 +43,7 @@ class Chunk(msgspec.Struct):
 
     choices: list[_Choice] | None = None
     error: Any = None
+    usage: Any = None
 
 
 class _PartialCall:
@@ -61,6 +62,7 @@ class Reply:
 
     Attributes:
         finish_reason: the reason why the model stopped; empty until then.
+        usage: what the endpoint says of the tokens, whatever that is; None when it says nothing.
     """
 
     def __init__(self) -> None:
@@ -71,6 +73,7 @@ class Reply:
         self._cut = 0
         self._size = 0
         self.finish_reason = ""
+        self.usage: Any = None
 
     @property
     def text(self) -> str:
@@ -83,6 +86,7 @@ class Reply:
         Raises:
             ValueError: the turn has too many characters.
         """
+        self.usage = self.usage if chunk.usage is None else chunk.usage
         choice = next((each for each in chunk.choices or () if each.index == 0), None)
         if choice is None:
             return ""

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.agent.sse import EventReader
+from toolbus.outbound.sse import EventReader
 
 
 def read(*chunks: bytes) -> list[str]:
     """All data of a stream."""
     reader = EventReader()
-    return [data for chunk in chunks for data in reader.feed(chunk)] + reader.end()
+    return [event.data for event in [*(each for chunk in chunks for each in reader.feed(chunk)), *reader.end()]]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
@@ -58,3 +58,10 @@ def test_an_endless_event_is_refused(chunk: bytes) -> None:
 
     with pytest.raises(ValueError, match="more than 100 bytes"):
         endless()
+
+
+def test_an_event_has_its_name() -> None:
+    """The name of an event is its own, and the next one has none."""
+    reader = EventReader()
+    events = reader.feed(b"event: progress\ndata: 1\n\nevent: lost\n\ndata: 2\n\n")
+    assert [(event.name, event.data) for event in events] == [("progress", "1"), ("", "2")]

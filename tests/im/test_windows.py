@@ -1,0 +1,60 @@
+"""All windows of a contact: one that can't be used is told, and the others go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolbus.im.frames import Message
+from toolbus.im.window import folder_of
+from toolbus.im.windows import Windows
+from toolbus.results import ConfigurationError
+
+
+def _message(chat_id: str) -> Message:
+    return Message(id="m1", sender="ann", sender_chat_id="hers", receiver_chat_id=chat_id, content="hello")
+
+
+def test_one_window_that_cannot_be_used_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its messages are refused, and those of the other windows are kept."""
+    with Windows(tmp_path) as windows:
+        for chat in ("good", "bad"):
+            [window] = windows.of(_message(chat))
+            assert window.take(_message(chat))
+    pending = tmp_path / "windows" / folder_of("bad") / "pending.json"
+    pending.unlink()
+    pending.mkdir()
+    with Windows(tmp_path) as windows:
+        assert windows.ids == ["good"]
+        assert "im.unreadable" in caplog.text
+        [window] = windows.of(_message("good"))
+        assert [each.message.id for each in window.pending] == ["m1"]
+        with pytest.raises(ConfigurationError, match="can't be kept"):
+            windows.of(_message("bad"))
+
+
+@pytest.mark.parametrize("linked", ["", "pending.json", "chatbox.jsonl"])
+def test_links_are_not_followed(tmp_path: Path, linked: str) -> None:
+    """A link in place of a window, or of a file of it, is refused, and what it leads to stays as it is."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    state = tmp_path / "state"
+    with Windows(state) as windows:
+        windows.of(_message("one"))
+    folder = state / "windows" / folder_of("one")
+    if linked:
+        (folder / linked).unlink(missing_ok=True)
+        (folder / linked).symlink_to(outside / "file")
+    else:
+        for each in folder.iterdir():
+            each.unlink()
+        folder.rmdir()
+        folder.symlink_to(outside)
+    with Windows(state) as windows:
+        assert windows.ids == []
+        with pytest.raises(ConfigurationError, match="a link"):
+            windows.of(_message("one"))
+    assert [each.name for each in outside.iterdir()] == ["file"]
+    assert (outside / "file").read_text() == "mine"

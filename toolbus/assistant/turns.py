@@ -1,0 +1,158 @@
+"""``Turns``: answer one message of a chat, streamed, on the chat's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+
+from toolbus.agent import Agent, AgentEvent, Answer, EndpointError, Memory, ModelText, Retrying
+from toolbus.agent.configured import endpoint_of
+from toolbus.assistant.near import Near
+from toolbus.assistant.prompt import SYSTEM
+from toolbus.broker.protocols.chats import CHAT
+from toolbus.client.bus import ToolBus
+from toolbus.client.executor.executor import ToolExecutor
+from toolbus.client.executor.observers import Requested
+from toolbus.events import Finished
+from toolbus.results import BrokerError, ConfigurationError, ConversationBusy, ConversationError, Progress, ToolError, ToolResult
+from toolbus.worker.run.invocation import Invocation
+
+TOOLS = ("list_tools", "get_tool_details", "list_groups", "list_backend_runtimes", "check_task_status", "submit_task")
+"""The tools of the service agent; those that no worker serves at the moment are left out."""
+
+# Seconds that are left for the answer of a turn that has taken too long.
+_MARGIN = 2.0
+_UNANSWERED = {
+    "turns": "there was no answer after {turns} requests to the model; ask for less at once",
+    "time": "there was no answer in time; ask again, and it goes on where it was",
+    "full": "the message needs more than a chat can hold; ask for less at once",
+}
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of a chat.
+
+    Attributes:
+        memory: tokens that the model is told as they were.
+        turns: most requests to the model for one message.
+    """
+
+    memory: Annotated[int, msgspec.Meta(ge=500)] = 24_000
+    turns: Annotated[int, msgspec.Meta(ge=1)] = 12
+
+
+class Turns:
+    """Answers messages with the model that the environment names.
+
+    Raises:
+        ConfigurationError: the endpoint's settings are missing or wrong.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._endpoint, self._model = endpoint_of(os.environ)
+        self._bus: ToolBus | None = None
+        self._opening = asyncio.Lock()
+
+    async def answered(self, bus: ToolBus, call: Invocation, message: str, chat_id: str) -> AsyncIterator[str | Progress | ToolResult]:
+        """Yield the model's text and what its tools do, and lastly the result.
+
+        Raises:
+            ToolError: there is no answer.
+        """
+        events: asyncio.Queue[AgentEvent | None] = asyncio.Queue()
+        asking = asyncio.create_task(self._ask(bus, call, message, chat_id, events))
+        asking.add_done_callback(lambda _: events.put_nowait(None))
+        shown = _Shown()
+        try:
+            while (event := await events.get()) is not None:
+                for each in shown.of(event):
+                    yield each
+            answer = await asking
+        finally:
+            asking.cancel()
+            with suppress(asyncio.CancelledError, ToolError):
+                await asking
+        if answer.reason in _UNANSWERED:
+            raise ToolError(
+                _UNANSWERED[answer.reason].format(turns=answer.turns), code=f"no_answer_{answer.reason}", retryable=answer.reason == "time"
+            )
+        yield ToolResult(data={"response": answer.text, "chat_id": chat_id})
+
+    async def aclose(self) -> None:
+        """Close what was opened."""
+        if self._bus is not None:
+            await self._bus.aclose()
+        await self._endpoint.__aexit__(None, None, None)
+
+    async def _ask(self, bus: ToolBus, call: Invocation, message: str, chat_id: str, events: asyncio.Queue[AgentEvent | None]) -> Answer:
+        own = await self._own(bus)
+        executor = own.executor(tools=own.tools.filter(names=TOOLS), user=call.user, session=chat_id, model=self._model)
+        try:
+            while True:
+                agent = self._agent(executor, call, chat_id)
+                # A turn of this chat that was made in another session, or whose worker was only paused, may still run.
+                with suppress(ConversationBusy):
+                    return await agent.ask(message, events.put_nowait, idempotency_key=call.idempotency_key)
+        except EndpointError as error:
+            raise ToolError(str(error), code="endpoint", retryable=error.retryable, retry_after=error.retry_after) from None
+        except ConfigurationError as error:
+            raise ToolError(str(error), type="invalid_arguments") from None
+        except ConversationError as error:
+            raise ToolError(str(error), code="conversation", retryable=True) from None
+        except BrokerError as error:
+            raise ToolError(str(error), type="unavailable", retryable=True) from None
+
+    def _agent(self, executor: ToolExecutor, call: Invocation, chat_id: str) -> Agent:
+        return Agent(
+            self._endpoint,
+            executor,
+            system=SYSTEM,
+            max_turns=self._limits.turns,
+            max_seconds=max(1.0, call.remaining - _MARGIN),
+            conversation=f"{CHAT}{chat_id}",
+            memory=Memory(self._limits.memory),
+        )
+
+    async def _own(self, bus: ToolBus) -> ToolBus:
+        """Return the bus of the service's own calls, on which lookups are answered in this process.
+
+        Otherwise as many chats as the worker has slots would wait for lookups that wait for a slot.
+        """
+        async with self._opening:
+            if self._bus is None:
+                near = Near()
+                made = ToolBus(settings=bus.settings, middleware=[near]).for_handlers()
+                await made.open()
+                near.bus = self._bus = made
+            return self._bus
+
+
+class _Shown:
+    """Make what the caller of a chat is shown of the events of an agent."""
+
+    def __init__(self) -> None:
+        self._said = self._between = False
+        self._calls = 0
+
+    def of(self, event: AgentEvent) -> list[str | Progress]:
+        """Return the items for one event."""
+        if isinstance(event, ModelText):
+            gap = "\n\n" if self._said and self._between else ""
+            self._said, self._between = True, False
+            return [gap + event.text]
+        if isinstance(event, Retrying):
+            return [Progress(self._calls, None, f"the model's endpoint failed; trying again in {event.seconds:g} s")]
+        self._between = True
+        if isinstance(event.event, Requested):
+            return [Progress(self._calls, None, event.tool)]
+        if isinstance(event.event, Finished):
+            self._calls += 1
+            done = "done" if event.event.result.success else "failed"
+            return [Progress(self._calls, None, f"{event.tool}: {done}")]
+        return []

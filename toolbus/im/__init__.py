@@ -1,0 +1,1 @@
+"""The connector between a messenger's WebSocket and the service agent."""

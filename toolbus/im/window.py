@@ -1,0 +1,201 @@
+"""``Window``: the messages of one chat window on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from toolbus import telemetry
+from toolbus.im import files
+from toolbus.im.frames import Message, Reply
+from toolbus.results import ConfigurationError
+
+MOST_PENDING = 1_000
+"""Most messages that wait for their answers in one window."""
+
+# A message is known again by the last bytes of the chatbox.
+_MOST_READ = 4_194_304
+_LONGEST_NAME = 200
+
+
+class Pending(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A message that was not answered for good yet; ``answer`` is set once it is known."""
+
+    message: Message
+    answer: str | None = None
+
+
+class _Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A line of the chatbox; for an answer ``id`` is that of its message."""
+
+    kind: Literal["message", "answer"]
+    id: str
+    sender: str
+    sender_chat_id: str
+    content: str
+    at: float
+
+
+class _Kept(msgspec.Struct):
+    chat_id: str
+    pending: list[Pending] = []
+
+
+class Window:
+    """One window: ``pending.json`` has what is to be answered, ``chatbox.jsonl`` what was said.
+
+    A message is in ``pending.json`` before its sender is told that it is kept, and leaves it after its answer stands in the chatbox, which
+    is after it was sent. A crash at any moment leaves either a message to be answered, or an answer to be sent (again, with the same
+    id), or nothing to do.
+
+    Args:
+        folder: the window's own.
+        chat_id: its id; None for that of the folder.
+
+    Attributes:
+        chat_id: its id.
+        pending: the messages to be answered, the oldest first.
+
+    Raises:
+        ConfigurationError: the folder can't be used.
+    """
+
+    def __init__(self, folder: Path, chat_id: str) -> None:
+        self._pending_file = folder / "pending.json"
+        self._chatbox = folder / "chatbox.jsonl"
+        self.chat_id = chat_id
+        self.pending: list[Pending] = []
+        self._known: set[tuple[str, str]] = set()
+        self._answered: set[tuple[str, str]] = set()
+        try:
+            if any(each.is_symlink() for each in (folder, self._pending_file, self._chatbox)):
+                raise ConfigurationError(
+                    f"the window {chat_id!r} can't be kept in {folder}: it has a link, which could lead anywhere; remove it"
+                )
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if files.mend(self._chatbox):
+                telemetry.log.warning("im.mended", chat=chat_id)
+            self._read()
+        except OSError as error:
+            raise ConfigurationError(f"the window {chat_id!r} can't be kept in {folder}: {error.strerror}") from None
+
+    def take(self, message: Message) -> bool:
+        """Keep a message; False when it is known already.
+
+        Raises:
+            OSError: it can't be kept.
+        """
+        key = _key(message)
+        if key in self._known:
+            return False
+        self.pending.append(Pending(message=message))
+        try:
+            self._write_pending()
+        except OSError:
+            self.pending.pop()
+            raise
+        self._known.add(key)
+        self._log("message", message, message.sender, message.content)
+        return True
+
+    @property
+    def full(self) -> bool:
+        """True while no further message is taken, until some are answered."""
+        return len(self.pending) >= MOST_PENDING
+
+    def answer(self, entry: Pending, text: str) -> None:
+        """Keep the answer of a message, which was not sent yet.
+
+        Raises:
+            OSError: it can't be kept.
+        """
+        entry.answer = text
+        self._write_pending()
+
+    def reply(self, entry: Pending, contact: str) -> Reply:
+        """Return the frame of an answer, the same whenever it is made."""
+        message = entry.message
+        made = hashlib.blake2b(f"{contact}\0{self.chat_id}\0{message.sender_chat_id}\0{message.id}".encode(), digest_size=12).hexdigest()
+        return Reply(
+            id=f"answer-{made}",
+            reply_to=message.id,
+            sender=contact,
+            sender_chat_id=self.chat_id,
+            receiver=message.sender,
+            receiver_chat_id=message.sender_chat_id,
+            content=entry.answer or "",
+        )
+
+    def sent(self, entry: Pending, contact: str) -> None:
+        """Take note that an answer was sent.
+
+        Raises:
+            OSError: it can't be kept.
+        """
+        self._log("answer", entry.message, contact, entry.answer or "")
+        self.pending.remove(entry)
+        self._write_pending()
+
+    # -- the disk ---------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        for line in files.lines(self._chatbox, _MOST_READ):
+            try:
+                entry = msgspec.json.decode(line, type=_Entry)
+            except (msgspec.DecodeError, UnicodeError):
+                telemetry.log.warning("im.unreadable", chat=self.chat_id, file=self._chatbox.name)
+                continue
+            self._known.add((entry.sender_chat_id, entry.id))
+            if entry.kind == "answer":
+                self._answered.add((entry.sender_chat_id, entry.id))
+        logged = set(self._known)
+        self.pending = [each for each in self._stored() if _key(each.message) not in self._answered]
+        for each in self.pending:
+            self._known.add(_key(each.message))
+            if _key(each.message) not in logged:
+                self._log("message", each.message, each.message.sender, each.message.content)
+        self._write_pending()
+
+    def _stored(self) -> list[Pending]:
+        if not self._pending_file.exists():
+            return []
+        data = self._pending_file.read_bytes()
+        try:
+            return msgspec.json.decode(data, type=_Kept).pending
+        except (msgspec.DecodeError, UnicodeError) as error:
+            aside = self._pending_file.with_name("pending.unreadable.json")
+            self._pending_file.replace(aside)
+            telemetry.log.error("im.unreadable", chat=self.chat_id, file=aside.name, error=str(error))
+            return []
+
+    def _write_pending(self) -> None:
+        files.replace(self._pending_file, msgspec.json.format(msgspec.json.encode(_Kept(self.chat_id, self.pending))))
+
+    def _log(self, kind: Literal["message", "answer"], message: Message, sender: str, content: str) -> None:
+        entry = _Entry(kind=kind, id=message.id, sender=sender, sender_chat_id=message.sender_chat_id, content=content, at=time.time())
+        files.append(self._chatbox, msgspec.json.encode(entry))
+
+
+def folder_of(chat_id: str) -> str:
+    """Return the name of a window's folder, which stands for one id alone and leads nowhere else."""
+    name = quote(chat_id, safe="").replace(".", "%2E")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME - 34]}~{hashlib.blake2b(chat_id.encode(), digest_size=16).hexdigest()}"
+
+
+def chat_of(folder: Path) -> str:
+    """Return the id of the window that a folder is of."""
+    try:
+        return msgspec.json.decode((folder / "pending.json").read_bytes(), type=_Kept).chat_id
+    except (OSError, msgspec.DecodeError, UnicodeError):
+        return unquote(folder.name)
+
+
+def _key(message: Message) -> tuple[str, str]:
+    return message.sender_chat_id, message.id
