@@ -153,7 +153,7 @@ async def test_whatever_a_service_of_the_facade_raises_is_its_answer(place: Plac
     kinds = '"arguments": [{"name": "kind", "type": "string", "description": "k"}]'
     document = f'{{"type": "tool-service", "name": "facade", "description": "d", "service": "s", {kinds}}}'.encode()
     queues = b'{"id": "s", "request-queue": "non-persistent://tg/request/e", "response-queue": "non-persistent://tg/response/e"}'
-    async with place.serving(facade(topic="e").as_service()) as bus:
+    async with place.serving(facade(topic="e").as_service(), role="operator") as bus:
         await bus.put("tool-service/s", queues)
         await bus.put("tool/facade", document)
         await bus.wait_for_tool("facade")

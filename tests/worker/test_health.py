@@ -1,4 +1,4 @@
-"""Health for probes: what links, full disks and silent clients do to it."""
+"""The health file: what links and full disks do to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus.broker.embedded import free_port
 from toolbus.worker.process import health
 
 pytestmark = pytest.mark.anyio
@@ -103,29 +102,3 @@ async def test_a_file_that_cannot_be_written_for_a_while_ends_nothing(
         assert caplog.text.count("health.file_failed") == 1
         folder.mkdir()
         await eventually((folder / "health.json").exists)
-
-
-async def test_silent_clients_do_not_use_up_descriptors() -> None:
-    """However many connect and say nothing, a probe is answered; the first of them are dropped."""
-    port = free_port()
-    async with kept(health.serve_port(Healthy(), port)):
-        clients: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-            try:
-                return await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                return None
-
-        for _ in range(300):
-            client = await eventually(connect)
-            assert client is not None
-            clients.append(client)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        async with asyncio.timeout(3):
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        dropped = clients[:200]
-        await eventually(lambda: all(each.at_eof() or each.exception() is not None for each, _ in dropped), timeout=3)
-        for _, each in [*clients, (reader, writer)]:
-            each.transport.abort()

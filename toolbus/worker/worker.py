@@ -7,16 +7,16 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from toolbus import telemetry
 from toolbus.broker import worker_broker
 from toolbus.broker.protocols import WorkerBroker
-from toolbus.descriptors import Publication
+from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.middleware.chain import Middleware
-from toolbus.results import ConfigurationError, RegistrationRefused
+from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
 from toolbus.worker import isolation
 from toolbus.worker.definition.provide import Services
@@ -25,6 +25,7 @@ from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.process.loop_watch import LoopWatch
 from toolbus.worker.run.nested import NestedBus
 from toolbus.worker.run.outcome import without_exits
+from toolbus.worker.serving import life
 from toolbus.worker.serving.around import checked_around
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.serving.handlers import Served
@@ -37,7 +38,7 @@ class Worker:
 
     Args:
         services: a ``ToolService`` (class or instance), functions decorated with ``@tool``, modules that define
-            them, packages of such modules, or lists of these.
+            them, packages of such modules, or lists of these; None for a worker whose services come with ``add``.
         middleware: around every handler, the first one outermost; see ``toolbus.middleware``.
         provide: what handlers' parameters of these types are filled in with, before what ``toolbus.provide`` was told.
         url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
@@ -63,13 +64,16 @@ class Worker:
     ) -> None:
         self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
         self._services = Services(provide)
-        self._served = {served.id: served for served in collect(services, self.settings, self._services)}
+        found = [] if services is None else collect(services, self.settings, self._services)
+        self._served = {served.id: served for served in found}
         self.middleware = checked_around(middleware, self._served.values())
         # What services said of themselves when they were last published, before names of others were left out.
         self._revisions = {served.id: served.publication.digest for served in self._served.values()}
         self._slots: Slots | None = None
         self._home: asyncio.Task[None] | None = None
         self._watch: LoopWatch | None = None
+        self._altering = asyncio.Lock()
+        self._withdrawing: set[str] = set()
         # What it does now, in another task perhaps: "starts" or "drains".
         self._changing = ""
         # The task that waits for the server at the start.
@@ -104,11 +108,12 @@ class Worker:
         """
         await self.drain()
 
-    async def run(self, on_open: Callable[[], object] | None = None) -> None:
+    async def run(self, on_open: Callable[[], object] | None = None, on_drain: Callable[[], object] | None = None) -> None:
         """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
 
         Args:
             on_open: called once when the worker is registered.
+            on_drain: called once when it begins to drain.
         """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -135,6 +140,8 @@ class Worker:
                 gc.set_threshold(20_000, 20, 20)
                 await self._until(stop)
                 stop.set()
+                if on_drain is not None:
+                    on_drain()
                 telemetry.log.info("worker.draining", running=self._running, grace=self.settings.grace)
         except asyncio.CancelledError:
             # A signal ends the start, which waits for the server as long as it takes.
@@ -164,9 +171,73 @@ class Worker:
         # Its handlers come first: calls of a new tool may arrive as soon as it is published.
         served.revise(made)
         if self._serving:
-            await self._register(served)
+            await life.publish(self.broker, served)
         self._revisions[made.id] = made.publication.digest
         return True
+
+    async def add(self, service: ToolService) -> None:
+        """Serve one more service; calls of others run on. What goes wrong leaves the worker as it was.
+
+        Raises:
+            ConfigurationError: it serves one with this id, starts or drains, or the service is wrong, or has isolated tools, whose
+                processes begin with the worker.
+            RegistrationRefused: others own its names.
+            BrokerError: the server could not be told.
+        """
+        [made] = collect(service, self.settings, self._services)
+        async with self._alteration(made.id):
+            if made.id in self._served:
+                raise ConfigurationError(f"this worker serves {made.id!r} already; see republish()")
+            if made.isolated() and self._serving:
+                raise ConfigurationError(f"{made.id!r} has isolated tools; give it to the worker before that is opened")
+            revision = made.publication.digest
+            if self._serving:
+                await self._services.start()
+                await life.begin(made, self._opened(), self._served)
+            self._served[made.id] = made
+            self._revisions[made.id] = revision
+
+    async def withdraw(self, service: str) -> None:
+        """Serve a service no longer: leave the registry, let its running calls end within the grace period, and hand back the others.
+
+        Other services are served meanwhile. It may be added again afterwards.
+
+        Args:
+            service: its id.
+
+        Raises:
+            ConfigurationError: this worker does not serve it, or starts or drains.
+            BrokerError: the server could not be told; say it again.
+        """
+        if service in self._withdrawing or service not in self._served:
+            raise ConfigurationError(f"this worker does not serve {service!r}")
+        self._withdrawing.add(service)
+        try:
+            async with self._alteration(service):
+                if self._serving:
+                    await self.broker.withdraw(service)
+            if self._serving:
+                # Others come and go while its calls end.
+                await self._opened().withdraw(service)
+            async with self._alteration(service):
+                served = self._served[service]
+                if self._serving:
+                    await life.end(served, self._opened())
+                del self._served[service], self._revisions[service]
+        finally:
+            self._withdrawing.discard(service)
+
+    @contextlib.asynccontextmanager
+    async def _alteration(self, service: str) -> AsyncIterator[None]:
+        """Let one service after the other come or go, and none while the worker starts or drains."""
+        self._check_steady(service)
+        async with self._altering:
+            self._check_steady(service)
+            yield
+
+    def _check_steady(self, service: str) -> None:
+        if self._changing:
+            raise ConfigurationError(f"this worker {self._changing}, and {service!r} with it")
 
     async def drain(self) -> None:
         """Leave the registry, stop taking, finish what runs within the grace period, and close.
@@ -182,19 +253,20 @@ class Worker:
         if home is None or slots is None:
             return
         self._changing = "drains"
+        slots.stop()
         try:
-            await self._leave(home, slots)
+            async with self._altering:
+                await self._leave(home, slots)
         finally:
             self._changing = ""
 
     async def _leave(self, home: asyncio.Task[None], slots: Slots) -> None:
-        slots.stop()
         await sign_off(self.broker)
         await slots.hand_back_waiting()
         await asyncio.wait([home])
         await slots.sessions.aclose()
         for served in self._served.values():
-            await self._cleanup(served)
+            await life.clean_up(served)
         await self._clean_services()
         await self.isolation.aclose()
         await slots.nested.aclose()
@@ -245,14 +317,14 @@ class Worker:
                 await self.isolation.open()
             await self._services.start()
             for served in self._served.values():
-                await served.startup()
+                await served.startup(self.settings)
                 ready.append(served)
                 slots.sessions.open(served)
             for served in self._served.values():
-                await self._register(served)
+                await life.publish(self.broker, served)
         except BaseException:
             for served in ready:
-                await self._cleanup(served)
+                await life.clean_up(served)
             await self._clean_services()
             with contextlib.suppress(Exception):
                 await self.broker.unregister()
@@ -266,33 +338,10 @@ class Worker:
         # It takes from now on, and not only when its opener next waits for something.
         await asyncio.sleep(0)
 
-    async def _register(self, served: Served) -> None:
-        """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
-        publication = served.publication
-        try:
-            await self.broker.register(publication, served.origin)
-        except RegistrationRefused as refusal:
-            kept = tuple(tool for tool in publication.tools if f"tool/{tool.name}" not in refusal.names)
-            if not kept or any(not name.startswith("tool/") for name in refusal.names):
-                raise
-            telemetry.log.warning("tools.refused", service=served.id, error=str(refusal))
-            left = Publication(publication.service, kept, publication.owner).with_digest()
-            await self.broker.register(left, served.origin)
-            served.publication = left
-        undeclared = served.undeclared()
-        if undeclared:
-            telemetry.log.info("tools.undeclared_effect", service=served.id, tools=undeclared, meaning="may be re-run after a crash")
-
-    async def _cleanup(self, served: Served) -> None:
-        try:
-            await without_exits(served.cleanup())
-        except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
-            telemetry.log.exception("service.cleanup_failed", service=served.id)
-
     async def _clean_services(self) -> None:
         try:
             await without_exits(self._services.aclose())
-        except Exception:  # noqa: BLE001 - as above
+        except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
             telemetry.log.exception("service.cleanup_failed", service="provided")
 
     # -- for people -------------------------------------------------------------------------------
@@ -347,6 +396,14 @@ class Worker:
         """
         slots = self._opened()
         return {**slots.statistics(), **slots.broker.statistics()}
+
+    def answer(self) -> InstanceAnswer:
+        """Return the counts of each tool and service, as far as the broker does not know them better.
+
+        Raises:
+            ConfigurationError: the worker was never opened.
+        """
+        return self._opened().answer()
 
     def _opened(self) -> Slots:
         if self._slots is None:

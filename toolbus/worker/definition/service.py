@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from toolbus.effects import Effect
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import type_name
+from toolbus.settings import Settings
 from toolbus.worker.definition.retry import Retry
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ToolService:
             default for others), or ``restore`` (the state is restored by ``load_session``).
         session_idle: seconds after its last call when a session ends at a worker, if nobody ended it before.
         max_sessions: most sessions that one worker has open; beyond, the one that was not used for the longest ends.
+        worker_settings: settings of the worker that serves it, from ``startup`` on.
     """
 
     id: ClassVar[str] = ""
@@ -59,6 +61,7 @@ class ToolService:
     session_lost: ClassVar[str] = ""
     session_idle: float = 900.0
     max_sessions: int = 1000
+    worker_settings: Settings | None = None
 
     def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
         """Run one call.

@@ -1,4 +1,4 @@
-"""Health for probes: a file that is fresh, or a port that answers, while the worker can serve."""
+"""The health file: fresh while the worker can serve."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import msgspec
 from toolbus import telemetry
 
 _EVERY = 2.0
-_REQUEST_LIMIT = 8192
-_MOST_CLIENTS = 64
 
 
 class ProbedWorker(Protocol):
@@ -84,43 +82,3 @@ def _write(path: Path, content: bytes | None) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
-
-
-async def serve_port(worker: ProbedWorker, port: int) -> None:
-    """Answer any HTTP request on this port of the loopback interface: 200 while healthy, else 503.
-
-    Of too many clients that send nothing, the first ones are dropped.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    clients: dict[asyncio.StreamWriter, None] = {}
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(clients) >= _MOST_CLIENTS:
-            oldest = next(iter(clients))
-            del clients[oldest]
-            oldest.transport.abort()
-        clients[writer] = None
-        try:
-            await reply(reader, writer)
-        finally:
-            clients.pop(writer, None)
-
-    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(5):
-                await reader.readuntil(b"\r\n\r\n")
-                body = msgspec.json.encode(report(worker))
-                status = b"200 OK" if worker.healthy else b"503 Service Unavailable"
-                head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-                writer.write(head % (status, len(body)) + body)
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        # One that does not read its answer would keep the descriptor.
-        writer.transport.abort()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", port, limit=_REQUEST_LIMIT)
-    async with server:
-        await server.serve_forever()

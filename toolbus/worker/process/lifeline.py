@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
+import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from toolbus import telemetry
+
+# Seconds beyond its grace period after which a child whose parent is gone is ended; the steps of a drain are bounded by fewer.
+_MARGIN = 15.0
 # A child must not wait for its parent to read.
 _MOST_TEXT = 4000
 _PIECE = 65_536
@@ -24,11 +31,13 @@ class Told(msgspec.Struct, omit_defaults=True):
         instance: its instance id, once it serves.
         refused: the reason why it does not serve.
         mendable: true when a change of the served files may remove that reason.
+        probes: the port of this machine at which it answers probes; 0 for none.
     """
 
     instance: str = ""
     refused: str = ""
     mendable: bool = False
+    probes: int = 0
 
 
 class Lifeline:
@@ -70,7 +79,7 @@ class Lifeline:
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             new = msgspec.json.decode(line, type=Told)
-            self.told = Told(new.instance or self.told.instance, new.refused, new.mendable)
+            self.told = Told(new.instance or self.told.instance, new.refused, new.mendable, new.probes or self.told.probes)
         return self.told
 
     def __enter__(self) -> Self:
@@ -93,12 +102,29 @@ def tell(descriptor: int | None, told: Told) -> bool:
     return True
 
 
-def watch_lifeline(descriptor: int, stop: Callable[[], None]) -> None:
-    """In a child: call ``stop`` when the parent is gone."""
+def watch_lifeline(descriptor: int, stop: Callable[[], None], grace: float, *, margin: float = _MARGIN) -> None:
+    """In a child: call ``stop`` in the event loop when the parent is gone, and end the process when it has not ended in time.
 
-    def gone() -> None:
-        loop.remove_reader(descriptor)
-        stop()
-
+    Args:
+        descriptor: the child's end of the lifeline.
+        stop: begins the end of this process.
+        grace: seconds that running calls may take to finish.
+        margin: seconds that everything else may take; then the process is ended at once.
+    """
     loop = asyncio.get_running_loop()
-    loop.add_reader(descriptor, gone)
+
+    def watch() -> None:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        # The parent writes nothing, so this returns when its end is closed.
+        waiting.poll()
+        with contextlib.suppress(RuntimeError):
+            # The loop may be closed already.
+            loop.call_soon_threadsafe(stop)
+        time.sleep(grace + margin)
+        telemetry.log.error("process.overdue", grace=grace)
+        telemetry.flush_logging()
+        os._exit(1)
+
+    # A blocked event loop would not notice it.
+    threading.Thread(target=watch, name="toolbus-lifeline", daemon=True).start()

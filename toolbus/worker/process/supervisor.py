@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from toolbus import telemetry
 from toolbus.results import ConfigurationError, ToolbusError
@@ -21,6 +22,19 @@ _REFUSED = 1
 _MARGIN = 5.0
 # Seconds for telling the server of a dead child.
 _RETIRING = 5.0
+
+
+class ChildWatcher(Protocol):
+    """A listener to the lives of children, each of which has a slot."""
+
+    def serving(self, slot: int, told: Told) -> None:
+        """Take in what a child told when it began to serve."""
+
+    def ended(self, slot: int) -> None:
+        """Take in that a child has ended."""
+
+    def restarting(self) -> None:
+        """Take in that a child that had ended is started again."""
 
 
 class Supervisor:
@@ -40,6 +54,9 @@ class Supervisor:
         on_serving: called with the first instance that serves.
         watch: folders whose changes restart all children, or empty.
         after: words of the command that stand after the lifeline, because every later word is taken for an argument.
+        watcher: is told of the children.
+        on_stopping: called once when everything is to stop.
+        descriptors: files that every child inherits.
     """
 
     def __init__(
@@ -54,7 +71,11 @@ class Supervisor:
         on_serving: Callable[[str], object] = lambda _: None,
         watch: Sequence[Path] = (),
         after: Sequence[str] = (),
+        watcher: ChildWatcher | None = None,
+        on_stopping: Callable[[], object] = lambda: None,
+        descriptors: Sequence[int] = (),
     ) -> None:
+        self._descriptors = tuple(descriptors)
         self._command = list(command)
         self._after = list(after)
         self._environment = dict(environment)
@@ -64,6 +85,8 @@ class Supervisor:
         self._complain = complain
         self._on_serving = on_serving
         self._watch = list(watch)
+        self._watcher = watcher
+        self._on_stopping = on_stopping
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         # Set, and replaced by a fresh one, at each change of files; set for good when everything stops.
@@ -76,19 +99,26 @@ class Supervisor:
         """Supervise until SIGTERM or SIGINT; return the exit code: 1 when the children can't start at all."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self.stop)
+        return await self.supervise()
+
+    async def supervise(self) -> int:
+        """Supervise until ``stop``; return as ``run`` does."""
         async with asyncio.TaskGroup() as tasks:
             keepers = [tasks.create_task(self._keep(slot)) for slot in range(self._processes)]
             watching = tasks.create_task(self._reload()) if self._watch else None
             await asyncio.wait(keepers)
             # Without a child there is nothing to reload; the thread that watches for changes ends by this event only.
             ended_by_signal = self._stopping.is_set()
-            self._stop()
+            self.stop()
             if watching is not None:
                 await watching
         return 0 if ended_by_signal else _REFUSED
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the children, which may drain first, and then ``supervise``."""
+        if not self._stopping.is_set():
+            self._on_stopping()
         self._stopping.set()
         self._changed.set()
 
@@ -114,6 +144,8 @@ class Supervisor:
                 return
             delay = _BACKOFF_FIRST if time.monotonic() - started > _STABLE_AFTER else min(delay * 2, _BACKOFF_MOST)
             telemetry.log.warning("supervisor.restarting", slot=slot, pid=pid, code=code, after=round(delay, 2))
+            if self._watcher is not None:
+                self._watcher.restarting()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter
                     await self._changed.wait()
@@ -129,29 +161,34 @@ class Supervisor:
                 *line.words,
                 *self._after,
                 env=self._environment,
-                pass_fds=(line.theirs,),
+                pass_fds=(line.theirs, *self._descriptors),
                 # Ctrl-C reaches this process alone, which then stops the children in order.
                 start_new_session=True,
             )
             line.started()
-            loop.add_reader(line.fileno(), self._hear, line)
+            loop.add_reader(line.fileno(), self._hear, slot, line)
             self._children[slot] = child
             try:
                 code = await self._outlive(child)
             finally:
                 loop.remove_reader(line.fileno())
+                if self._watcher is not None:
+                    self._watcher.ended(slot)
             del self._children[slot]
             told = line.read()
         if code != 0:
             await self._bury(child.pid, told.instance)
         return child.pid, code, told
 
-    def _hear(self, line: Lifeline) -> None:
+    def _hear(self, slot: int, line: Lifeline) -> None:
         # A closed end stays readable, and one report is all that is needed while a child runs.
         asyncio.get_running_loop().remove_reader(line.fileno())
-        instance = line.read().instance
+        told = line.read()
+        instance = told.instance
         if not instance:
             return
+        if self._watcher is not None:
+            self._watcher.serving(slot, told)
         self._complaints.clear()
         if not self._served:
             self._served = True

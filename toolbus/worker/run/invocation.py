@@ -162,6 +162,13 @@ class Invocation:
         caller = await self._run.caller()
         return await caller.call(tool, arguments, **options)
 
+    async def caller(self) -> Caller:
+        """Return the bus on which nested calls are made, a ``ToolBus``, for more than calls; it is the worker's, and stays open.
+
+        Calls that are made on it directly go on when this one ends.
+        """
+        return await self._run.caller()
+
     def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """``call`` for handlers that run in a thread.
 

@@ -14,6 +14,7 @@ from toolbus.descriptors import Publication
 from toolbus.effects import Effect
 from toolbus.envelope import Request
 from toolbus.results import ErrorInfo, ToolError
+from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.definition.options import overrides
 from toolbus.worker.definition.provide import Services
@@ -214,9 +215,10 @@ class Served:
         """Return the tools whose handlers run in child processes."""
         return [handler.isolated for handler in self._handlers.values() if handler.isolated is not None]
 
-    async def startup(self) -> None:
+    async def startup(self, settings: Settings) -> None:
         """Run the service's own preparation."""
         if self._service is not None:
+            self._service.worker_settings = settings
             await _await(self._service.startup())
 
     @property

@@ -25,6 +25,11 @@ class WorkerSessions:
         if served.has_sessions:
             served.sessions = self._services[served.id] = OpenSessions(served, self._context)
 
+    async def close(self, served: Served) -> None:
+        """End every session of one service, and keep no more of it."""
+        if served.sessions is not None:
+            await self._services.pop(served.id).aclose()
+
     async def aclose(self) -> None:
         """End every session of every service, side by side."""
         await asyncio.gather(*(each.aclose() for each in self._services.values()))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.results import BrokerError
 from toolbus.safe_text import reason_of
+from toolbus.worker.slots.waiting import Waiting
 
 # Seconds that a leaving worker waits for each of the server's answers.
 _ANSWERS_WITHIN = 3.0
+# Seconds between two looks at what a service that is withdrawn still holds.
+_LOOK_AGAIN = 0.02
 
 
 async def sign_off(broker: WorkerBroker) -> None:
@@ -34,3 +38,14 @@ async def hand_back(broker: WorkerBroker, deliveries: Sequence[Delivery]) -> Non
             await broker.hand_back(deliveries)
     except (BrokerError, TimeoutError) as error:
         telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
+
+
+async def give_up(broker: WorkerBroker, waiting: Waiting, service: str, ended: Callable[[], bool], within: float) -> None:
+    """Give what waits for one service to other workers until its calls have ended, or ``within`` seconds have passed."""
+    until = time.monotonic() + within
+    while True:
+        # A call that fails meanwhile waits for its next attempt.
+        await hand_back(broker, waiting.clear_service(service))
+        if ended() or time.monotonic() >= until:
+            return
+        await asyncio.sleep(_LOOK_AGAIN)

@@ -166,6 +166,12 @@ class Lines:
         if moved and waiting:
             self._hand_back(waiting)
 
+    def forget(self, service: str) -> None:
+        """Forget the sessions of a service that is not served any more."""
+        for known in (self._lines, self._floors):
+            for name in [name for name in known if name[0] == service]:
+                del known[name]
+
     def close(self) -> None:
         """Ask nothing more."""
         if self._asking is not None:

@@ -29,7 +29,7 @@ from toolbus.worker.run.states import RunState
 from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.worker import WorkerSessions
-from toolbus.worker.slots.leaving import hand_back, sign_off
+from toolbus.worker.slots.leaving import give_up, hand_back, sign_off
 from toolbus.worker.slots.lines import Lines
 from toolbus.worker.slots.retries import Retries
 from toolbus.worker.slots.taking import Taking
@@ -98,6 +98,8 @@ class Slots:
         self._alone_from = settings.alone_from
         self._failure: ToolbusError | None = None
         self._handing_back: set[asyncio.Task[None]] = set()
+        # Services that are being withdrawn.
+        self._leaving: set[str] = set()
         self._wake = asyncio.Event()
         self._waiting = Waiting()
         self._taking = Taking(self, broker, self._waiting, self._wake, settings.lease, clock)
@@ -156,6 +158,29 @@ class Slots:
     def stop(self) -> None:
         """Take nothing more."""
         self._taking.stop()
+
+    async def withdraw(self, service: str) -> None:
+        """Let the calls of a service end within the grace period, and give those that wait, or run on, to other workers."""
+        self._leaving.add(service)
+
+        def ended() -> bool:
+            # The end of all services waits for these calls, too; what was just taken, or is just answered, is held without running.
+            return self._taking.stopped or not (self._runs_of(service) or self.broker.held(service))
+
+        await give_up(self.broker, self._waiting, service, ended, self.settings.grace)
+        if self._taking.stopped:
+            return
+        await hand_back(self.broker, [run.delivery for run in self._runs_of(service) if run.interrupt()])
+        if runs := self._runs_of(service):
+            await asyncio.wait([run.abandon() for run in runs], timeout=_CANCEL_GRACE)
+
+    def forget(self, service: str) -> None:
+        """Forget a service that was withdrawn."""
+        self._leaving.discard(service)
+        self._lines.forget(service)
+
+    def _runs_of(self, service: str) -> list[Run]:
+        return [run for run in self._runs.values() if run.delivery.request.service == service]
 
     async def hand_back_waiting(self) -> None:
         """Give what waits here to other workers: nothing is run again in one that leaves."""
@@ -273,7 +298,7 @@ class Slots:
     async def _run_again(self, delivery: Delivery) -> None:
         if delivery.request.ordered:
             self._lines.run_again(delivery)
-        if self._taking.stopped:
+        if self._taking.stopped or delivery.request.service in self._leaving:
             await hand_back(self.broker, [delivery])
             return
         self._waiting.due.append(delivery)

@@ -51,6 +51,13 @@ class Waiting:
             if delivery in queue:
                 queue.remove(delivery)
 
+    def clear_service(self, service: str) -> list[Delivery]:
+        """Take what waits for one service away, and return it."""
+        found = [each for each in self._everything() if each.request.service == service]
+        for delivery in found:
+            self.remove(delivery)
+        return found
+
     def clear(self) -> list[Delivery]:
         """Take everything away, and return it."""
         everything = self._everything()

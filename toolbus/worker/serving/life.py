@@ -1,0 +1,62 @@
+"""Begin and end single services of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from toolbus import telemetry
+from toolbus.broker.protocols import WorkerBroker
+from toolbus.descriptors import Publication
+from toolbus.results import RegistrationRefused
+from toolbus.worker.run.outcome import without_exits
+from toolbus.worker.serving.handlers import Served
+from toolbus.worker.slots.slots import Slots
+
+
+async def begin(made: Served, slots: Slots, served: MutableMapping[str, Served]) -> None:
+    """Prepare and publish a service while others are ``served``; what goes wrong leaves nothing."""
+    await made.startup(slots.settings)
+    try:
+        slots.sessions.open(made)
+        # Calls may arrive as soon as it is published.
+        served[made.id] = made
+        await publish(slots.broker, made)
+    except BaseException:
+        served.pop(made.id, None)
+        await slots.sessions.close(made)
+        await clean_up(made)
+        raise
+
+
+async def end(served: Served, slots: Slots) -> None:
+    """Leave the stream of a service that was withdrawn."""
+    await slots.sessions.close(served)
+    await slots.broker.retire(served.id)
+    slots.forget(served.id)
+    await clean_up(served)
+
+
+async def publish(broker: WorkerBroker, served: Served) -> None:
+    """Publish a service; tools whose names belong to others are left out and named, the rest goes live."""
+    publication = served.publication
+    try:
+        await broker.register(publication, served.origin)
+    except RegistrationRefused as refusal:
+        kept = tuple(tool for tool in publication.tools if f"tool/{tool.name}" not in refusal.names)
+        if not kept or any(not name.startswith("tool/") for name in refusal.names):
+            raise
+        telemetry.log.warning("tools.refused", service=served.id, error=str(refusal))
+        left = Publication(publication.service, kept, publication.owner).with_digest()
+        await broker.register(left, served.origin)
+        served.publication = left
+    undeclared = served.undeclared()
+    if undeclared:
+        telemetry.log.info("tools.undeclared_effect", service=served.id, tools=undeclared, meaning="may be re-run after a crash")
+
+
+async def clean_up(served: Served) -> None:
+    """Run a service's own clean-up; what goes wrong is logged."""
+    try:
+        await without_exits(served.cleanup())
+    except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
+        telemetry.log.exception("service.cleanup_failed", service=served.id)
