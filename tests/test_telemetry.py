@@ -228,7 +228,15 @@ def test_what_repeats_is_an_event() -> None:
 
 
 # A line for each request, session, start or end.
-ONCE_EACH = {"task.given_up", "call.abandoned", "cancel.done", "service.registered", "session.handed_over", "worker.close_incomplete"}
+ONCE_EACH = {
+    "task.given_up",
+    "call.abandoned",
+    "cancel.done",
+    "service.registered",
+    "service.withdrawn",
+    "session.handed_over",
+    "worker.close_incomplete",
+}
 
 
 def test_what_the_server_can_have_repeated_is_bounded() -> None:

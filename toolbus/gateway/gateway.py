@@ -16,6 +16,7 @@ from toolbus.gateway.openapi_document import Documents
 from toolbus.gateway.options import GatewayOptions
 from toolbus.gateway.principals import Authenticator, Permission, Principal
 from toolbus.gateway.problems import Problem
+from toolbus.gateway.supplied import Supply
 
 _POLL = 0.05
 
@@ -44,6 +45,7 @@ class Gateway:
         self.stopping = asyncio.Event()
         self.documents = Documents()
         self.backlog = Backlog(bus.settings)
+        self.supply = Supply(bus)
         self._lost_since: float | None = None
         self._looked = 0.0
 

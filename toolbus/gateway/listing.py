@@ -11,7 +11,6 @@ from toolbus.client.bus import ToolBus
 from toolbus.client.tools.definitions import description_of
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.client.tools.tool import Tool
-from toolbus.gateway.principals import Principal
 
 RUNTIME = "worker"
 """The runtime of tools that say nothing of theirs."""
@@ -106,35 +105,3 @@ class Search(msgspec.Struct, frozen=True):
     def _has_words(self, tool: Tool) -> bool:
         text = f"{tool.name}\n{tool.descriptor.description}\n{tool.category}".casefold()
         return all(word in text for word in self.words)
-
-
-def platform(bus: ToolBus, principal: Principal) -> dict[str, Any]:
-    """Return all runtimes, groups and tools, for ``GET /tools``."""
-    tools = dict(principal.sees(bus))
-    groups = groups_of(bus, tools)
-    of = memberships(groups)
-    counts: dict[str, int] = {}
-    for tool in tools.values():
-        counts[runtime_of(tool)] = counts.get(runtime_of(tool), 0) + 1
-    return {
-        "backend_runtimes": [{"backend_runtime": each, "name": each, "tool_count": counts[each]} for each in sorted(counts)],
-        "groups": list(groups.values()),
-        "tools": [_supplied(tool, of.get(tool.name, [])) for tool in tools.values()],
-    }
-
-
-def _supplied(tool: Tool, groups: list[str]) -> dict[str, Any]:
-    output = tool.descriptor.extensions.get("output_schema")
-    return {
-        "tool_id": tool.name,
-        "name": tool.name,
-        "description": description_of(tool),
-        "category": tool.category,
-        "backend_runtime": runtime_of(tool),
-        "group_ids": groups,
-        "input_schema": tool.parameters,
-        "output_schema": output if isinstance(output, dict) else {},
-        "stream_support": True,
-        "status": "active",
-        "state": "running" if tool.available else "stopped",
-    }

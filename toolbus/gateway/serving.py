@@ -52,10 +52,26 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(app: ASGIApp, gateway: Gateway, listening: socket.socket, *, grace: float, on_serving: Callable[[], object]) -> None:
+async def serve(
+    app: ASGIApp,
+    gateway: Gateway,
+    listening: socket.socket,
+    *,
+    grace: float,
+    on_serving: Callable[[], object],
+    on_stopping: Callable[[], object] = lambda: None,
+) -> None:
     """Answer requests until SIGTERM or SIGINT; then finish what is being answered, within ``grace`` seconds.
 
     A second signal ends it at once. Streams that can go on at another replica are ended while there is time for that.
+
+    Args:
+        app: answers them.
+        gateway: what the application serves.
+        listening: the socket at which it listens.
+        grace: seconds.
+        on_serving: called once when requests are answered.
+        on_stopping: called once at the first signal.
     """
     _hear_uvicorn()
     server = _Server(
@@ -73,7 +89,7 @@ async def serve(app: ASGIApp, gateway: Gateway, listening: socket.socket, *, gra
             backlog=_BACKLOG,
         )
     )
-    with _signals(server, gateway, grace):
+    with _signals(server, gateway, grace, on_stopping):
         telemetry.log.info("gateway.serving", url=url_of(listening))
         server.on_serving = on_serving
         await server.serve(sockets=[listening])
@@ -95,7 +111,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _signals(server: uvicorn.Server, gateway: Gateway, grace: float) -> Iterator[None]:
+def _signals(server: uvicorn.Server, gateway: Gateway, grace: float, on_stopping: Callable[[], object]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
     first = 0.0
@@ -111,6 +127,7 @@ def _signals(server: uvicorn.Server, gateway: Gateway, grace: float) -> Iterator
         telemetry.log.info("gateway.draining", calls=gateway.measures.in_flight, grace=grace)
         first, server.should_exit = loop.time(), True
         gateway.draining.set()
+        on_stopping()
         timers.append(loop.call_later(max(0.0, grace - gateway.options.resume), gateway.stopping.set))
         timers.append(loop.call_later(grace, cut))
 

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from toolbus.gateway.bodies import answer
 from toolbus.gateway.definitions import definitions
 from toolbus.gateway.gateway import gateway_of
-from toolbus.gateway.listing import Search, described, groups_of, memberships, platform
+from toolbus.gateway.listing import Search, described, groups_of, memberships
 from toolbus.gateway.problems import Problem
 
 _MOST = 1_000
@@ -21,7 +21,7 @@ async def everything(request: Request) -> Response:
     """Answer all runtimes, groups and tools."""
     gateway = gateway_of(request)
     principal = await gateway.admitted(request)
-    return answer(platform(gateway.bus, principal))
+    return answer(await gateway.supply.of(principal))
 
 
 async def search(request: Request) -> Response:

@@ -6,6 +6,7 @@ Names follow OpenTelemetry's conventions for tools (``gen_ai.*``) and messaging.
 """
 
 from toolbus.telemetry.events import EVENTS, NAME
+from toolbus.telemetry.export import configure_export
 from toolbus.telemetry.listening import active, metering, providers
 from toolbus.telemetry.logger import log, logs
 from toolbus.telemetry.metrics import METRICS, count, record_call, record_run
@@ -20,6 +21,7 @@ __all__ = [
     "HandlerSpan",
     "LogFormat",
     "active",
+    "configure_export",
     "configure_logging",
     "continued",
     "count",

@@ -26,7 +26,7 @@ _EACH = frozenset(
         "confirmation.settled", "execution.crashed", "execution.failed", "execution.finished", "execution.started", "request.buried",
         "session.ended", "session.handed_over", "session.lost", "session.restored", "session.unopened", "session.unrestored",
         # A line for each step in the life of a process, and for each part of its own program.
-        "nanoclaw.left_out", "project.unreadable", "service.registered", "supervisor.killing", "supervisor.reloading",
+        "nanoclaw.left_out", "project.unreadable", "service.registered", "service.withdrawn", "supervisor.killing", "supervisor.reloading",
         "supervisor.restarting", "task.given_up", "tool.left_out", "tool.return_ignored", "tool.unresolved_annotation", "tools.refused",
         "tools.undeclared_effect", "worker.close_incomplete",
         "worker.draining", "worker.failed", "worker.grace_ended", "worker.hand_back_failed", "worker.handed_back", "worker.killed",

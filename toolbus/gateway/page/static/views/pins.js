@@ -8,6 +8,7 @@ import { store } from "../store.js";
 import { Table, nameCell } from "../table.js";
 
 const STATES = {
+  pending: ["recorded, waits for approval", "warn"],
   changed: ["changed since it was approved", "bad"], rejected: ["rejected", "off"], unreadable: ["its pin can't be read", "bad"],
   unpinned: ["no decision", "warn"], approved: ["approved", "ok"], gone: ["nobody offers it", "off"],
 };
@@ -29,10 +30,14 @@ export default function pins(place, { query, setQuery }) {
     }
   }
   const approve = async (pin) => {
-    const what = pin.changes.length ? `Since it was approved, these have changed: ${pin.changes.map(visible).join(", ")}. Look at its description and schema first.` : "Agents may use it in this form, and it is withheld when it changes.";
-    if (await sure("Approve this tool as it is now?", what, "Approve", "")) await settle(pin, "ui/pins/approve", { digest: pin.digest }, "Approved.");
+    const what = pin.state === "pending" ? `Hosts will run this: ${pin.changes.map(visible).join("; ").slice(0, 4000)}. \`toolbus approve\` shows the files of its code, too.` : pin.changes.length ? `Since it was approved, these have changed: ${pin.changes.map(visible).join(", ")}. Look at its description and schema first.` : "Agents may use it in this form, and it is withheld when it changes.";
+    if (await sure("Approve this tool as it is now?", what, "Approve", "")) await settle(pin, "ui/pins/approve", { digest: pin.digest, pending: pin.state === "pending" }, "Approved.");
   };
   const reject = async (pin) => {
+    if (pin.state === "pending") {
+      if (await sure("Reject this form?", "It is removed. The tool that is served stays as it is.", "Reject", "")) await settle(pin, "ui/pins/reject", { digest: pin.digest, pending: true }, "Rejected.");
+      return;
+    }
     const reason = await line("Reject this tool?", "It is withheld from every agent, in every form.", "Reason (optional)", "Reject");
     if (reason !== null) await settle(pin, "ui/pins/reject", { reason }, "Rejected.");
   };
@@ -61,7 +66,7 @@ export default function pins(place, { query, setQuery }) {
       },
     },
   ];
-  const table = new Table({ columns, key: (pin) => pin.name, label: "pins", sort: 1, most: 300 });
+  const table = new Table({ columns, key: (pin) => `${pin.state === "pending"}/${pin.name}`, label: "pins", sort: 1, most: 300 });
   const none = empty("No tools to approve", "An operator can approve each tool in the form that it has. It is withheld from agents when it changes, until it is approved again. In a terminal:", "toolbus approve NAME");
   const nothing = empty("Nothing found", "No tool has these letters in its name.");
   const card = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Approvals ", count), search), table.element, nothing);

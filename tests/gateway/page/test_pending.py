@@ -1,0 +1,48 @@
+"""Recorded tools that wait for approval, on the page of pins."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.gateway.page.serving import Tokens, gateway
+from tests.records.made import recorded
+from toolbus import ToolBus
+from toolbus.broker.admin import Admin
+from toolbus.gateway.principals import Principal
+from toolbus.platform.documents import digest_of
+from toolbus.platform.store import Records
+from toolbus.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+OPERATOR = Principal("olga", may=frozenset({"call", "observe", "operate"}))
+WATCHER = Principal("wim", may=frozenset({"call", "observe"}))
+
+
+async def test_a_pending_tool_is_approved_in_the_form_that_was_shown(valkey_server: str, namespace: str) -> None:
+    """Not without a digest, not in another form, and by operators alone; one that is rejected leaves what is served."""
+    settings = Settings(url=valkey_server, namespace=namespace)
+    async with Admin(settings) as admin, ToolBus(settings=settings) as bus:
+        records = Records(admin)
+        await records.put(recorded())
+        await records.put(recorded(revision=2, description="New."), pending=True)
+        async with gateway(bus, Tokens(op=OPERATOR, watch=WATCHER)) as url, httpx.AsyncClient(base_url=url) as client:
+            own = {"authorization": "Bearer op"}
+            [shown] = (await client.get("/ui/pins", headers=own)).json()
+            assert (shown["name"], shown["state"], shown["changes"]) == ("image_stitcher", "pending", ["meta.description: New."])
+            given = {"name": "image_stitcher", "pending": True, "digest": shown["digest"]}
+            watcher = {**own, "authorization": "Bearer watch"}
+            assert (await client.post("/ui/pins/approve", json=given, headers=watcher)).status_code == 403
+            for wrong in ("", "0000"):
+                assert (await client.post("/ui/pins/approve", json={**given, "digest": wrong}, headers=own)).status_code >= 400
+            assert (await records.get("image_stitcher")) == recorded()
+            done = await client.post("/ui/pins/approve", json=given, headers=own)
+            assert (done.status_code, done.json()["state"]) == (200, "approved")
+            assert (await records.get("image_stitcher")) == recorded(revision=2, description="New.")
+            third = recorded(revision=3)
+            await records.put(third, pending=True)
+            done = await client.post("/ui/pins/reject", json={**given, "digest": digest_of(third)}, headers=own)
+            assert done.status_code == 200
+            assert (await records.all()).pending == {}
+            assert (await records.get("image_stitcher")) == recorded(revision=2, description="New.")
