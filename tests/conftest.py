@@ -124,13 +124,22 @@ def namespace(servers: Servers) -> Iterator[str]:
         pytest.fail(f"keys left without a TTL: {', '.join(found)}", pytrace=False)
 
 
+def _has_roles(request: pytest.FixtureRequest) -> bool:
+    """Return whether a test is one of the contract's, in which nobody has a right that its role does not need."""
+    return request.module.__name__.startswith("tests.test_contract_")
+
+
 @pytest.fixture(params=["memory", *KINDS])
-def place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Place:
+def place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[Place]:
     """A namespace of the test's own on each transport: in process, and on every kind of server."""
-    return Place("memory://" if request.param == "memory" else servers.get(request.param).url, namespace)
+    made = Place("memory://" if request.param == "memory" else servers.get(request.param).url, namespace, roles=_has_roles(request))
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=KINDS)
-def redis_place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Place:
+def redis_place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[Place]:
     """A namespace of the test's own on every kind of server."""
-    return Place(servers.get(request.param).url, namespace)
+    made = Place(servers.get(request.param).url, namespace, roles=_has_roles(request))
+    yield made
+    made.close()

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import redis
 
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
+from toolbus.broker.access.rights import rights
 from toolbus.confirmations import ConfirmationRequest
 from toolbus.results import ConfirmationClosed
 
+# A worker's handlers call other tools.
+_RIGHTS = {"agent": ("agent",), "worker": ("worker", "nested"), "operator": ("operator",), "platform": ("platform",)}
+
 
 class Place:
-    """One namespace on one transport, where a test runs workers and buses."""
+    """One namespace on one transport, where a test runs workers and buses; with ``roles`` each has the rights of its role alone."""
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str, namespace: str, *, roles: bool = False) -> None:
         self.settings = Settings.load({}, url=url, namespace=namespace, lease=2.0, grace=5.0)
+        self._users = [f"{namespace}-{role}" for role in _RIGHTS] if roles and not url.startswith("memory:") else []
+        if self._users:
+            with redis.Redis.from_url(url) as client:
+                for role, user in zip(_RIGHTS, self._users, strict=True):
+                    client.execute_command("ACL", "SETUSER", user, "on", ">secret", *rights(_RIGHTS[role], namespace).rules().split())
+
+    def close(self) -> None:
+        """Remove the users."""
+        if self._users:
+            with redis.Redis.from_url(self.settings.url) as client:
+                client.execute_command("ACL", "DELUSER", *self._users)
+
+    def as_(self, role: str, changes: Mapping[str, Any]) -> Settings:
+        """The settings of a process with a role."""
+        url = self.settings.url
+        if self._users:
+            url = url.replace("://", f"://{self.settings.namespace}-{role}:secret@")
+        return self.with_(**{"url": url, **changes})
 
     def with_(self, **changes: Any) -> Settings:
         """The settings, some of them changed."""
@@ -26,16 +49,16 @@ class Place:
 
     def worker(self, *services: object, **changes: Any) -> Worker:
         """A worker that has not been started."""
-        return Worker(list(services), settings=self.with_(**changes))
+        return Worker(list(services), settings=self.as_("worker", changes))
 
-    def bus(self, **changes: Any) -> ToolBus:
+    def bus(self, *, role: str = "agent", **changes: Any) -> ToolBus:
         """A bus that has not been opened."""
-        return ToolBus(settings=self.with_(**changes))
+        return ToolBus(settings=self.as_(role, changes))
 
     @asynccontextmanager
-    async def serving(self, *services: object, **changes: Any) -> AsyncIterator[ToolBus]:
+    async def serving(self, *services: object, role: str = "agent", **changes: Any) -> AsyncIterator[ToolBus]:
         """A worker with these services, and an open bus."""
-        async with self.worker(*services, **changes), self.bus(**changes) as bus:
+        async with self.worker(*services, **changes), self.bus(role=role, **changes) as bus:
             yield bus
 
 

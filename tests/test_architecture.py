@@ -38,6 +38,8 @@ LOWEST = (
     "naming",
     "outbound",
     "effects",
+    "secrets",
+    "environment",
     "filter_keys",
     "rules",
     "results",

@@ -50,7 +50,7 @@ async def served(place: Place, owner: str, made: type[ToolService]) -> None:
 
 async def test_services_and_tools_of_others_are_refused(place: Place) -> None:
     """A name, a queue and a static descriptor each have one holder, who is named."""
-    async with Worker([service("s4", "t4", "q4")], settings=place.with_(owner="a")), place.bus() as bus:
+    async with Worker([service("s4", "t4", "q4")], settings=place.with_(owner="a")), place.bus(role="operator") as bus:
         await bus.put("tool/t9", item("t9", "s4"))
         assert await refusal(served(place, "b", service("s5", "t4"))) == "not registered as 'b': tool/t4 belongs to 'a'"
         assert await refusal(served(place, "a", service("s5", "t4"))) == "not registered as 'a': tool/t4 belongs to 'a (service s4)'"
@@ -62,7 +62,7 @@ async def test_services_and_tools_of_others_are_refused(place: Place) -> None:
 
 async def test_a_document_with_an_owner_is_nobody_elses(place: Place) -> None:
     """Another owner can't change or delete it, and nobody changes it without an owner; without one it can be deleted."""
-    async with place.bus() as bus:
+    async with place.bus(role="operator") as bus:
         await bus.put("toolkit/k", b"{}", owner="o1")
         await bus.put("toolkit/k", b'{"a":1}', owner="o1")
         record = recorded(place, "k:k")

@@ -180,7 +180,7 @@ async def test_another_owner_is_refused_and_the_rest_goes_live(place: Place, cap
 async def test_static_tools_live_and_die_with_their_descriptor(place: Place) -> None:
     """A put tool is pending until its service appears, callable then, and gone when it is deleted."""
     document = {"type": "tool-service", "name": "tell-haiku", "description": "Haiku", "service": "jokes", "style": "haiku"}
-    async with place.bus() as bus:
+    async with place.bus(role="operator") as bus:
         await bus.put("tool/tell-haiku", msgspec.json.encode(document))
         await eventually(lambda: "tell-haiku" in bus.tools)
         assert not bus.tools["tell-haiku"].available
@@ -239,7 +239,7 @@ async def test_an_operators_service_is_served_by_whoever_takes_from_its_queue(pl
         async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> str:
             return f"{user}: {config.get('style')}"
 
-    async with place.bus() as bus:
+    async with place.bus(role="operator") as bus:
         await bus.put("tool/tell-verse", msgspec.json.encode(document))
         await bus.put("tool-service/verse-service", msgspec.json.encode(service))
         await bus.put("tool/broken-verse", msgspec.json.encode({**document, "name": "broken-verse", "colour": "red"}))
@@ -251,7 +251,7 @@ async def test_an_operators_service_is_served_by_whoever_takes_from_its_queue(pl
             assert (await bus.service("verse-service").call("bo", {"style": "ode"}, {})).output == "bo: ode"
             assert (await bus.service(queue).call("cy", {"style": "ode"}, {})).output == "cy: ode"
             assert "broken-verse" not in bus.tools
-            async with place.bus() as late:
+            async with place.bus(role="operator") as late:
                 assert late.tools["tell-verse"].available
         await eventually(lambda: not bus.tools["tell-verse"].available)
         gone = await bus.call("tell-verse", user="al")

@@ -336,7 +336,7 @@ async def test_a_call_that_nobody_can_run_frees_the_key(redis_place: Place, capl
     """A tool that its service does not have, and a request that an operator purges, leave no record of the key."""
     caplog.set_level(logging.INFO, "toolbus")
     settings = redis_place.settings
-    async with redis_place.serving(fragile_once) as bus:
+    async with redis_place.serving(fragile_once, role="operator") as bus:
         ghost = {"type": "tool-service", "name": "ghost", "description": "None.", "service": "sharing", "effect": "once"}
         await bus.put("tool/ghost", json.dumps(ghost).encode())
         await bus.wait_for_tool("ghost")

@@ -111,7 +111,7 @@ actions:
 
 async def test_a_view_knows_the_vertices_of_its_tools(place: Place) -> None:
     """Tools whose ids differ from their names on the bus, and those of live groups, have their ids and best scores."""
-    async with place.serving(inspect_schema, run_sql, bar_chart) as bus:
+    async with place.serving(inspect_schema, run_sql, bar_chart, role="operator") as bus:
         await publish(bus, NAMED)
         await eventually(lambda: len(bus.tools) == 3 and for_actions(bus.tools, ["query"]).actions)
         view = for_actions(bus.tools, ["query"], hops=1)
@@ -130,7 +130,7 @@ async def test_a_view_knows_the_vertices_of_its_tools(place: Place) -> None:
 
 async def test_tools_are_narrowed_to_what_makes_sense(place: Place) -> None:
     """Actions lead to live tools by name, service and registry group; definitions, calls and the prompt follow them."""
-    async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather) as bus:
+    async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather, role="operator") as bus:
         await publish(bus, ANALYSIS)
         await eventually(lambda: len(bus.tools) == 5 and for_actions(bus.tools, ["query"]).actions)
         assert list(for_actions(bus.tools, ["inspect schema"])) == ["inspect_schema"], "a name does, too"
@@ -158,7 +158,7 @@ async def test_tools_are_narrowed_to_what_makes_sense(place: Place) -> None:
 
 async def test_a_graph_is_shared_and_updated_while_agents_run(place: Place) -> None:
     """Another agent sees a preset, its change and its end; presets are merged, and a broken one is left out alone."""
-    async with place.serving(inspect_schema, run_sql) as bus, place.bus() as other:
+    async with place.serving(inspect_schema, run_sql, role="operator") as bus, place.bus(role="operator") as other:
         await publish(bus, ANALYSIS)
 
         def seen(action: str) -> list[str]:
@@ -183,7 +183,7 @@ async def test_a_graph_is_shared_and_updated_while_agents_run(place: Place) -> N
 
 async def test_a_preset_belongs_to_who_published_it_first(place: Place) -> None:
     """Its owner changes and deletes it; others are told whose it is, until an operator deletes it."""
-    async with place.bus() as bus:
+    async with place.bus(role="operator") as bus:
         await publish(bus, ANALYSIS)
         await publish(bus, ANALYSIS)
         for attempt in (publish(bus, ANALYSIS, "bob"), bus.delete("toolkit/analysis", "bob")):
@@ -205,7 +205,7 @@ async def test_the_example_of_the_guide_narrows_a_request(place: Place) -> None:
     with pytest.raises(ToolkitError, match=re.escape(mistake)):
         read_preset(preset.replace("score: 0.7", "score: 7").encode(), "analysis.yaml")
     code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "for_actions" in block)
-    async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather) as bus:
+    async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather, role="operator") as bus:
         await publish(bus, preset.replace(", bus: data_analysis", ""))
         await eventually(lambda: len(bus.tools) == 5 and for_actions(bus.tools, ["query"]).actions)
         scope: dict[str, Any] = {"bus": bus, "messages": [{"role": "user", "content": "?"}]}
@@ -220,7 +220,7 @@ async def test_an_agent_walks_from_action_to_action(place: Place) -> None:
     from toolbus.toolkit import Walk
 
     script = [calls(("inspect_schema", {})), calls(("run_sql", {"statement": "x"})), calls(("bar_chart", {})), says("done")]
-    async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather) as bus, endpoint(script) as model:
+    async with place.serving(inspect_schema, run_sql, bar_chart, send_mail, weather, role="operator") as bus, endpoint(script) as model:
         await publish(bus, ANALYSIS)
         await eventually(lambda: len(bus.tools) == 5 and for_actions(bus.tools, ["inspect"]).actions)
         walk = Walk(bus.tools, ["inspect"])

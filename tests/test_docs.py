@@ -27,6 +27,7 @@ from toolbus.cli import main
 from toolbus.options import CallOptions
 from toolbus.results import ERROR_TYPES
 from toolbus.settings import PREFIX, Settings
+from toolbus.telemetry.exposition import EXPOSED
 from toolbus.testing import InvocationEnvironment
 
 ROOT = Path(__file__).parents[1]
@@ -211,6 +212,8 @@ def test_events_and_metrics_are_listed() -> None:
     page = read("docs/reference/telemetry.md")
     for name in [*telemetry.EVENTS, *telemetry.METRICS]:
         assert f"| `{name}` |" in page
+    for name in EXPOSED:
+        assert f"`{name}`" in page
 
 
 def test_the_protocol_page_knows_every_key_and_error() -> None:
@@ -222,7 +225,7 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
     made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
     made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
-    made += [keys.conversation("<x>"), keys.conversations, keys.results("<x>")]
+    made += [keys.conversation("<x>"), keys.conversations, keys.messenger, keys.results("<x>")]
     made += [keys.session("<x>", "<x>"), keys.snapshot("<x>", "<x>"), keys.order("<x>")]
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key

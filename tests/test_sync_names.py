@@ -52,7 +52,11 @@ _OF_VIEWS = {"by_wire_name", "catalogue", "former", "subscribe", "within"}
 
 # Each asynchronous class, the synchronous one, and the names that it does not have, each with the one that it has instead.
 CLASSES: list[tuple[type, type, dict[str, str]]] = [
-    (toolbus.ToolBus, sync.ToolBus, {"aclose": "close", "for_handlers": "", "tasks": "", "tokens": ""}),
+    (
+        toolbus.ToolBus,
+        sync.ToolBus,
+        {"aclose": "close", "for_handlers": "", "tasks": "", "chats": "", "routes": "", "creations": "", "replace": "", "tokens": ""},
+    ),
     (BusView, sync.BoundBus, {}),
     (ServiceView, sync.Service, {}),
     (Call, sync.Call, dict.fromkeys(_OF_CALLS, "")),

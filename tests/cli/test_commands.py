@@ -221,7 +221,7 @@ def test_health_is_told_by_file_and_port(shell: Shell) -> None:
 
 
 def test_a_probe_that_cannot_be_kept_ends_the_worker(shell: Shell) -> None:
-    """A port that is taken and a file that can't be written are one line each; probes are not quietly left out for several processes."""
+    """A port that is taken and a file that can't be written are one line each; a file is not quietly left out for several processes."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -231,7 +231,7 @@ def test_a_probe_that_cannot_be_kept_ends_the_worker(shell: Shell) -> None:
         ):
             done = shell.run("worker", "loud.py", *words)
             assert (done.returncode, done.stderr.splitlines()[-1].startswith(f"toolbus: {told}")) == (1, True), done.stderr
-    assert shell.run("worker", "loud.py", "--health-port", "8001", "--processes", "2").returncode == 2
+    assert shell.run("worker", "loud.py", "--health-file", "health.json", "--processes", "2").returncode == 2
 
 
 def test_a_reloaded_worker_keeps_its_probe(shell: Shell) -> None:

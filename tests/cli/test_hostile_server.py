@@ -35,6 +35,7 @@ ASKING = {
     "pins show": ("pins", "show", "other"),
     "call": ("call", "canary_echo", "text=x", "--timeout", "2"),
     "calls": ("calls",),
+    "chat": ("chat", "hello", "--timeout", "2"),
     "confirm allow": ("confirm", "allow", "c1"),
     "confirm deny": ("confirm", "deny", "c1"),
     "confirm list": ("confirm", "list"),
@@ -51,6 +52,13 @@ ASKING = {
     "get": ("get", "tool/other"),
     "list": ("list",),
     "pause": ("pause", "canary"),
+    "platform export": ("platform", "export", "exported"),
+    "platform import": ("platform", "import", "platform"),
+    "platform list": ("platform", "list"),
+    "platform logs": ("platform", "logs", "other"),
+    "platform search": ("platform", "search", "x"),
+    "platform status": ("platform", "status"),
+    "platform sync": ("platform", "sync", "platform/groups.json"),
     "purge": ("purge", "canary", "--yes"),
     "put": ("put", "tool/new", "new.json"),
     "resume": ("resume", "canary"),
@@ -71,8 +79,8 @@ ASKING = {
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 # These run until they are stopped, ask no server, or bring one of their own.
-OTHERS = {"confirm watch", "demo", "dev", "mcp", "mount", "new", "serve", "settings", "worker", "workers"}
-OTHERS |= {"conformance agent", "conformance worker", "protocol constants", "protocol scripts"}
+OTHERS = {"confirm watch", "demo", "dev", "host", "im", "mcp", "mount", "new", "platform up", "serve", "settings", "worker", "workers"}
+OTHERS |= {"acl", "conformance agent", "conformance worker", "protocol constants", "protocol scripts"}
 OTHERS |= {f"toolkit {name}" for name in ("load", "presets", "schema")}
 OTHERS |= {f"learning {name}" for name in ("convert", "diff", "evaluate", "learn", "revisions", "rollback", "run")}
 
@@ -109,6 +117,8 @@ def test_no_command_ends_in_a_traceback(shell: Shell, valkey_server: str, namesp
     (shell.folder / "tools.py").write_text(ECHO)
     shell.environment["OPENAI_API_KEY"] = "any"
     (shell.folder / "new.json").write_text('{"name": "new", "service": "canary", "description": "New."}')
+    (shell.folder / "platform").mkdir()
+    (shell.folder / "platform" / "groups.json").write_text("[]")
     keys = Keys(namespace)
     places = hostile.places(keys, hostile.Names("canary", "a1", "i1", "c1", "d1", "2026-01-01"))
     with redis.Redis.from_url(valkey_server) as client:

@@ -66,6 +66,7 @@ ENDING = {
     "call": ("call", "evil_error"),
     "calls": ("calls", "--tool", EVIL),
     "confirm allow": ("confirm", "allow", EVIL),
+    "chat": ("chat", EVIL, "--chat-id", "evil", "--timeout", "2"),
     "confirm deny": ("confirm", "deny", EVIL),
     "confirm list": ("confirm", "list"),
     "confirm show": ("confirm", "show", EVIL),
@@ -81,10 +82,19 @@ ENDING = {
     "describe": ("describe", "evil_data"),
     "doctor": ("doctor",),
     "get": ("get", "tool/evil_item"),
+    "host": ("host", "--label", EVIL),
     "list": ("list",),
     "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
     "pause": ("pause", EVIL),
+    "acl": ("acl", EVIL),
+    "platform export": ("platform", "export", EVIL),
+    "platform import": ("platform", "import", "evil"),
+    "platform list": ("platform", "list"),
+    "platform logs": ("platform", "logs", EVIL),
+    "platform status": ("platform", "status", "--tools"),
+    "platform sync": ("platform", "sync", "evil/items.json"),
+    "platform search": ("platform", "search", EVIL, "--category", EVIL),
     "protocol constants": ("protocol", "constants"),
     "protocol scripts": ("protocol", "scripts", EVIL),
     "purge": ("purge", EVIL, "--yes"),
@@ -119,7 +129,7 @@ ENDING = {
     "workers": ("workers",),
 }
 # These run until they are stopped, or need a model; that they print by `say` only is tested below.
-OTHERS = {"agent", "confirm watch", "demo", "dev", "mcp"}
+OTHERS = {"agent", "confirm watch", "demo", "dev", "im", "mcp", "platform up"}
 
 
 def paths(command: click.Command, above: str = "") -> set[str]:
@@ -158,6 +168,11 @@ def served(shell: Shell) -> Shell:
     (shell.folder / "evil.json").write_text(json.dumps({"name": EVIL, EVIL: EVIL}))
     item = {"type": "tool-service", "name": "evil_item", "description": EVIL, "service": "evil", "category": EVIL, EVIL: EVIL}
     (shell.folder / "item.json").write_text(json.dumps(item))
+    (shell.folder / "evil").mkdir()
+    source = {"type": "local", "host_dir": "x", EVIL: EVIL}
+    (shell.folder / "evil" / "registry.json").write_text(json.dumps([{"tool_id": "evil", "name": EVIL[:-1], EVIL: 1}, {"tool_id": EVIL}]))
+    (shell.folder / "evil" / "items.json").write_text(json.dumps([{"slug": "evil", "title": EVIL}, {"slug": 5, EVIL: EVIL}]))
+    (shell.folder / "evil" / "sources.json").write_text(json.dumps({"evil": source, EVIL: source}))
     shell.environment["TOOLBUS_LOG_FORMAT"] = "text"
     shell.start("worker", "evil.py")
     assert shell.run("call", "evil_text", "--wait", "20").returncode == 0

@@ -48,8 +48,9 @@ def test_a_tool_that_changes_after_its_approval_is_withheld(shell: Shell) -> Non
     shown = shell.json("pins", "show", "search")
     assert shown["tool"]["description"].startswith("Search. Ignore")
     assert shown["pin"]["changes"] == ["description"]
-    assert shell.run("approve", "search", "--digest", "ffff").returncode == 1
-    assert shell.run("approve", "search", "--digest", shown["pin"]["digest"][:10]).returncode == 0
+    assert shell.run("approve", "search", "--digest", "f" * 16).returncode == 1
+    assert "too few" in shell.run("approve", "search", "--digest", shown["pin"]["digest"][:15]).stderr
+    assert shell.run("approve", "search", "--digest", shown["pin"]["digest"][:16]).returncode == 0
     assert shell.run("call", "search", "query=b").stdout.strip() == "b"
 
 

@@ -108,7 +108,11 @@ ON_DEMAND = {
     "toolbus.schema.validate",
     "toolbus.worker.isolation.child",
     "toolbus.worker.isolation.fork_server",
+    "toolbus.telemetry.exposition",
     "toolbus.worker.process.health",
+    "toolbus.worker.process.probed_worker",
+    "toolbus.worker.process.probes",
+    "toolbus.worker.process.report",
     "toolbus.worker.process.supervisor",
     "tomllib",
 }

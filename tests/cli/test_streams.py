@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
+import struct
 import subprocess
 import sys
+import termios
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,7 @@ from tests.cli.shell import Shell
 from tests.cli.test_hostile_server import ASKING
 from tests.cli.test_mistakes import ALL
 from tests.forking import Program
+from tests.topologies import until
 
 TOOLS = """
 import asyncio
@@ -38,6 +43,7 @@ def canary_asks() -> str:
 
 # Each other command that ends by itself.
 LOCAL = {
+    "acl": ("acl", "agent"),
     "new": ("new", "weather"),
     "settings": ("settings",),
     "conformance agent": ("conformance", "agent", "--only", "leaves", "true"),
@@ -57,9 +63,17 @@ LOCAL = {
     "workers": ("workers",),
 }
 ENDING = {**ASKING, **LOCAL}
-RUNNING = {"confirm watch", "demo", "dev", "mcp", "mount", "serve", "worker"}
+RUNNING = {"confirm watch", "demo", "dev", "host", "im", "mcp", "mount", "platform up", "serve", "worker"}
 # These read standard input when they are told to.
-READING = {"put": ("put", "tool/new"), "call": ("call", "canary_echo", "--json", "-"), "agent": ("agent", "-")}
+READING = {"put": ("put", "tool/new"), "call": ("call", "canary_echo", "--json", "-"), "agent": ("agent", "-"), "chat": ("chat", "-")}
+# Another thread takes the signal, so that it does not interrupt a read; the same happens when it comes just before one.
+ELSEWHERE = """
+import signal, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+from toolbus.cli import main
+main()
+"""
 CLOSED = """
 import os, sys
 number = int(sys.argv.pop(1))
@@ -75,6 +89,8 @@ def served(shell: Shell) -> Shell:
     """A shell with a worker and the files that the commands name."""
     (shell.folder / "tools.py").write_text(TOOLS)
     (shell.folder / "new.json").write_text('{"type": "tool-service", "name": "new", "service": "canary", "description": "New."}')
+    (shell.folder / "platform").mkdir()
+    (shell.folder / "platform" / "groups.json").write_text("[]")
     (shell.folder / "log.jsonl").touch()
     (shell.folder / "scores.json").write_text('{"edges": [{"kind": "call", "source": "count", "target": "sql", "score": 0.7}]}')
     shell.environment["OPENAI_API_KEY"] = "any"
@@ -127,6 +143,8 @@ def test_without_a_server_a_command_says_how_to_start_one(shell: Shell, name: st
     """It ends with exit code 1, and prints nothing that a program could take for a result."""
     shell.environment |= {"TOOLBUS_URL": "redis://127.0.0.1:1", "OPENAI_API_KEY": "any"}
     (shell.folder / "new.json").write_text('{"type": "tool-service", "name": "new", "service": "canary", "description": "New."}')
+    (shell.folder / "platform").mkdir()
+    (shell.folder / "platform" / "groups.json").write_text('[{"group_id": "jobs", "name": "Jobs", "tool_ids": ["job_run"]}]')
     done = shell.run(*ASKING[name])
     assert done.returncode == 1
     assert "toolbus dev" in done.stdout + done.stderr
@@ -202,10 +220,18 @@ def test_ctrl_c_ends_a_call_that_waits(served: Shell) -> None:
     interrupted(watching)
 
 
-def test_ctrl_c_ends_what_reads_standard_input(served: Shell) -> None:
-    """Nothing is open yet that would keep the process."""
+def waits_for_input(process: subprocess.Popen[str]) -> bool:
+    """Return whether a process has read all that it was given, and sleeps."""
+    assert process.stdin is not None
+    unread = struct.unpack("i", fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4)))[0]
+    return not unread and Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"S"
+
+
+@pytest.mark.parametrize("way", [("-m", "toolbus"), ("-c", ELSEWHERE)], ids=["in time", "beside a read"])
+def test_ctrl_c_ends_what_reads_standard_input(served: Shell, way: tuple[str, str]) -> None:
+    """Nothing is open yet that would keep the process, and a signal is heeded whenever it comes."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "toolbus", "call", "canary_echo", "--json", "-"],
+        [sys.executable, *way, "call", "canary_echo", "--json", "-"],
         cwd=served.folder,
         env=served.environment,
         stdin=subprocess.PIPE,
@@ -217,6 +243,8 @@ def test_ctrl_c_ends_what_reads_standard_input(served: Shell) -> None:
         # More than a pipe holds, so it reads by now.
         process.stdin.write(" " * 300_000)
         process.stdin.flush()
+        if way[0] == "-c":
+            until(lambda: waits_for_input(process))
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert process.stderr is not None

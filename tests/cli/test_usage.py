@@ -6,6 +6,8 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.servers import eventually
+from toolbus import ToolBus
+from toolbus.broker.protocols import Spent
 
 pytestmark = pytest.mark.anyio
 
@@ -61,3 +63,21 @@ def test_wrong_middleware_is_one_line(shell: Shell) -> None:
     ):
         done = shell.run("worker", "loud.py", "--middleware", place)
         assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr
+
+
+async def test_the_tokens_of_coding_agents_are_shown_by_tool_and_task(shell: Shell) -> None:
+    """Each task has a row, and together they have a sum."""
+    assert "no coding agent had a task" in shell.run("usage", "--models").stderr
+    async with ToolBus(shell.environment["TOOLBUS_URL"], namespace=shell.environment["TOOLBUS_NAMESPACE"]) as bus:
+        for spec in ("one", "two"):
+            await bus.creations.submit(spec, by="al", about="stitch")
+            claimed = await bus.creations.claim("w")
+            assert claimed is not None
+            await bus.creations.write(claimed, spent=Spent(1_000, 200, 1_250_000))
+            await bus.creations.end(claimed, "done")
+    lines = shell.run("usage", "--models").stdout.splitlines()
+    assert lines[0].split() == ["TOOL", "TASK", "USER", "STATUS", "PROMPT", "COMPLETION", "PRICE"]
+    assert lines[-1].split() == ["all", "2000", "400", "2.5000"]
+    rows = shell.json("usage", "--models", "--user", "al", "--tool", "stitch")
+    assert [(row["tool"], row["prompt_tokens"], row["price"]) for row in rows] == [("stitch", 1_000, 1.25)] * 2
+    assert shell.json("usage", "--models", "--user", "bob") == []

@@ -220,7 +220,7 @@ async def test_operators_list_and_decide(redis_place: Place) -> None:
             await eventually(lambda: reason_of(bus), timeout=60.0)
             [changed] = [each for each in await admin.pins.all() if each.name == "search"]
             assert (changed.state, changed.changes) == ("changed", ("confirm",))
-            await admin.pins.approve("search", digest=changed.digest[:8])
+            await admin.pins.approve("search", digest=changed.digest[:16])
             await bus.wait_for_tool("search", 60.0)
         assert await admin.pins.remove("other")
         assert not await admin.pins.remove("other")

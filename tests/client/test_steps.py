@@ -29,11 +29,23 @@ BY_TYPE = {
     ("deadline_exceeded", "idle_timeout"), ("invalid_arguments", "bad_json"), ("invalid_arguments", "bad_reference"),
     ("invalid_arguments", "malformed_request"), ("tool_error", "max_deliveries"), ("tool_error", "process_died"),
     ("tool_error", "CancelledError"), ("tool_error", "SystemExit"),
+    # Of recorded tools.
+    ("unavailable", "tool_failed"), ("unavailable", "tool_closed"), ("unavailable", "not_reached"),
     # Of mounted servers and APIs.
     ("forbidden", "forbidden_address"), ("invalid_arguments", "unfit"), ("not_found", "unknown_host"), ("not_found", "unmounted"),
     ("tool_error", "bad_answer"), ("tool_error", "bad_redirect"), ("tool_error", "mcp_tool_error"), ("tool_error", "redirect_refused"),
     ("tool_error", "too_long"), ("tool_error", "too_many_redirects"), ("unavailable", "connection_lost"), ("unavailable", "mount_down"),
     ("unavailable", "mount_ended"), ("unavailable", "no_network"), ("unavailable", "no_secret"), ("unavailable", "unreachable"),
+    # Of recorded tools.
+    ("tool_error", "program"), ("unavailable", "no_token"), ("unavailable", "not_reached"), ("unavailable", "tool_closed"),
+    ("unavailable", "tool_failed"),
+    # Of the coding agent.
+    ("forbidden", "no_docker"), ("forbidden", "no_network"), ("invalid_arguments", "bad_example"), ("invalid_arguments", "bad_project"),
+    ("invalid_arguments", "bad_record"), ("invalid_arguments", "bad_schema"), ("invalid_arguments", "bad_text"),
+    ("invalid_arguments", "id_taken"), ("not_found", "no_environment"), ("not_found", "no_file"), ("not_found", "no_handle"),
+    ("not_found", "no_project"), ("not_found", "no_task"), ("overloaded", "creations"), ("tool_error", "docker_failed"),
+    ("tool_error", "exists"), ("tool_error", "io_error"), ("tool_error", "no_text"), ("tool_error", "too_many"),
+    ("tool_error", "too_many_programs"), ("tool_error", "uv_failed"), ("tool_error", "workspace_full"),
 }  # fmt: skip
 CONSTANTS = {"WORKER_LOST": refusals.WORKER_LOST, **{name: getattr(envelope, name) for name in ("NOT_BEGUN", "NOT_TAKEN", "NOT_FINISHED")}}
 

@@ -23,7 +23,7 @@ from toolbus.telemetry.output import FIELDS
 
 SERVICE = "canary"
 # Makers of names, and not names.
-_NO_KEYS = {"namespace", "prefix", "call_prefix", "reply_prefix", "shared_by_all", "of_service", "of_agent"}
+_NO_KEYS = {"namespace", "prefix", "call_prefix", "reply_prefix", "shared_by_all", "of_workers", "of_service", "of_agent"}
 NAMES = sorted(
     {name for name, _ in inspect.getmembers(Keys, inspect.isfunction) if not name.startswith("_")} | set(vars(Keys("x"))) - _NO_KEYS
 )

@@ -57,7 +57,7 @@ async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     canary.forget(place)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"wake", "wake_all", "confirmed"}])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"wake", "wake_all", "confirmed", "creations_told"}])
 async def test_a_key_of_another_type_stops_nobody(canary: Canary, name: str) -> None:
     """A key that is replaced by one of another type is made anew, or concerns nobody but its own call."""
     place = canary.place(name)

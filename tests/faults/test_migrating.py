@@ -79,6 +79,11 @@ class Scene:
             ("ZADD", keys.confirmations, 1, "r1"),
             ("HSET", keys.conversation("cd"), "name", '["u","c"]', "born", "b", "first", 0, "next", 2, "m:0", "1 {}", "m:1", "1 {}"),
             ("ZADD", keys.conversations, now + LATER, "cd"),
+            ("HSET", keys.creation("w"), "token", "t", "spec", "s", "about", "", "status", "queued", "created", 1),
+            ("HSET", keys.creation("r"), "token", "t", "spec", "s", "status", "running", "claim", "mine", "until", 1, "lease", 1),
+            ("ZADD", keys.creations_queued, 1, "w"),
+            ("ZADD", keys.creations_running, 1, "r"),
+            ("ZADD", keys.creations_ended, now + LATER, "e"),
             ("HSET", keys.order("pool"), "one", "1-0 2-0"),
             ("HSET", keys.snapshot("pool", "one"), "t", "t", "c", "c0", "d", "{}"),
             ("HSET", keys.flushes("a1"), 63, "63 -"),
@@ -95,6 +100,7 @@ class Scene:
         queue, fence, cancelled, wake = keys.queue("pool"), keys.fence("pool"), keys.cancelled("pool"), keys.wake("pool")
         instances, record, letters = keys.instances("pool"), keys.shared("digest"), keys.dead_letters("pool")
         one, two, request = keys.replies("a1"), keys.replies("a2"), keys.confirmation("r1")
+        sets, kept_tasks = (keys.creations_queued, keys.creations_running, keys.creations_ended), (60_000, 100, keys.creations_told)
         mark, conversation = keys.started("c1"), (keys.conversation("cd"), keys.conversations)
         owners = (keys.session("pool", "one"), keys.session("pool", "two"))
         kept = (queue, fence, owners[0], keys.snapshot("pool", "one"))
@@ -155,6 +161,7 @@ class Scene:
             Run(scripts.SWEEP, service, ended, (("HDEL", instances, "i:mine"), ("ZREM", keys.live, "pool/mine"))),
             Run(scripts.BEAT, (keys.live, keys.paused, keys.pulse, queue, fence), (1000, 60_000, "pool/mine")),
             Run(scripts.ITEM, tables, (*common, "toolkit/x", "", "")),
+            Run(scripts.REPLACE, tables, (*common, "pending/x", "", "{}", "recorded/x", "", "{}")),
             Run(scripts.ITEM, tables, (*common, "toolkit/y", "{}", "owner")),
             Run(scripts.TRANSFER, tables, (*common, "tool-service/pool"), (("HDEL", keys.names, "t:tool"),)),
             Run(scripts.OVERVIEW, (queue, letters, keys.paused, instances, keys.live, fence), ("pool",)),
@@ -165,6 +172,9 @@ class Scene:
             ),
             Run(scripts.NOTE, (keys.recent,), (100, 60_000, "{}")),
             Run(scripts.TELL, (keys.answers("q1"),), (60_000, "{}", 100)),
+            Run(scripts.RENEW_ROUTES, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", 2_000, 1, "one", "{}", "two")),
+            Run(scripts.RELEASE, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", 1)),
+            Run(scripts.OUTPUT, (keys.output("one"),), ("h1", 100, 60_000, "a line")),
             Run(scripts.KEEP, (keys.results("d1"),), (60_000, 64, 1_000_000, "{}")),
             Run(scripts.PURGE, (queue,), ("6-0", one, "[]")),
             Run(scripts.SPEND, (keys.rate("u"),), (10, 1000)),
@@ -192,6 +202,14 @@ class Scene:
                 (("HSET", keys.conversation("cd"), "holder", "me", "next", 0),),
             ),
             Run(scripts.REMOVE, conversation, ("cd", 1)),
+            Run(scripts.SUBMIT, (keys.creation("n"), *sets[:2]), ("n", "t", "s", "", "", 60_000, 100, keys.creations_told)),
+            Run(scripts.CLAIM, (keys.creation("w"), *sets), ("w", "me", "host", 1000, 60_000, 10, "", *kept_tasks)),
+            Run(scripts.CLAIM, (keys.creation("r"), *sets), ("r", "me", "host", 1000, 60_000, 10, "", *kept_tasks)),
+            Run(scripts.WRITE_CREATION, (keys.creation("r"), sets[1]), ("r", "mine", 1000, 60_000, 5, 0, 1, "price", 5, "a line")),
+            Run(scripts.END_CREATION, (keys.creation("r"), *sets), ("r", "mine", "done", "", *kept_tasks, 0)),
+            Run(scripts.END_CREATION, (keys.creation("r"), *sets), ("r", "mine", "queued", "", *kept_tasks, 5)),
+            Run(scripts.STOP_CREATION, (keys.creation("w"), *sets), ("w", *kept_tasks)),
+            Run(scripts.STOP_CREATION, (keys.creation("r"), *sets), ("r", *kept_tasks)),
             Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
             Run(scripts.LINE, (queue, keys.order("pool")), ("one", "6-0", "1-0")),
             Run(scripts.SAVE, kept, (*known, "1-0", 1, 1, "t", "c1", "{}", 60_000)),

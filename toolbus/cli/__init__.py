@@ -21,10 +21,12 @@ from toolbus.results import ToolbusError
 from toolbus.settings import misspelt
 
 _COMMANDS = {
+    "acl": ("acl", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
     "agent": ("agent", "Let a model answer QUESTION with tools."),
     "approve": ("pins", "Approve a tool as it is now, so that agents may use this form of it."),
     "call": ("calls", "Call a tool."),
     "calls": ("recent", "Show the attempts of recent calls."),
+    "chat": ("chat", "Talk with the service agent."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
     "conformance": ("conformance", "Try whether a worker or an agent in another language keeps the protocol."),
     "conversations": ("conversations", "Look after the conversations that agents keep."),
@@ -34,6 +36,8 @@ _COMMANDS = {
     "dev": ("dev", "Start all you need to try toolbus."),
     "doctor": ("doctor", "Check the server and say what to fix."),
     "get": ("items", "Print a static descriptor as JSON."),
+    "host": ("host", "Serve the recorded tools that this machine may run."),
+    "im": ("im", "Connect a messenger's windows with the service agent."),
     "learning": ("learning", "Learn the scores of the toolkit's graph from what agents recorded, publish them, and roll them back."),
     "list": ("items", "List static descriptors whose key starts with PREFIX."),
     "mcp": ("mcp", "Serve the tools to an MCP client on stdio."),
@@ -41,6 +45,7 @@ _COMMANDS = {
     "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
     "pause": ("operate", "Make a service's workers stop taking requests."),
     "pins": ("pins", "Decide which form of a tool may be used."),
+    "platform": ("platform", "Look after recorded tools: programs, containers and APIs that hosts run."),
     "protocol": ("protocol", "Write the scripts and numbers that a worker or an agent in another language needs."),
     "purge": ("operate", "Remove the requests that wait for a service."),
     "put": ("items", "Store a static descriptor."),

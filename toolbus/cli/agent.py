@@ -82,7 +82,10 @@ def agent_command(ctx: click.Context, /, question: str | None, output: str, **op
       toolbus agent "and those of April?" --conversation orders
       OPENAI_BASE_URL=http://localhost:11434/v1 OPENAI_API_KEY=none toolbus agent "tell a pun" --model qwen3
     """
+    from toolbus import telemetry
+
     settings = settings_with_server(ctx)
+    telemetry.configure_export("toolbus-agent")
     text = read_text("-") if question == "-" else question
     screen = _Screen(quiet=output == "json")
     _check_usage(text, options)
@@ -120,20 +123,12 @@ def _check_usage(text: str | None, options: dict[str, Any]) -> None:
 def _endpoint(options: dict[str, Any]) -> tuple[ChatEndpoint, str]:
     from toolbus.results import ConfigurationError
 
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
-    model = (options["model"] or os.environ.get("OPENAI_MODEL", "")).strip()
-    if not key:
-        raise _Unset(
-            "set OPENAI_API_KEY to your endpoint's key (any word for one that needs none), and OPENAI_BASE_URL unless it is OpenAI"
-        )
-    if not model:
-        raise _Unset("which model? pass --model or set OPENAI_MODEL")
     try:
-        from toolbus.agent import OPENAI, ChatEndpoint
+        from toolbus.agent.configured import endpoint_of
     except ImportError:
         raise _Unset("the agent needs httpx: pip install 'toolbus[agent]'") from None
     try:
-        return ChatEndpoint(options["base_url"] or os.environ.get("OPENAI_BASE_URL") or OPENAI, key), model
+        return endpoint_of(os.environ, base_url=options["base_url"] or "", model=options["model"] or "")
     except ConfigurationError as error:
         raise _Unset(str(error)) from None
 

@@ -54,6 +54,10 @@ class Seconds(click.FloatRange):
         return super().convert(number, param, ctx)
 
 
+class NotMendable(ConfigurationError):
+    """A start would be refused in the same way whatever the served files say."""
+
+
 class Failure(click.ClickException):
     """An error in one line, exit code 1."""
 

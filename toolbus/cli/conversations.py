@@ -147,6 +147,7 @@ _WORDS: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "reply": _reply,
     "result": _result,
     "results": _results,
+    "summary": lambda record: str(record["text"]),
     "end": lambda record: f"{record['reason']} after {record['turns']} requests to the model",
 }
 

@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 import click
 
 from toolbus.cli.common import GATEWAY_PORT, environment_of, fail, needs_gateway, settings_with_server
+from toolbus.cli.local_server import find_server
 from toolbus.cli.output import print_table, say
 from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
@@ -24,7 +24,6 @@ from toolbus.worker.process.lifeline import Lifeline
 if TYPE_CHECKING:
     from toolbus.broker.embedded import EmbeddedServer
 
-_DEFAULT_PORT = 6379
 _POLL = 0.05
 
 
@@ -53,7 +52,7 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool, http
         raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
     settings = settings_with_server(ctx)
     with _signals(), contextlib.ExitStack() as stack:
-        server = _find_server(settings, stack)
+        server = find_server(settings, stack)
         environment = environment_of(ctx.find_root().obj or {})
         worker = _start(stack, environment, "worker", "--examples", *(["--reload"] if reload else []), *targets)
         children = [worker]
@@ -156,37 +155,6 @@ def _introduce(settings: Settings, place: socket.socket | None) -> None:
         "  toolbus new weather && toolbus worker weather.py     # and it is there, without a restart\n"
         "Ctrl-C stops everything."
     )
-
-
-def _find_server(settings: Settings, stack: contextlib.ExitStack) -> EmbeddedServer | None:
-    """Use the server that the URL names, or start one there and return it."""
-    from toolbus.broker.embedded import EmbeddedServer
-    from toolbus.urls import redact
-
-    if not settings.url.startswith(("redis://", "rediss://")):
-        say(f"using the server of {redact(settings.url)}")
-        return None
-    address = urlsplit(settings.url)
-    host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
-    if _answers(host, port):
-        say(f"using the server at {host}:{port}")
-    elif host not in {"127.0.0.1", "localhost", "::1"}:
-        fail(f"no server answers at {host}:{port}, and a server can only be started on this machine; unset TOOLBUS_URL or leave --url out")
-    elif address.scheme == "rediss":
-        fail(f"no server answers at {host}:{port}, and a server started here has no TLS; write redis:// instead of rediss://")
-    else:
-        server = stack.enter_context(EmbeddedServer(port))
-        say(f"started a server on 127.0.0.1:{port}; it keeps its data in memory only")
-        return server
-    return None
-
-
-def _answers(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -30,12 +30,18 @@ class Finding(NamedTuple):
 
 
 @click.command("doctor")
+@click.option("--deep", is_flag=True, help="Also try calls, a stream, a cancellation and a worker's death, with a service of its own.")
 @output_option
 @click.pass_context
-def doctor_command(ctx: click.Context, output: str) -> None:
-    """Check the server and say what to fix. Memory policy, persistence and latency are checked, too."""
+def doctor_command(ctx: click.Context, deep: bool, output: str) -> None:
+    """Check the server and say what to fix. Memory policy, persistence and latency are checked, too.
+
+    --deep needs the rights of an agent and a worker (`toolbus acl agent worker`), takes some seconds, and leaves nothing behind.
+    """
     settings = settings_with_server(ctx)
     findings = asyncio.run(_examine(settings))
+    if deep and not any(finding.state == "fail" for finding in findings):
+        findings += asyncio.run(_try(settings))
     if output == "json":
         print_json([finding._asdict() for finding in findings])
     else:
@@ -44,18 +50,26 @@ def doctor_command(ctx: click.Context, output: str) -> None:
         fail("something must be fixed, see above")
 
 
+async def _try(settings: Settings) -> list[Finding]:
+    from toolbus.diagnosis.trial import Trials
+
+    return [Finding(each.name, each.state, each.found) async for each in Trials(settings).run()]
+
+
 async def _examine(settings: Settings) -> list[Finding]:
     from toolbus.broker.admin import Admin
     from toolbus.cli.review import pending, refused, title
     from toolbus.client.tools.review import catalogue_of
+    from toolbus.platform.store import Reader
     from toolbus.urls import redact
 
     findings = [Finding("url", "ok", redact(settings.url))]
     try:
         async with Admin(settings) as admin:
             health = await admin.health()
-            services = await admin.services()
-            catalogue = catalogue_of(await admin.snapshot(), require_approval=settings.require_approval)
+            roles = await admin.roles()
+            snapshot = await admin.snapshot()
+            catalogue = catalogue_of(snapshot, require_approval=settings.require_approval)
     except BrokerError as error:
         return [*findings, Finding("server", "fail", str(error))]
     except ToolbusError as error:
@@ -80,14 +94,29 @@ async def _examine(settings: Settings) -> list[Finding]:
             "warn" if skewed else "ok",
             f"server is {round(health.skew, 1) + 0.0:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
         ),
-        Finding("registry", "ok", f"{len(services)} services in namespace {settings.namespace!r}"),
+        _role(roles),
+        Finding("registry", "ok", f"{len(snapshot[0])} services in namespace {settings.namespace!r}"),
         *(
             Finding("tool" if tool.service else "preset", "fail", f"{title(tool)} can't be used: {one_line(tool.reason, 300)}")
             for tool in refused(catalogue)
         ),
+        # Groups that can't be read are among what agents refuse.
+        *(
+            Finding("record", "fail", f"a recorded tool or its label can't be used: {one_line(each.reason, 300)}")
+            for each in Reader().snapshot(catalogue.documents.by_key).refused
+            if not each.key.startswith("group/")
+        ),
         *(Finding("tool", "warn", f"{tool.name} waits for {_SERVICE.format(tool.service, tool.name)}") for tool in pending(catalogue)),
         Finding("owner", "ok" if settings.owner else "warn", owner),
     ]
+
+
+def _role(roles: list[str] | None) -> Finding:
+    if roles is None:
+        return Finding("role", "warn", "this user may do everything on the server; `toolbus acl ROLE` prints the least rights of each role")
+    if not roles:
+        return Finding("role", "warn", "this user has none of the roles of `toolbus acl` in this namespace")
+    return Finding("role", "ok", " and ".join(roles))
 
 
 def _replicas(health: ServerHealth, waited_for: int) -> Finding:

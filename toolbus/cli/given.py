@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
 from typing import TypeVar, cast
@@ -15,6 +20,7 @@ T = TypeVar("T")
 
 # As much as a stored document may have.
 _MOST_READ = 4 * 1024 * 1024
+_MOST_SIGNALS = 512
 
 
 def read_bytes(place: str) -> bytes:
@@ -67,9 +73,38 @@ def read_json(text: str | bytes, kind: type[T], what: str) -> T:
 def _read_input() -> bytes:
     # One read that gathers everything runs on when Ctrl-C comes between two of its parts, and then waits for the next part.
     source, found = cast("BufferedIOBase", sys.stdin.buffer), bytearray()
-    while len(found) <= _MOST_READ and (part := source.read1(_MOST_READ + 1 - len(found))):
-        found += part
+    with _waiting_for(source) as wait:
+        while len(found) <= _MOST_READ:
+            wait()
+            if not (part := source.read1(_MOST_READ + 1 - len(found))):
+                break
+            found += part
     return bytes(found)
+
+
+@contextmanager
+def _waiting_for(source: BufferedIOBase) -> Iterator[Callable[[], None]]:
+    """Yield what waits until a read of a stream does not have to; a signal ends the wait at any moment."""
+    try:
+        number = source.fileno()
+    except OSError:
+        yield lambda: None
+        return
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    # A signal just before a read begins is heeded only after it; what the signal writes here ends the wait in any case.
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while number not in (ready := select.select([number, woken], [], [])[0]):
+            os.read(ready[0], _MOST_SIGNALS)
+
+    try:
+        yield wait
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(woken)
+        os.close(wake)
 
 
 def _named(place: str) -> str:

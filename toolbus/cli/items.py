@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def put_command(ctx: click.Context, key: str, file: str) -> None:
     """Store a static descriptor. KEY is tool/NAME or tool-service/ID; FILE may be standard input.
 
-    An invalid descriptor is refused, and the error names the field. Running agents see the change at
-    once.
+    KEY may also be recorded/ID or pending/ID (a tool that hosts run, and one that waits for approval), group/ID or
+    backend-runtime/ID. An invalid document is refused, and the error names the field. Running agents see the change at once.
 
     \b
     Example:
@@ -131,11 +131,18 @@ def _consequences(key: str, document: bytes, services: Services, items: Items) -
 
 def _read(key: str, file: str) -> bytes:
     from toolbus.descriptors import parse_service, parse_tool
+    from toolbus.platform.documents import PREFIXES, encode, is_platform_key
+    from toolbus.platform.written import read_written
     from toolbus.schema import mended_document
 
+    if is_platform_key(key):
+        try:
+            return encode(read_written(key, read_json(read_bytes(file), Any, "the record")))
+        except click.UsageError as error:
+            fail(error.message)
     kind, _, name = key.partition("/")
     if kind not in {"tool", "tool-service"} or not name:
-        raise click.UsageError(f"{key!r} is neither tool/NAME nor tool-service/ID")
+        raise click.UsageError(f"{key!r} is none of tool/NAME, tool-service/ID, {', '.join(f'{each}ID' for each in PREFIXES)}")
     try:
         document = read_json(read_bytes(file), dict[str, Any], "the descriptor")
     except click.UsageError as error:

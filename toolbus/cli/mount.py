@@ -14,6 +14,7 @@ import click
 
 from toolbus.cli.common import output_option, settings_of, settings_with_server
 from toolbus.cli.output import print_table, say
+from toolbus.cli.probing import ProbePlace, health_options, run_worker
 from toolbus.cli.supervised import refusals, supervise
 from toolbus.display import one_line
 from toolbus.results import ConfigurationError, ToolbusError
@@ -55,6 +56,7 @@ _LIBRARIES = ("mcp", "client", "httpx2", "httpcore2", "fastmcp", "FastMCP")
 )
 @click.option("--start", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds that the server may take to start.")
 @click.option("--pin", is_flag=True, help="Approve tools that were never decided about, as they are now; see `toolbus pins`.")
+@health_options()
 @output_option
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
@@ -68,6 +70,8 @@ def mount_command(
     processes: int,
     concurrency: int | None,
     lifeline: int | None,
+    health_host: str,
+    health_port: int | None,
     output: str,
     pin: bool,
     **given: Any,
@@ -93,18 +97,20 @@ def mount_command(
 
     settings = settings_of(ctx) if listing else settings_with_server(ctx, concurrency=concurrency)
     telemetry.configure_logging("warning" if listing else settings.log_level, settings.log_format)
+    telemetry.configure_export("toolbus-mount")
     for library in _LIBRARIES:
         # They log tracebacks of what a server does wrong, which is told by events of ours.
         logging.getLogger(library).setLevel(logging.CRITICAL)
+    place = ProbePlace(health_host, health_port)
     with refusals(lifeline):
         options = _options(given)
         if processes > 1 and not listing:
             words = _words(ctx)
             after = ["--", name, *target]
-            code = run_loop(lambda: supervise(ctx, settings, words, processes=processes, lifeline=lifeline, after=after))
+            code = run_loop(lambda: supervise(ctx, settings, words, processes=processes, lifeline=lifeline, after=after, place=place))
         else:
             service = _service(name, target, openapi, options, given)
-            code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, lifeline, pin=pin))
+            code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, place, lifeline, pin=pin))
     sys.exit(code)
 
 
@@ -116,7 +122,8 @@ def _options(given: dict[str, Any]) -> Options:
 
 
 def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: dict[str, Any]) -> Mount:
-    from toolbus.mounts.targets import Address, Command, Secret, check_address, environment_for, secret
+    from toolbus.mounts.targets import Address, Command, check_address, environment_for
+    from toolbus.secrets import Secret, secret
 
     headers: dict[str, Secret] = {field: secret(source) for field, source in _sources(given["headers"], "--header").items()}
     if given["bearer"]:
@@ -158,25 +165,20 @@ def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
     return found
 
 
-async def _serve(service: Mount, settings: Settings, lifeline: int | None, *, pin: bool) -> int:
+async def _serve(service: Mount, settings: Settings, place: ProbePlace, lifeline: int | None, *, pin: bool) -> int:
     from toolbus.mounts.serving import mounted
-    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
+    from toolbus.worker.process.lifeline import watch_lifeline
     from toolbus.worker.worker import Worker
 
     if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace)
     async with mounted([service]) as serve_with:
         worker = Worker(service, settings=settings)
         serve_with(worker)
         serving = asyncio.Event()
-
-        def on_open() -> None:
-            tell(lifeline, Told(instance=worker.instance))
-            serving.set()
-
         pinning = asyncio.create_task(_pin(settings, service.id, serving)) if pin else None
         try:
-            await worker.run(on_open)
+            await run_worker(worker, place, lifeline, on_open=serving.set)
         finally:
             if pinning is not None:
                 pinning.cancel()
@@ -227,7 +229,7 @@ def _words(ctx: click.Context) -> list[str]:
         if (
             not isinstance(param, click.Option)
             or not param.expose_value
-            or param.name in {"processes", "concurrency", "lifeline", "output"}
+            or param.name in {"processes", "concurrency", "lifeline", "output", "health_host", "health_port"}
         ):
             continue
         for each in value if param.multiple and value else [value]:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 _reason_option = click.option("--reason", default="", help="Why, for those who list the decisions.")
 _approve_options = (
-    click.option("--digest", default="", help="Approve only the form with this digest, or its beginning, which `toolbus pins show` tells."),
+    click.option(
+        "--digest",
+        default="",
+        help="Approve only the form with this digest, or its first 16 digits or more, which `toolbus pins show` tells.",
+    ),
     _reason_option,
     output_option,
 )
@@ -45,22 +49,31 @@ def pins_command() -> None:
 @output_option
 @click.pass_context
 def list_command(ctx: click.Context, states: tuple[str, ...], output: str) -> None:
-    """List the tools with the decision about each: approved, changed, rejected, unpinned, unreadable or gone."""
+    """List the tools with the decision about each: approved, changed, rejected, unpinned, unreadable or gone.
+
+    Recorded tools, and new revisions of them, that wait for approval are pending.
+    """
+    from toolbus.cli import pending
+
     found = [each for each in with_admin(ctx, lambda admin: admin.pins.all()) if not states or each.state in states]
+    waiting = pending.rows(ctx) if not states or "pending" in states else []
     if output == "json":
-        print_json(found)
+        print_json([*found, *waiting])
         return
     rows = [
         (
             each.name,
             each.service,
             each.state,
-            each.digest[:12],
+            each.digest[:16],
             ", ".join(each.changes) or one_line(each.reason, 60),
             each.by,
             _when(each.at),
         )
         for each in found
+    ]
+    rows += [
+        (each["name"], each["service"], each["state"], each["digest"][:16], ", ".join(each["changes"]), each["by"], "") for each in waiting
     ]
     columns = ("TOOL", "SERVICE", "STATE", "DIGEST", "ABOUT", "BY", "AT")
     print_table(columns, rows, empty=f"no tools and no decisions{namespace_of(ctx)}")
@@ -71,16 +84,20 @@ def list_command(ctx: click.Context, states: tuple[str, ...], output: str) -> No
 @json_option
 @click.pass_context
 def show_command(ctx: click.Context, name: str) -> None:
-    """Show a tool as it is now, with the decision about it and what has changed, as JSON."""
+    """Show a tool as it is now, with the decision about it and what has changed, as JSON; and what waits for approval."""
+    from toolbus.cli import pending
+
+    waiting = pending.review_of(ctx, name)
 
     async def main(admin: Admin) -> dict[str, Any]:
         from toolbus.descriptors import tool_document
 
         found = next((each for each in await admin.pins.all() if each.name == name), None)
-        if found is None:
+        if found is None and waiting is None:
             fail(_nothing(ctx, name))
         tool = (await admin.pins.offered()).get(name)
-        return {"pin": found, "tool": None if tool is None else tool_document(tool)}
+        said = {"pin": found, "tool": None if tool is None else tool_document(tool)}
+        return said if waiting is None else {**said, "pending": waiting}
 
     print_json(with_admin(ctx, main))
 
@@ -114,7 +131,14 @@ def approve_tools_command(
 @_reason_option
 @click.pass_context
 def reject_command(ctx: click.Context, name: str, reason: str) -> None:
-    """Withhold a tool from every agent, in every form, until it is approved. Calls that run go on."""
+    """Withhold a tool from every agent, in every form, until it is approved. Calls that run go on.
+
+    Of a recorded tool that waits for approval, what waits is removed; what is served stays.
+    """
+    from toolbus.cli import pending
+
+    if pending.reject(ctx, name):
+        return
     by = _who()
     with_admin(ctx, lambda admin: admin.pins.reject(name, by=by, reason=reason))
     say(f"rejected {name}")
@@ -132,19 +156,29 @@ def rm_command(ctx: click.Context, name: str) -> None:
 
 @click.command("approve")
 @click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask before a recorded tool is approved.")
 @_approve_options[0]
 @_approve_options[1]
 @_approve_options[2]
 @click.pass_context
-def approve_command(ctx: click.Context, name: str, digest: str, reason: str, output: str) -> None:
+def approve_command(ctx: click.Context, name: str, yes: bool, digest: str, reason: str, output: str) -> None:
     """Approve a tool as it is now, so that agents may use this form of it.
+
+    A recorded tool that waits for approval is shown first: what it changes, and the files of its code where they are on this
+    machine. With --digest exactly that form is approved, and nothing is asked.
 
     \b
     Examples:
       toolbus pins show search
-      toolbus approve search --digest 3f2a91
+      toolbus approve search --digest 3f2a915c07d8e64b
     """
-    _approve(ctx, (name,), digest, reason, output)
+    from toolbus.cli import pending
+
+    review = pending.review_of(ctx, name)
+    if review is not None:
+        pending.approve(ctx, review, digest=digest, yes=yes, by=_who(), reason=reason, output=output)
+    else:
+        _approve(ctx, (name,), digest, reason, output)
 
 
 def _approve(ctx: click.Context, names: tuple[str, ...], digest: str, reason: str, output: str) -> None:
@@ -158,7 +192,7 @@ def _approve(ctx: click.Context, names: tuple[str, ...], digest: str, reason: st
         print_json(found)
         return
     for each in found:
-        say(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:12]})")
+        say(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})")
     if not found:
         say("every tool is approved or rejected", err=True)
 

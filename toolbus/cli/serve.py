@@ -12,6 +12,7 @@ import click
 
 from toolbus.cli.access import access_options
 from toolbus.cli.common import GATEWAY_PORT, Seconds, fail, needs_gateway, settings_with_server
+from toolbus.cli.probing import ProbePlace, health_options, probing
 from toolbus.settings import Settings
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ _ENV = "TOOLBUS_GATEWAY_"
     envvar=f"{_ENV}HEARTBEAT",
     help="Longest silence of a stream of events, in seconds.",
 )
+@health_options(_ENV)
 @access_options
 @click.option("--listening", type=int, hidden=True)
 @click.option("--lifeline", type=int, hidden=True)
@@ -68,6 +70,8 @@ def serve_command(
     grace: float | None,
     resume: float,
     heartbeat: float,
+    health_host: str,
+    health_port: int | None,
     listening: int | None,
     lifeline: int | None,
     access: dict[str, Any],
@@ -110,10 +114,12 @@ def serve_command(
         ways = "give --tokens, --shared-tokens or --jwt-keys; --open lets everybody in who can reach it"
         fail(f"without tokens a gateway listens on this machine only, not at {host!r}; {ways}")
     telemetry.configure_logging(settings.log_level, settings.log_format)
+    telemetry.configure_export("toolbus-gateway")
     place = listen(host, port) if listening is None else socket.socket(fileno=listening)
+    probed = ProbePlace(health_host, health_port)
     options = GatewayOptions(chat=chat, resume=resume, heartbeat=heartbeat)
     with place:
-        run_loop(lambda: _serve(settings, options, auth, guards, place, lifeline, is_open=is_open))
+        run_loop(lambda: _serve(settings, options, auth, guards, place, probed, lifeline, is_open=is_open))
     sys.stdout.flush()
 
 
@@ -123,6 +129,7 @@ async def _serve(
     auth: AuthOptions,
     guards: GuardOptions,
     place: socket.socket,
+    probed_at: ProbePlace,
     lifeline: int | None,
     *,
     is_open: bool,
@@ -134,14 +141,26 @@ async def _serve(
     from toolbus.gateway.guards import guarded
     from toolbus.gateway.hosts import KnownHosts
     from toolbus.gateway.principals import Everyone
+    from toolbus.gateway.probed import ProbedGateway
     from toolbus.gateway.serving import serve
     from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
+    from toolbus.worker.process.notify import Notifier
+
+    notifier = Notifier()
 
     if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace)
     async with ToolBus(settings=settings) as bus:
         authenticator = authenticator_of(bus, auth)
         gateway = Gateway(bus, authenticator or Everyone(), options)
         app = guarded(application(gateway), guards)
         served = app if is_open or authenticator is not None else KnownHosts(app)
-        await serve(served, gateway, place, grace=settings.grace, on_serving=lambda: tell(lifeline, Told(instance=bus.agent)))
+        async with probing(lambda: ProbedGateway(gateway), probed_at) as (probed, _), notifier.alive():
+
+            def serving() -> None:
+                if probed is not None:
+                    probed.started = True
+                tell(lifeline, Told(instance=bus.agent))
+                notifier.ready()
+
+            await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=notifier.stopping)

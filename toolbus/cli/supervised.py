@@ -11,13 +11,13 @@ from pathlib import Path
 
 import click
 
-from toolbus.cli.common import Failure, environment_of
+from toolbus.cli.common import Failure, NotMendable, environment_of
+from toolbus.cli.probing import ProbePlace, probing
 from toolbus.results import ConfigurationError, ToolbusError
 from toolbus.settings import Settings
 
-
-class NotMendable(ConfigurationError):
-    """A start would be refused in the same way whatever the served files say."""
+# Seconds that children may take beyond their grace period, until they are killed and what they held is others'.
+_OF_CHILDREN = 10.0
 
 
 @contextlib.contextmanager
@@ -49,6 +49,7 @@ async def supervise(
     lifeline: int | None,
     watch: Sequence[Path] = (),
     after: Sequence[str] = (),
+    place: ProbePlace,
 ) -> int:
     """Keep processes of a toolbus command alive until a signal; return the exit code.
 
@@ -60,11 +61,16 @@ async def supervise(
         lifeline: the file descriptor of the process that started this one.
         watch: folders in which changes start them anew.
         after: arguments that stand after all options.
+        place: where probes are answered for all of them.
     """
     from toolbus.broker.admin import Admin
     from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
+    from toolbus.worker.process.notify import Notifier
+    from toolbus.worker.process.probed_children import CHILD_HOST, ProbedChildren
     from toolbus.worker.process.supervisor import Supervisor, check_reload
 
+    # Before the environment of the children is made.
+    notifier = Notifier()
     given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
     environment = environment_of(given)
     # Refuses an impossible URL.
@@ -78,17 +84,25 @@ async def supervise(
         async with Admin(settings) as admin:
             await admin.retire(instance)
 
-    supervisor = Supervisor(
-        [sys.executable, "-m", "toolbus", *words],
-        environment,
-        processes=processes,
-        grace=settings.grace,
-        retire=retire,
-        complain=lambda text: Failure(text).show(),
-        on_serving=lambda instance: tell(lifeline, Told(instance=instance)),
-        watch=watch,
-        after=after,
-    )
+    def serving(instance: str) -> None:
+        tell(lifeline, Told(instance=instance))
+        notifier.ready()
+
     if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return await supervisor.run()
+        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace + _OF_CHILDREN)
+    asked = () if place.port is None else ("--health-host", CHILD_HOST, "--health-port", "0")
+    async with probing(lambda: ProbedChildren(processes), place) as (children, _), notifier.alive():
+        supervisor = Supervisor(
+            [sys.executable, "-m", "toolbus", *words, *asked],
+            environment,
+            processes=processes,
+            grace=settings.grace,
+            retire=retire,
+            complain=lambda text: Failure(text).show(),
+            on_serving=serving,
+            watch=watch,
+            after=after,
+            watcher=children,
+            on_stopping=notifier.stopping,
+        )
+        return await supervisor.run()

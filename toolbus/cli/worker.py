@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from toolbus.cli.common import reason, settings_with_server
-from toolbus.cli.supervised import NotMendable, refusals, supervise
-from toolbus.results import ToolbusError
+from toolbus.cli.common import settings_with_server
+from toolbus.cli.probing import ProbePlace, health_options, run_worker
+from toolbus.cli.supervised import refusals, supervise
 from toolbus.settings import Settings
-
-if TYPE_CHECKING:
-    from toolbus.worker.worker import Worker
 
 
 @click.command("worker")
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--health-file", type=click.Path(path_type=Path), help="Touch this file regularly while the worker can serve (one process only)."
 )
-@click.option("--health-port", type=click.IntRange(1, 65535), help="Answer HTTP on this loopback port: 200 or 503 (one process only).")
+@health_options()
 @click.option("--examples", is_flag=True, hidden=True, help="Serve the examples of toolbus, too.")
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
@@ -46,6 +41,7 @@ def worker_command(
     lease: float | None,
     around: tuple[str, ...],
     health_file: Path | None,
+    health_host: str,
     health_port: int | None,
     examples: bool,
     lifeline: int | None,
@@ -68,24 +64,25 @@ def worker_command(
     from toolbus.worker.loading.command_line import folders
     from toolbus.worker.process.event_loop import run_loop
 
-    probes = {"--health-file": health_file, "--health-port": health_port}
-    extra = [word for option, value in probes.items() if value is not None for word in (option, str(value))]
-    if extra and processes > 1:
-        raise click.UsageError("--health-file and --health-port are for one process; leave --processes out")
+    if health_file is not None and processes > 1:
+        raise click.UsageError("--health-file is for one process; leave --processes out, or use --health-port")
     if not targets and not examples:
         raise click.UsageError("name what to serve: a file (jokes.py), a module, or an installed service (toolbus workers lists them)")
+    extra = ["--health-file", str(health_file)] if health_file is not None else []
     extra += ["--examples"] if examples else []
     extra += [word for each in around for word in ("--middleware", each)]
     settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
     telemetry.configure_logging(settings.log_level, settings.log_format)
+    telemetry.configure_export("toolbus-worker")
+    place = ProbePlace(health_host, health_port)
     watched = (*targets, *around) if reload else ()
     with refusals(lifeline):
         if processes > 1 or reload:
             watch = folders(watched)
             words = ["worker", *targets, *extra]
-            code = run_loop(lambda: supervise(ctx, settings, words, processes=processes, lifeline=lifeline, watch=watch))
+            code = run_loop(lambda: supervise(ctx, settings, words, processes=processes, lifeline=lifeline, watch=watch, place=place))
         else:
-            code = run_loop(lambda: _work(settings, targets, around, health_file, health_port, lifeline, examples=examples))
+            code = run_loop(lambda: _work(settings, targets, around, health_file, place, lifeline, examples=examples))
     sys.exit(code)
 
 
@@ -94,7 +91,7 @@ async def _work(
     targets: tuple[str, ...],
     around: tuple[str, ...],
     health_file: Path | None,
-    health_port: int | None,
+    place: ProbePlace,
     lifeline: int | None,
     *,
     examples: bool,
@@ -108,11 +105,11 @@ async def _work(
 
     served = [*(installed.examples() if examples else ()), *map(_mounting, map(load, targets))]
     if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace)
     async with mounted(served) as serve_with:
         worker = Worker(served, settings=settings, middleware=_middleware(around))
         serve_with(worker)
-        await _run(worker, health_file, health_port, lifeline)
+        await run_worker(worker, place, lifeline, health_file=health_file)
     if worker.stuck:
         # A thread can't be stopped; its call was given up, and it must not keep the process alive.
         telemetry.flush_logging()
@@ -127,34 +124,6 @@ def _mounting(target: object) -> object:
     from toolbus.mounts.objects import is_server, mount_of
 
     return mount_of(target) if is_server(target) else target
-
-
-async def _run(worker: Worker, health_file: Path | None, health_port: int | None, lifeline: int | None) -> None:
-    from toolbus.worker.process.lifeline import Told, tell
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            probes = []
-            if health_file is not None:
-                from toolbus.worker.process.health import keep_file
-
-                probes.append(tasks.create_task(_probe("--health-file", keep_file(worker, health_file))))
-            if health_port is not None:
-                from toolbus.worker.process.health import serve_port
-
-                probes.append(tasks.create_task(_probe("--health-port", serve_port(worker, health_port))))
-            await worker.run(lambda: tell(lifeline, Told(instance=worker.instance)))
-            for probe in probes:
-                probe.cancel()
-    except* ToolbusError as group:
-        raise group.exceptions[0] from None
-
-
-async def _probe(option: str, kept: Coroutine[Any, Any, None]) -> None:
-    try:
-        await kept
-    except OSError as error:
-        raise NotMendable(f"{option} can't be kept: {reason(error)}") from None
 
 
 def _middleware(places: tuple[str, ...]) -> list[Any]:

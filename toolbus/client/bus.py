@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from toolbus.broker.protocols import Confirmations, RefusedTool, ServiceRecord, Tallies, Tokens, Usage
+from toolbus.broker.protocols import Chats, Confirmations, Creations, ItemChange, RefusedTool, Routes, ServiceRecord, Tallies, Tokens, Usage
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.calls.middleware import MiddlewareRunner
@@ -271,6 +271,18 @@ class ToolBus:
         _check_key(key)
         return await self._dispatcher.check().broker.delete_item(key, owner)
 
+    async def replace(self, changes: Sequence[ItemChange]) -> str:
+        """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed.
+
+        None of the keys may be a name that services can hold, such as ``tool/<name>``.
+
+        Raises:
+            ConfigurationError: see ``put``.
+        """
+        for each in changes:
+            _check_key(each.key)
+        return await self._dispatcher.check().broker.replace_items(changes)
+
     # -- counts -----------------------------------------------------------------------------------
 
     @property
@@ -284,9 +296,24 @@ class ToolBus:
         return self._state.tallies
 
     @property
+    def routes(self) -> Routes:
+        """The places where recorded tools run, and what their programs print."""
+        return self._dispatcher.opened().broker.routes
+
+    @property
     def tokens(self) -> Tokens:
         """The records of the namespace's bearer tokens, for gateways."""
         return self._dispatcher.opened().broker.tokens
+
+    @property
+    def creations(self) -> Creations:
+        """The namespace's tasks of coding agents."""
+        return self._dispatcher.opened().broker.creations
+
+    @property
+    def chats(self) -> Chats:
+        """The chats with the service agent."""
+        return self._dispatcher.opened().broker.chats
 
     @property
     def shared_confirmations(self) -> Confirmations:

@@ -270,7 +270,7 @@ async def frees_slots(scene: WorkerScene) -> None:
     """Cancelled and expired calls leave nothing behind: a hundred of them, and the next calls are answered."""
     sent = await asyncio.gather(*(scene.publish("count", {"to": 1_000, "delay": 0.05}, timeout=1.0) for _ in range(100)))
     for each in sent:
-        await scene.ended(each, 30.0)
+        await scene.ended(each, 60.0)
     async with asyncio.TaskGroup() as group:
         for number in range(100):
             group.create_task(echo(scene, f"slot {number}"))

@@ -170,7 +170,7 @@ class InvocationEnvironment:
                 try:
                     if served.isolated():
                         await isolation.open()
-                    await served.startup()
+                    await served.startup(self.settings)
                 except BaseException:
                     await isolation.aclose()
                     raise

@@ -36,6 +36,9 @@ _NOBODY = "nobody allowed it: ask the user, or go on without it"
 _AGAIN = "call the tool again"
 _TOO_LONG = "it runs too long: ask for less, or use another tool"
 
+_WITHIN = "use a file or folder of the workspace, by its path within it"
+_OPERATOR = "tell the user that whoever runs this has to mend it, and go on without it"
+
 AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("not_found", "unknown_tool"): _GIVEN,
     ("not_found", "unknown_service"): _GIVEN,
@@ -58,9 +61,21 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("deadline_exceeded", "timeout"): _TOO_LONG,
     ("deadline_exceeded", WORKER_LOST): "its worker has stopped: try again later, or use another tool; asking for less does not help",
     ("deadline_exceeded", "unconfirmed"): _NOBODY,
+    ("deadline_exceeded", "not_started"): "it has not started in time: try again later, or use another tool; asking for less does not help",
     ("forbidden", "unconfirmed"): _NOBODY,
     ("cancelled", "session_closed"): "go on without the call; the session that it belongs to is closed",
     ("cancelled", "purged"): "the call did not run: repeat it only if it is still needed",
+    **{("forbidden", code): _WITHIN for code in ("hard_link", "not_a_file", "not_a_folder", "outside")},
+    **{
+        ("unavailable", code): _OPERATOR
+        for code in ("bad_root", "cant_confine", "cant_start", "network_open", "no_docker", "no_tools_folder", "no_uv")
+    },
+    ("tool_error", "code_changed"): _AGAIN,
+    ("tool_error", "conversation"): _AGAIN,
+    ("tool_error", "endpoint"): "the model behind it did not answer: try again later",
+    ("tool_error", "program_ended"): "its program ended during the call: try again once, or use another tool",
+    ("tool_error", "repeated"): "do something else: the same call was made before, with the same result",
+    ("tool_error", "trial_failed"): "mend the tool's code, try it, and register it again",
     ("tool_error", SESSION_LOST): "what the session held is gone: repeat the earlier steps that this call builds on, then call it again",
     ("tool_error", "session_moved"): _AGAIN,
     ("tool_error", "output_limit"): _LESS,

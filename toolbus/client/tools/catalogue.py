@@ -11,6 +11,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
+from toolbus.client.tools.documents import KEYS, KINDS, Documents
 from toolbus.client.tools.former import FormerTools
 from toolbus.client.tools.groups import ToolGroup, read_group
 from toolbus.client.tools.queues import Queues
@@ -50,6 +51,8 @@ class Catalogue:
         self.presets_version = 0
         # Stored groups of tools, by id.
         self.groups: dict[str, ToolGroup] = {}
+        # Stored documents that others read, too.
+        self.documents = Documents()
         self._queues = Queues()
         self._names: list[str] | None = None
         self._restricted = (0, False)
@@ -124,6 +127,7 @@ class Catalogue:
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
         """Replace everything known by a snapshot."""
         before = set(self.services) | set(self._tools_of) | {tool.service for tool in self.withholding.tools.values()}
+        groups = self.groups
         self.services = {name: found for name, found in services.items() if isinstance(found, ServiceRecord)}
         self._refused_services = {name: found for name, found in services.items() if isinstance(found, RefusedTool)}
         self._queues = Queues(self.services)
@@ -134,6 +138,7 @@ class Catalogue:
         self.presets_version += 1
         self.withholding.clear()
         self.groups = {}
+        self.documents.clear()
         for key, document in items.items():
             if isinstance(document, RefusedTool):
                 self._refused_items[key] = document
@@ -141,6 +146,8 @@ class Catalogue:
                 self._take_item(key, document)
         for service in before | set(self.services) | set(self.static_services) | self._services_of_items():
             self._settle(service)
+        # Models are told of groups in the definitions of their tools.
+        self.version += self.groups != groups
         self._tell_corrections()
         self.wake()
 
@@ -162,9 +169,14 @@ class Catalogue:
 
     def on_item(self, key: str, document: bytes | None) -> None:
         """Take in a static descriptor's change."""
+        kind, _, name = key.partition("/")
+        if kind in KINDS:
+            self._take_item(key, document)
+            self.version += kind == "group"
+            self.wake()
+            return
         before = self._services_of_items()
         self._take_item(key, document)
-        kind, _, name = key.partition("/")
         concerned = {name} if kind == "tool-service" else self._services_of(name) if kind == "pin" else set()
         for service in concerned if kind == "pin" else before | self._services_of_items() | concerned:
             self._settle(service)
@@ -201,8 +213,10 @@ class Catalogue:
         if kind == "pin":
             self.withholding.take(name, document)
             return
-        if kind == "group":
-            self._take_group(key, name, document)
+        if kind in KINDS:
+            self.documents.take(key, document)
+            if kind == "group":
+                self._take_group(key, name, document)
             return
         # An invalid document removes the one before, so that this agent sees the same as agents that start later.
         (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
@@ -240,7 +254,7 @@ class Catalogue:
         if not isinstance(decoded, dict):
             raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
         if kind not in {"tool", "tool-service"}:
-            raise DescriptorError("its key is none of tool/NAME, tool-service/ID, toolkit/NAME, group/ID and pin/NAME")
+            raise DescriptorError(f"its key is none of tool/NAME, tool-service/ID, toolkit/NAME, pin/NAME, {KEYS}")
         if kind == "tool" and not is_tool_document(decoded):
             return None
         if kind == "tool-service":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from toolbus.client.tools.declared import destructive, output_schema
 from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.client.tools.names import replaced_names, wire_name
 from toolbus.client.tools.tool import Tool
+from toolbus.client.tools.usage_notes import noted, usage_notes
 from toolbus.collecting import without_collection
 from toolbus.display import harmless
 from toolbus.encoding import encode_json
@@ -30,6 +32,7 @@ Maker = Callable[[Tool, bool], Definition]
 EXTERNAL_MARK = "(external)"
 # OpenAI's interfaces refuse a whole request for one longer description.
 _OPENAI_DESCRIPTION = 1024
+_MOST_DESCRIPTION: Mapping[Format, int] = {"openai": _OPENAI_DESCRIPTION, "responses": _OPENAI_DESCRIPTION}
 _MOST_LISTS = 64
 _PROSE = frozenset({"description", "title"})
 # Controls in a JSON document with a backslash.
@@ -127,7 +130,7 @@ class Definitions:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._of_tools: dict[tuple[Format, bool], dict[str, tuple[Tool, Definition | None]]] = {}
+        self._of_tools: dict[tuple[Format, bool], dict[str, tuple[Tool, Definition | None, str]]] = {}
         self._lists: OrderedDict[Key, tuple[int, list[Definition]]] = OrderedDict()
         self._replaced: dict[str, str] = {}
         self._refused: frozenset[str] = frozenset()
@@ -157,15 +160,18 @@ class Definitions:
         self._name()
         refused = frozenset[str]() if wanted == "bare" else self._refused
         make = _MAKERS[wanted]
+        notes = usage_notes(self._catalogue.groups, {tool.name for tool in tools}) if self._catalogue.groups else {}
         made: list[tuple[Tool, Definition]] = []
         with without_collection(len(tools) > _MANY):
             for tool in tools:
                 name = tool.descriptor.name
                 known = of_tools.get(name)
-                if known is None or known[0] is not tool:
-                    known = of_tools[name] = (tool, _made(make, tool, wanted, enforce))
+                note = notes.get(name, "")
+                if known is None or known[0] is not tool or known[2] != note:
+                    shown = noted(tool, note, _MOST_DESCRIPTION.get(wanted, sys.maxsize)) if note else tool
+                    known = of_tools[name] = (tool, _made(make, shown, wanted, enforce), note)
                 if known[1] is not None and name not in refused:
-                    made.append(known)  # type: ignore[arg-type]
+                    made.append((tool, known[1]))
         if wanted == "anthropic" and enforce:
             made = _within_limits(made)
         listed = _in_namespaces(made) if wanted == "responses" and namespaces else [definition for _, definition in made]

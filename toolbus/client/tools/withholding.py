@@ -64,6 +64,13 @@ class Withholding:
         """Return why a tool is withheld; empty when it is not."""
         return self._reasons.get(name, "")
 
+    def refuses(self, name: str) -> bool:
+        """Return whether a tool of this name would be withheld in every form that nobody offers now."""
+        if name not in self._pins:
+            return self.required
+        pin = self._pins[name]
+        return pin is None or pin.state == "rejected"
+
     def refused(self) -> list[RefusedTool]:
         """Return the tools that are withheld, with the reason."""
         return [RefusedTool(name, tool.service, self._reasons[name]) for name, tool in self.tools.items()]

@@ -1,0 +1,1 @@
+"""Break hosts and the programs of recorded tools at random, and check what callers are told and what is left."""

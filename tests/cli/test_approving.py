@@ -1,0 +1,92 @@
+"""``approve`` and ``pins`` for recorded tools that wait for approval."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.cli.shell import Shell
+from toolbus.broker.keys import Keys
+from toolbus.platform.digests import digest_of_folder
+
+
+def put(shell: Shell, key: str, folder: Path, **meta: Any) -> None:
+    """Store a record whose code is in a folder."""
+    document = {
+        "meta": {"name": "Stitcher", "description": "Put images side by side.", **meta},
+        "sources": [{"type": "local", "host_dir": str(folder)}],
+        "code": digest_of_folder(folder),
+        "made_by": "create_00000001",
+    }
+    done = shell.run("put", key, given=json.dumps(document))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tool's code."""
+    made = tmp_path / "stitcher"
+    made.mkdir()
+    (made / "main.py").write_text("print('hello')\n")
+    return made
+
+
+def test_a_pending_tool_is_shown_and_approved_by_its_digest(shell: Shell, folder: Path) -> None:
+    """Its fields and files are told; nothing is approved without a yes; another digest is refused."""
+    put(shell, "pending/stitcher", folder)
+    listed = shell.json("pins", "list", "--state", "pending")
+    assert [(each["name"], each["changes"], each["by"]) for each in listed] == [("stitcher", ["new tool"], "create_00000001")]
+    shown = shell.run("approve", "stitcher")
+    assert shown.returncode == 1
+    assert "Put images side by side." in shown.stdout
+    assert "main.py (15 bytes)" in shown.stdout
+    assert "not confirmed" in shown.stderr
+    assert "look at it again" in shell.run("approve", "stitcher", "--digest", "0" * 16).stderr
+    assert (
+        "too few" in shell.run("approve", "stitcher", "--digest", shell.json("pins", "show", "stitcher")["pending"]["digest"][:15]).stderr
+    )
+    assert [each["key"] for each in shell.json("list")] == ["pending/stitcher"]
+    digest = shell.json("pins", "show", "stitcher")["pending"]["digest"]
+    assert shell.run("approve", "stitcher", "--digest", digest[:16]).returncode == 0
+    assert [each["key"] for each in shell.json("list")] == ["pin/stitcher", "recorded/stitcher"]
+    assert "nothing to approve" in shell.run("approve", "stitcher").stderr
+
+
+def test_a_new_revision_is_shown_by_what_it_changes(shell: Shell, folder: Path) -> None:
+    """Code that was changed since it was recorded is told, too; a rejected revision leaves what is served."""
+    put(shell, "recorded/stitcher", folder)
+    (folder / "main.py").write_text("import os\n")
+    put(shell, "pending/stitcher", folder, description="Put images in a row.", status="inactive")
+    (folder / "main.py").write_text("import sys\n")
+    done = shell.run("approve", "stitcher", "--output", "json")
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert [each["field"] for each in said["changes"]] == ["code", "meta.description", "meta.status"]
+    assert "not what was recorded" in said["note"]
+    assert f"--digest {said['digest']}" in done.stderr
+    assert shell.run("pins", "reject", "stitcher").returncode == 0
+    assert [each["key"] for each in shell.json("list")] == ["recorded/stitcher"]
+    assert shell.json("get", "recorded/stitcher")["meta"]["description"] == "Put images side by side."
+    put(shell, "pending/stitcher", folder, description="Again.")
+    assert shell.run("approve", "stitcher", "--yes").returncode == 0
+    assert shell.json("get", "recorded/stitcher")["meta"]["description"] == "Again."
+
+
+def test_a_pending_record_that_cannot_be_read_is_told(shell: Shell, folder: Path, valkey_server: str, namespace: str) -> None:
+    """It is not approved, and can be removed."""
+    put(shell, "recorded/stitcher", folder)
+    put(shell, "pending/stitcher", folder)
+    with redis.Redis.from_url(valkey_server) as server:
+        server.hset(Keys(namespace).items, "pending/stitcher", b'{"meta": {}}')
+    done = shell.run("approve", "stitcher", "--yes")
+    assert done.returncode == 1
+    assert "tool_id" in done.stderr
+    for command in (("doctor",), ("platform", "list")):
+        said = shell.run(*command)
+        assert "pending/stitcher: " in said.stdout + said.stderr
+    assert shell.run("pins", "reject", "stitcher").returncode == 0
+    assert [each["key"] for each in shell.json("list")] == ["recorded/stitcher"]

@@ -1,0 +1,111 @@
+"""A command that another one started ends when that one is gone, also when the server is gone with it."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.cli.shell import Shell
+from toolbus.broker.embedded import EmbeddedServer
+from toolbus.cli import main
+from toolbus.worker.process.lifeline import Lifeline
+
+_WITHIN = 90
+
+# What can be started by another command, and how it is started here.
+STARTED = {
+    "host": [["host"]],
+    "im": [["im", "--server", "ws://127.0.0.1:9", "--contact", "c"]],
+    "mount": [["mount", "mounted", "--", sys.executable, "mcp_server.py"]],
+    "serve": [["serve", "--port", "0"]],
+    "worker": [["worker", *rest] for rest in (["calculator"], ["service-agent"], ["coding-agent"], ["calculator", "--processes", "2"])],
+}
+
+MOUNTED = """
+from mcp.server.mcpserver import MCPServer
+
+mcp = MCPServer("demo")
+
+
+@mcp.tool()
+def shout(text: str) -> str:
+    \"\"\"Shout.\"\"\"
+    return text.upper()
+
+
+mcp.run()
+"""
+
+MODEL = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+
+
+def with_lifeline(command: click.Command) -> bool:
+    """Return whether another process may start this command with a lifeline."""
+    return any(option.name == "lifeline" for option in command.params)
+
+
+def test_every_command_with_a_lifeline_is_tried() -> None:
+    """A command that gets a lifeline is added to the table above."""
+    context = click.Context(main)
+    names = {name for name in main.list_commands(context) if (each := main.get_command(context, name)) and with_lifeline(each)}
+    assert names == STARTED.keys()
+
+
+@pytest.mark.parametrize("words", [words for each in STARTED.values() for words in each], ids=" ".join)
+def test_a_process_ends_in_order_when_its_parent_and_the_server_are_gone(shell: Shell, words: list[str]) -> None:
+    """No step of its end waits for the server, so that it need not be killed."""
+    (shell.folder / "mcp_server.py").write_text(MOUNTED)
+    folders = {name: str(shell.folder / name) for name in ("TOOLBUS_TOOLS_DIR", "TOOLBUS_CODING_WORKSPACES", "TOOLBUS_IM_STATE")}
+    with EmbeddedServer() as server, Lifeline() as line:
+        at = words.index("--") if "--" in words else len(words)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "toolbus", *words[:at], *line.words, *words[at:]],
+            cwd=shell.folder, env={**shell.environment, **MODEL, **folders, "TOOLBUS_URL": server.url, "TOOLBUS_GRACE": "1"},
+            pass_fds=(line.theirs,), start_new_session=True, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            line.started()
+            while not line.told.instance:
+                assert select.select([line], [], [], _WITHIN)[0]
+                assert not line.read().refused, line.told
+                assert process.poll() is None
+            server.kill()
+            line.__exit__(None, None, None)
+            log = process.communicate(timeout=_WITHIN)[1]
+        finally:
+            process.kill()
+            process.wait()
+    assert "process.overdue" not in log
+    assert process.returncode == 0, log
+
+
+@pytest.mark.parametrize("stuck", ["await asyncio.Event().wait()", "time.sleep(600)"])
+def test_a_process_whose_end_is_stuck_is_ended(tmp_path: Path, stuck: str) -> None:
+    """A blocked event loop, for example, does not keep it beyond its grace period and the margin."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import asyncio, sys, time\n"
+        f"from toolbus.worker.process.lifeline import Told, tell, watch_lifeline\n"
+        f"async def main():\n"
+        f"    watch_lifeline(int(sys.argv[1]), lambda: None, 0.1, margin=0.1)\n"
+        f"    tell(int(sys.argv[1]), Told(instance='i'))\n"
+        f"    {stuck}\n"
+        f"asyncio.run(main())\n"
+    )
+    with Lifeline() as line:
+        process = subprocess.Popen([sys.executable, str(program), str(line.theirs)], pass_fds=(line.theirs,), env=dict(os.environ))
+        try:
+            line.started()
+            while not line.read().instance:
+                assert select.select([line], [], [], _WITHIN)[0]
+            line.__exit__(None, None, None)
+            assert process.wait(_WITHIN) == 1
+        finally:
+            process.kill()
+            process.wait()

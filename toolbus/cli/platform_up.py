@@ -1,0 +1,192 @@
+"""``platform up``: everything of the platform in one process tree."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from toolbus.cli.common import GATEWAY_PORT, Failure, environment_of, fail, needs_gateway, settings_with_server
+from toolbus.cli.local_server import find_server
+from toolbus.cli.output import say
+from toolbus.cli.tree import Ended, Part, Tree
+from toolbus.results import ConfigurationError
+from toolbus.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus.broker.embedded import EmbeddedServer
+
+_POLL = 0.2
+_IM = "TOOLBUS_IM_"
+
+
+@click.command("up")
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    default=GATEWAY_PORT,
+    show_default=True,
+    envvar="TOOLBUS_GATEWAY_PORT",
+    help="Port of the gateway; 0 for a free one.",
+)
+@click.option("--import", "folder", type=click.Path(path_type=Path, file_okay=False), help="Record the tools of this folder's files first.")
+@click.option(
+    "--data", type=click.Path(path_type=Path, file_okay=False), help="Folder in which a server that is started here keeps its data."
+)
+@click.option("--label", "labels", multiple=True, help="A label of the host (may be repeated).")
+@click.option("--allow-host", "allowed", multiple=True, metavar="HOST", help="Let APIs be at this host although it is not public.")
+@click.option("--auto-approve", is_flag=True, help="Serve tools that the coding agent writes without a person's approval.")
+@click.pass_context
+def up_command(
+    ctx: click.Context,
+    http_port: int,
+    folder: Path | None,
+    data: Path | None,
+    labels: tuple[str, ...],
+    allowed: tuple[str, ...],
+    auto_approve: bool,
+) -> None:
+    """Start the platform: gateway, host, service agent, coding agent, messenger.
+
+    They use the server of --url (TOOLBUS_URL), or one that is started here. The two agents need an endpoint of a model (OPENAI_API_KEY,
+    OPENAI_MODEL, OPENAI_BASE_URL); without one the rest runs. The messenger is connected when TOOLBUS_IM_SERVER and TOOLBUS_IM_CONTACT
+    are set. A part that dies is started again. Ctrl-C ends everything, in order.
+
+    \b
+    Examples:
+      toolbus platform up
+      toolbus platform up --import tools/ --data ~/toolbus-data --label gpu
+    """
+    settings = settings_with_server(ctx)
+    with contextlib.ExitStack() as stack:
+        place = _place(stack, http_port)
+        server = find_server(settings, stack, data)
+        if folder is not None:
+            _import(ctx, folder)
+        environment = environment_of(ctx.find_root().obj or {})
+        if auto_approve:
+            environment["TOOLBUS_CODING_AUTO_APPROVE"] = "true"
+        own = [("--label", each) for each in labels] + [("--allow-host", each) for each in allowed]
+        # Folders in the files are relative to where the command runs, or to the files.
+        own += [("--folder", str(each)) for each in (Path.cwd(), folder) if folder is not None and each is not None]
+        parts = list(_parts(place, environment, [word for pair in own for word in pair]))
+        try:
+            asyncio.run(_run(settings, server, place, environment, parts))
+        except Ended as error:
+            fail(str(error))
+
+
+def _import(ctx: click.Context, folder: Path) -> None:
+    """Record the tools of a folder's files; what is wrong with them is told, and the rest is there."""
+    from toolbus.cli.platform_files import import_command
+
+    try:
+        ctx.invoke(import_command, folder=folder, output="text")
+    except Failure as error:
+        error.show()
+
+
+def _place(stack: contextlib.ExitStack, port: int) -> socket.socket:
+    try:
+        from toolbus.gateway.serving import listen
+    except ImportError as error:
+        fail(needs_gateway(error))
+    try:
+        return stack.enter_context(listen("127.0.0.1", port))
+    except ConfigurationError as error:
+        fail(f"{str(error).partition(';')[0]}; choose another port with --http-port")
+
+
+def _parts(place: socket.socket, environment: Mapping[str, str], of_host: list[str]) -> Iterator[Part]:
+    """Yield what is to run, in the order in which it starts; what is left out is said."""
+    yield Part("host", ("host", *of_host))
+    if wrong := _no_model(environment):
+        say(f"no agents: {wrong}", err=True)
+    else:
+        yield Part("coding agent", ("worker", "coding-agent"))
+        yield Part("service agent", ("worker", "service-agent"))
+    yield Part("gateway", ("serve", "--listening", str(place.fileno())), (place.fileno(),))
+    given = {name: environment.get(f"{_IM}{name}", "") for name in ("SERVER", "CONTACT")}
+    missing = [f"{_IM}{name}" for name, value in given.items() if not value]
+    if not missing:
+        yield Part("messenger", ("im",))
+    elif len(missing) < len(given):
+        say(f"no messenger: {missing[0]} is not set", err=True)
+
+
+def _no_model(environment: Mapping[str, str]) -> str:
+    """Return why no model can be asked; empty when one can."""
+    if importlib.util.find_spec("httpx") is None:
+        return "they need httpx: pip install 'toolbus[platform]'"
+    from toolbus.agent.configured import missing
+
+    return missing(environment).replace("pass --model or ", "")
+
+
+async def _run(
+    settings: Settings, server: EmbeddedServer | None, place: socket.socket, environment: Mapping[str, str], parts: list[Part]
+) -> None:
+    from toolbus.broker.admin import Admin
+
+    async def retire(instance: str) -> None:
+        async with Admin(settings) as admin:
+            await admin.retire(instance)
+
+    tree = Tree(environment, grace=settings.grace, retire=retire)
+    async with _stopped() as stopped:
+        working = asyncio.create_task(_serve(tree, parts, place, server))
+        waiting = asyncio.create_task(stopped.wait())
+        try:
+            await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                await working
+        finally:
+            waiting.cancel()
+            working.cancel()
+            if stopped.is_set():
+                # Nobody reads this after a hang-up.
+                with contextlib.suppress(OSError):
+                    say("\nstopping")
+            await tree.stop()
+            await asyncio.gather(working, waiting, return_exceptions=True)
+
+
+async def _serve(tree: Tree, parts: list[Part], place: socket.socket, server: EmbeddedServer | None) -> None:
+    await tree.start(parts)
+    address = "http://{}:{}".format(*place.getsockname())
+    names = ", ".join(part.name for part in parts)
+    agents = any(part.name == "service agent" for part in parts)
+    following = "`toolbus chat`" if agents else "`toolbus platform import DIR`"
+    say(f"ready at {address}/ ({names}); next: {following}, or `curl {address}/tools`; Ctrl-C ends everything")
+    failing = asyncio.create_task(tree.until_failed())
+    try:
+        while not failing.done():
+            if server is not None and not server.running:
+                raise Ended("the server that this command had started has ended; start `toolbus platform up` again")
+            await asyncio.wait({failing}, timeout=_POLL)
+        await failing
+    finally:
+        failing.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _stopped() -> AsyncIterator[asyncio.Event]:
+    """Return an event that SIGINT, SIGTERM and a hang-up set."""
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+    # Under nohup a hang-up is to be ignored.
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
+    for number in numbers:
+        loop.add_signal_handler(number, event.set)
+    try:
+        yield event
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
