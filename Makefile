@@ -10,6 +10,9 @@ PYTHON := python3.13 python3.12 python3.11 python3
 MUTANTS := toolbus.worker.run.* toolbus.worker.slots.*
 MUTANTS_WITHIN := 1200
 
+# What the image can do; other tools come with images made from it.
+IMAGE_EXTRAS := gateway mcp otel uvloop workers
+
 # The tests start hundreds of processes: without compiled modules each would compile toolbus and its packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -17,11 +20,11 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-all coverage lint mutants bench bench-full mcp-conformance chaos format clean
+.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance chaos chaos-platform format constraints clean
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-11s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
 
 venv: $(STAMP) ## Set up .venv with everything for development
 
@@ -36,7 +39,10 @@ test-long: $(STAMP) ## Run the tests with ten times as many made-up examples
 	@echo "== tests, long profile"
 	@TOOLBUS_TEST_PROFILE=long $(PYTEST) --timeout 900
 
-test-all: test-long chaos ## Run the long tests, then chaos (nightly)
+test-image: $(STAMP) ## Build the image and try it (needs docker; minutes)
+	@TOOLBUS_TEST_IMAGE=1 $(PYTEST) -n 0 tests/deploy/test_image.py
+
+test-all: test-long test-image chaos chaos-platform ## Run the long tests, those of the image, then chaos (nightly)
 
 coverage: $(STAMP) ## Run the tests and show which lines of toolbus they miss
 	@echo "== tests with coverage"
@@ -71,9 +77,17 @@ mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and r
 chaos: $(STAMP) ## Break things for five minutes and check that nothing is lost
 	@$(BIN)/python -m tests.chaos --minutes 5
 
+chaos-platform: $(STAMP) ## Kill hosts and programs of recorded tools under load (at most ten minutes)
+	@timeout 600 $(BIN)/python -m tests.chaos.platform --kills 50
+
 format: $(STAMP) ## Format the code and mend what can be mended
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
+
+constraints: $(STAMP) ## Pin the packages of the image again, with their hashes
+	@uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	  $(foreach each,$(IMAGE_EXTRAS),--extra $(each)) pyproject.toml -o deploy/constraints.txt
+	@echo 'hatchling>=1.27' | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header - -o deploy/build-constraints.txt
 
 clean: ## Remove .venv, caches and build results
 	@rm -rf .venv dist build mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
