@@ -267,10 +267,18 @@ async def stops_for_callers_that_leave(scene: WorkerScene) -> None:
 
 @WORKER.check(1)
 async def frees_slots(scene: WorkerScene) -> None:
-    """Cancelled and expired calls leave nothing behind: a hundred of them, and the next calls are answered."""
-    sent = await asyncio.gather(*(scene.publish("count", {"to": 1_000, "delay": 0.05}, timeout=1.0) for _ in range(100)))
-    for each in sent:
-        await scene.ended(each, 60.0)
+    """Calls stopped at their deadline leave nothing behind: a hundred of them, and the next calls are answered."""
+    stopped = 0
+    for _ in range(10):
+        publishing = (scene.publish("count", {"to": 1_000, "delay": 0.05}, timeout=1.0) for _ in range(100))
+        sent = await asyncio.gather(*publishing)
+        for each in sent:
+            # A call that expired in the queue has one frame: it never held a slot.
+            stopped += len(await scene.ended(each)) > 1
+        if stopped >= 100:
+            break
+    else:
+        raise Broken(f"of 1000 calls with a second each, only {stopped} were begun in time")
     async with asyncio.TaskGroup() as group:
         for number in range(100):
             group.create_task(echo(scene, f"slot {number}"))
