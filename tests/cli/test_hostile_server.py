@@ -51,6 +51,7 @@ ASKING = {
     "doctor": ("doctor",),
     "get": ("get", "tool/other"),
     "list": ("list",),
+    "migrate": ("migrate",),
     "pause": ("pause", "canary"),
     "platform export": ("platform", "export", "exported"),
     "platform import": ("platform", "import", "platform"),

@@ -57,6 +57,7 @@ def places(keys: Keys, names: Names) -> dict[str, Place]:
         "names": Place(keys.names, "hash", (f"s:{service}", f"q:{service}", "t:canary_echo")),
         "meta": Place(keys.meta, "hash", ("token", "start")),
         "items": Place(keys.items, "hash", ("tool/other", "tool-service/other", "toolkit/other", "pin/other")),
+        "format": Place(keys.format, "hash", ("version", "raising")),
         "tokens": Place(keys.tokens, "hash", ("000000000000",)),
         "results": Place(keys.results(names.digest), "list"),
         "messenger": Place(keys.messenger, "string"),

@@ -33,7 +33,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 _READ_REGISTRY = {
     "hscan": Touched(reads="reg:services reg:items"),
     "hget": Touched(reads="reg:meta reg:services"),
-    "hmget": Touched(reads="reg:names reg:s"),
+    "hmget": Touched(reads="reg:names reg:s format"),
     "xrevrange": Touched(reads="log"),
 }
 _CALL = ("publish/publish", "publish/cancel", "publish/share", "publish/leave", "publish/listen", "recover/mend")
@@ -181,8 +181,8 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 _READ_PLATFORM,
                 {
                     "hget": Touched(reads="reg:items tokens"),
-                    "hset": Touched(writes="tokens"),
-                    "hdel": Touched(writes="tokens"),
+                    "hset": Touched(writes="tokens format"),
+                    "hdel": Touched(writes="tokens format"),
                     "hscan": Touched(reads="tokens usage"),
                     "scan": Touched(),
                     "srem": Touched(writes="reg:paused"),
