@@ -103,8 +103,10 @@ class Run(msgspec.Struct, eq=False):
             if self.handler.effect == "once" or request.effect == "once":
                 await self._begin_once()
             around = self.context.middleware or self.served.restores_sessions or telemetry.active()
-            if self.handler.coroutine and self.state is _RUNNING and not around:
+            if self.handler.coroutine and self.state < _ANSWERED and not around:
                 # The most frequent kind, without a coroutine in between.
+                if self.state is _MARKED:
+                    self.enter_once(request)
                 self._answer(result_of(await self.handler.start(request)))
             else:
                 self._handling = Handling(self)
