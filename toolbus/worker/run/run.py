@@ -105,9 +105,8 @@ class Run(msgspec.Struct, eq=False):
             around = self.context.middleware or self.served.restores_sessions or telemetry.active()
             if self.handler.coroutine and self.state < _ANSWERED and not around:
                 # The most frequent kind, without a coroutine in between.
-                if self.state is _MARKED:
-                    self.enter_once(request)
-                self._answer(result_of(await self.handler.start(request)))
+                start = self.handler.start if self.state is _RUNNING else self._start_once
+                self._answer(result_of(await start(request)))
             else:
                 self._handling = Handling(self)
                 self._answer(await kept(self, self._handling))
@@ -307,6 +306,10 @@ class Run(msgspec.Struct, eq=False):
             raise asyncio.CancelledError
         if beginning != "started":
             raise reasons.not_begun(beginning)
+
+    def _start_once(self, request: Request) -> Any:
+        self.enter_once(request)
+        return self.handler.start(request)
 
     def enter_once(self, request: Request) -> None:
         """Take note that the handler of ``once`` work is called now; arguments that do not fit are refused before that."""
