@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from website.build import build
-from website.publish import DEVELOPMENT, publish
+from website.publish import DEVELOPMENT, publish, version_of
 from website.stage import ROOT, SiteError
 
 SITE = ROOT / "build" / "site"
@@ -55,6 +55,7 @@ def main(words: list[str] | None = None) -> int:
 
 def _publish(given: argparse.Namespace) -> None:
     """Build the site of a version, and add it to the published ones."""
+    version_of(given.tag)
     build(given.site, ref="main" if given.tag == DEVELOPMENT else given.tag)
     given.into.mkdir(parents=True, exist_ok=True)
     print(f"published {', '.join(publish(given.site, given.into, given.tag))} in {given.into}")

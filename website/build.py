@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from website.links import faults
 from website.stage import ROOT, SiteError, stage
 
 _MOST_SECONDS = 600
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 def build(site: Path, *, ref: str = "main") -> None:
@@ -41,10 +43,16 @@ def build(site: Path, *, ref: str = "main") -> None:
 def _generate(work: Path) -> None:
     """Run the generator over staged sources."""
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "zensical.toml"]
-    done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
+    environment = {**os.environ, "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
     if "No module named zensical" in done.stderr:
         raise SiteError("The site's tools are not installed. Run: pip install -e '.[docs]'")
     # The reader of docstrings warns on standard error, and the generator takes no notice.
     warned = [line.removeprefix("griffe: ") for line in done.stderr.splitlines() if line.startswith("griffe: ")]
     if done.returncode or warned:
-        raise SiteError("\n".join(warned) or f"{done.stdout}{done.stderr}".strip())
+        raise SiteError("\n".join(warned) or _said(f"{done.stdout}{done.stderr}"))
+
+
+def _said(text: str) -> str:
+    """Return what the generator said of the pages, without the traceback that it ends with."""
+    return _COLOURS.sub("", text).partition("Traceback (most recent call last)")[0].strip()

@@ -20,6 +20,7 @@ _FETCHED = {
     "object": "data",
 }
 _FETCHED_RELATIONS = {"stylesheet", "icon", "preload", "prefetch", "modulepreload", "preconnect", "dns-prefetch", "manifest"}
+_BLOCKS = {"p", "li", "td", "th", "h1", "h2", "h3", "h4", "h5", "h6", "div", "dt", "dd", "blockquote", "br"}
 _STYLE_ADDRESS = re.compile(r"(?:url\(\s*['\"]?|@import\s+['\"])((?:https?:)?//[^'\")\s]+)")
 
 
@@ -47,6 +48,8 @@ class _Page(HTMLParser):
             self.fetched.append(given.get("href", ""))
         if given.get("data-md-component") == "source":
             self.fetched.append("https://api.github.com")
+        if tag in _BLOCKS:
+            self.prose.append("\n")
         self._in_code += tag in {"code", "pre", "script"}
         self._in_style = tag == "style"
 

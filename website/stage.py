@@ -16,7 +16,9 @@ DOCS = ROOT / "docs"
 REPOSITORY = "https://github.com/toolbus/toolbus"
 
 _FENCE = re.compile(r"^( *)(`{3,})(\w*)[^\n]*\n(.*?)^\1\2 *$\n?", re.DOTALL | re.MULTILINE)
-_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
+# Code within a sentence comes first, so that what looks like a link in it is none.
+_LINK = re.compile(r"`[^`\n]+`|\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
+_LIST_AFTER_TEXT = re.compile(r"^(?![ *|>#-]|\d+\. )([^\n]+)\n(?=(?:[-*]|\d+\.) )", re.MULTILINE)
 _INDEX_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 
 Nav = list[dict[str, "str | Nav"]]
@@ -92,6 +94,8 @@ def _prose(text: str, source: Path, page: Path, ref: str) -> str:
     """Return text between blocks of code with links that work on the site, and lists apart from the paragraph before them."""
 
     def relinked(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
         target = (source.parent / match[1]).resolve()
         if not target.exists():
             raise SiteError(f"{source.relative_to(ROOT)} links to {match[1]}, which is not there. Correct the link.")
@@ -101,7 +105,7 @@ def _prose(text: str, source: Path, page: Path, ref: str) -> str:
             there = f"{REPOSITORY}/{'tree' if target.is_dir() else 'blob'}/{ref}/{target.relative_to(ROOT)}"
         return f"]({there}{match[2] or ''})"
 
-    return re.sub(r"(?<=\n)(?![ *|>#-]|\d+\. )([^\n]+)\n(?=(?:[-*]|\d+\.) )", r"\1\n\n", _LINK.sub(relinked, text))
+    return _LIST_AFTER_TEXT.sub(r"\1\n\n", _LINK.sub(relinked, text))
 
 
 def navigation() -> Nav:
