@@ -52,6 +52,7 @@ ASKING = {
     "get": ("get", "tool/other"),
     "list": ("list",),
     "pause": ("pause", "canary"),
+    "platform cancel": ("platform", "cancel", "create_00000000"),
     "platform export": ("platform", "export", "exported"),
     "platform import": ("platform", "import", "platform"),
     "platform list": ("platform", "list"),
