@@ -56,7 +56,7 @@ def test_one_that_was_not_used_for_long_goes(cache: Path, tmp_path: Path) -> Non
 
 
 def test_an_interrupted_removal_is_ended_by_the_next(cache: Path, tmp_path: Path) -> None:
-    """What a killed process had put aside is removed; a cache that is not there is no error."""
+    """Folders that a killed process had put aside are removed; a cache that is not there is no error."""
     assert remove_unused() == []
     made(tmp_path, 1, 1_000.0)
     (cache / ".removed-0").mkdir()
