@@ -137,9 +137,12 @@ class Counted:
 
 
 def test_a_meter_tells_the_shares_of_the_time_since_the_last_report() -> None:
-    """Calls on average, time without a free slot, time for which the loop was held, and a core's share; then it begins anew."""
-    worker, now, used = Counted(), 0.0, 0.0
-    meter = LoadMeter(worker, lambda: now, lambda: used)
+    """Calls on average, time without a free slot, time for which the loop was held, and a core's share; then it begins anew.
+
+    The time in which the loop waited for a processor is not counted.
+    """
+    worker, now, used, queued = Counted(), 0.0, 0.0, 0.0
+    meter = LoadMeter(worker, lambda: now, lambda: used, lambda: queued)
     worker.counts |= {"running": 4, "free": 0, "held": 6, "finished": 3, "depth": 20, "sessions": 1}
     now += TICK
     meter.sample()
@@ -154,3 +157,6 @@ def test_a_meter_tells_the_shares_of_the_time_since_the_last_report() -> None:
         meter.sample()
     again = meter.report()
     assert (again.full, round(again.blocked, 2), again.cpu, again.depth) == (0.0, 0.0, 0.0, -1)
+    now, queued = now + TICK + 0.8, 0.6
+    meter.sample()
+    assert round(meter.report().blocked, 2) == 0.22

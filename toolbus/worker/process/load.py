@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -24,7 +26,7 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
         sessions: open ones.
         held: requests that it has taken and not answered.
         full: share of the time in which no slot was free.
-        blocked: share of the time for which something held the event loop.
+        blocked: share of the time for which something held the event loop, without the time in which the loop waited for a processor.
         cpu: processor time as a share of one core.
         depth: requests of its services, queued and running, as the server last told it; -1 when no call ended, so that it told nothing.
     """
@@ -51,19 +53,32 @@ class MeasuredWorker(Protocol):
         """Return its counts."""
 
 
+def seconds_without_processor() -> float:
+    """Return for how long the main thread of this process was ready to run and had no processor; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 class LoadMeter:
     """Measures the load of a worker by samples, which its event loop takes ten times a second.
 
     Args:
         worker: opened.
         clock, cpu: return monotonic seconds, and seconds of processor time.
+        queued: returns the seconds for which the loop's thread was ready to run and had no processor.
     """
 
     def __init__(
-        self, worker: MeasuredWorker, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time
+        self,
+        worker: MeasuredWorker,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.process_time,
+        queued: Callable[[], float] = seconds_without_processor,
     ) -> None:
         self._worker = worker
-        self._clock, self._cpu = clock, cpu
+        self._clock, self._cpu, self._queued = clock, cpu, queued
+        self._waited = queued()
         self._since = self._sampled = clock()
         self._used = cpu()
         self._samples = self._running = self._full = 0
@@ -72,9 +87,10 @@ class LoadMeter:
 
     def sample(self) -> None:
         """Take a sample; call it a tenth of a second after the last one, as nearly as the event loop allows."""
-        now = self._clock()
-        self._late += max(0.0, now - self._sampled - TICK)
-        self._sampled = now
+        now, waited = self._clock(), self._queued()
+        # A machine without a free processor would not be quicker with one more process.
+        self._late += max(0.0, now - self._sampled - TICK - (waited - self._waited))
+        self._sampled, self._waited = now, waited
         counts = self._worker.statistics()
         self._samples += 1
         self._running += counts["running"]
