@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance chaos chaos-platform format constraints clean
+.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full bench-autoscaling mcp-conformance chaos chaos-platform format constraints clean
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -70,6 +70,9 @@ bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 
 bench-full: $(STAMP) ## Measure every peer and every workload (hours)
 	@$(BIN)/python -m benchmarks run --full
+
+bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HPA (three minutes)
+	@$(BIN)/python -m benchmarks.autoscaling
 
 mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node

@@ -1,7 +1,7 @@
 """Scale real worker processes by the formulas of KEDA and of Kubernetes' autoscaler, and report what callers see and what it costs.
 
 A server, `toolbus worker` processes and one caller run on this machine. The pool follows the length of the request stream: KEDA looks at it
-each --polling-interval while there is no worker, HPA decides every 15 seconds from the first one on. Parts of a run:
+every five seconds while there is no worker, HPA decides every 15 seconds from the first one on. Parts of a run:
 
   zero    a call at an empty pool, by the real clock: seconds until the look, until the worker serves, until the answer
   steps, spike, day

@@ -158,7 +158,7 @@ async def scaled(at: Place, name: str, plan: Plan, given: Policy) -> Outcome:
 
     helpers = [asyncio.create_task(controlled()), asyncio.create_task(sampled())]
     try:
-        for moment in arrivals(shape, plan.rate(given), plan.pace, plan.seed):
+        for moment in arrivals(shape, plan.rate(Policy()), plan.pace, plan.seed):
             await asyncio.sleep(began + moment - time.monotonic())
             calls.call()
         await calls.ended()

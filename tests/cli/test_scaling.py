@@ -77,7 +77,7 @@ async def test_processes_follow_the_load_and_no_call_is_lost(shell: Shell) -> No
     """Full slots bring more of them, less work takes them away again while calls run, and calls that may run once only all succeed."""
     (shell.folder / "napping.py").write_text(TOOLS)
     port = free_port()
-    process = shell.start_anew("worker", "napping.py", "--processes", "1..3", "--concurrency", "2", "--health-port", str(port))
+    process = shell.start_anew("worker", "napping.py", "--processes", "1..3", "--concurrency", "5", "--health-port", str(port))
     # A pipe that nobody reads would hold the workers up.
     assert process.stderr is not None
     log: list[str] = []
@@ -100,7 +100,7 @@ async def test_processes_follow_the_load_and_no_call_is_lost(shell: Shell) -> No
 
         less, none = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(9):
+            for _ in range(20):
                 tasks.create_task(call_until(less))
             tasks.create_task(call_until(none))
             await eventually(lambda: has(3), timeout=120, interval=0.2)
