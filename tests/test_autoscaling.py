@@ -15,6 +15,7 @@ from benchmarks.autoscaling import __main__ as command
 from benchmarks.autoscaling.hpa import SYNC_PERIOD, Autoscaler, Event, Rate, desired, least_after, most_after
 from benchmarks.autoscaling.keda import Activation
 from benchmarks.autoscaling.loads import SHAPES, arrivals
+from benchmarks.autoscaling.model import ModelPlan, modelled
 from benchmarks.autoscaling.policy import CONCURRENCY, Policy
 from benchmarks.autoscaling.pool import Pool
 from benchmarks.autoscaling.trial import Plan, place, scaled
@@ -143,10 +144,30 @@ def test_a_policy_keeps_its_use_with_other_slots() -> None:
     assert Plan(slots=10, seconds=0.25, workers=6).rate(Policy()) == 6 * 7 / 0.25
 
 
+def test_the_model_answers_every_call_and_counts_what_workers_cost() -> None:
+    """A pool that is large enough makes nothing wait; one that starts from none makes the first call wait for the look and the start."""
+    plan = ModelPlan(slots=10, workers=2)
+    wide = modelled("spike", plan, Policy(min_replicas=10, stream_length=7))
+    assert wide.waited_p99 == wide.backlog == wide.changes == 0
+    assert wide.cost == pytest.approx(10 * wide.fixed / plan.workers)
+    empty = modelled("spike", plan, Policy(min_replicas=0, stream_length=7))
+    assert empty.calls == wide.calls
+    assert empty.started >= 2
+    assert empty.waited_p99 > 0
+    assert empty.cost < wide.cost
+
+
+def test_a_window_keeps_the_workers_of_bursts() -> None:
+    """Without one, each burst starts them again; this is why the chart has a minute."""
+    none, usual = (modelled("bursts", ModelPlan(), Policy(scale_down_stabilization=each)) for each in (0, 60))
+    assert none.started > 2 * usual.started
+    assert none.waited_p50 > usual.waited_p50 == 0
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["peak"], "there is no part 'peak'; there are zero, steps, spike, day, half"),
+        (["peak"], "there is no part 'peak'; there are model, zero, steps, spike, bursts, day, half"),
         (["--vary", "speed=1"], "'speed' is no figure of a policy; there are min_replicas"),
         (["--vary", "cooldown_period=soon"], "'soon' are no whole numbers with commas between them, such as cooldown_period=0,60,300"),
         (["--vary", "max_replicas=0"], "max_replicas=0 asks for a pool that can't be"),

@@ -3,19 +3,21 @@
 A server, `toolbus worker` processes and one caller run on this machine. The pool follows the length of the request stream: KEDA looks at it
 every five seconds while there is no worker, HPA decides every 15 seconds from the first one on. Parts of a run:
 
+  model   all loads on a clock of its own, without a process: what policies differ in, whatever the machine does
   zero    a call at an empty pool, by the real clock: seconds until the look, until the worker serves, until the answer
-  steps, spike, day
+  steps, spike, day, bursts
           loads of 4 to 8 minutes, by a clock of the controllers' that is --pace times the real one. Calls, starts and drains of
           workers take real time, so a start counts --pace times as long as in truth: backlogs are worse than they would be
   half    a busy pool of which half drains, by the real clock: p99 before and after
 
-A call is lost when it does not end with its tool's result. The exit code is 1 when any was. The default run takes less than three minutes.
+A call is lost when it does not end with its tool's result. The exit code is 1 when any was. Without a part all but bursts are
+run, which takes less than three minutes.
 
 Examples:
   python -m benchmarks.autoscaling
   python -m benchmarks.autoscaling zero half --json result.json
-  python -m benchmarks.autoscaling spike --vary scale_down_stabilization=0,60,300
-  python -m benchmarks.autoscaling steps --vary stream_length=50,70,90 --seed 7
+  python -m benchmarks.autoscaling model --vary scale_down_stabilization=0,60,300
+  python -m benchmarks.autoscaling spike --vary stream_length=50,70,90 --seed 7
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.autoscaling.loads import SHAPES
+from benchmarks.autoscaling.model import ModelPlan, modelled
 from benchmarks.autoscaling.policy import Policy
 from benchmarks.autoscaling.pool import Pool
 from benchmarks.autoscaling.report import Run, machine, tables
 from benchmarks.autoscaling.trial import Plan, from_zero, halved, place, scaled
 from toolbus.broker.embedded import EmbeddedServer
 
-PARTS = ("zero", *SHAPES, "half")
+PARTS = ("model", "zero", *SHAPES, "half")
+USUAL = tuple(part for part in PARTS if part != "bursts")
 
 
 def varied(text: str) -> list[Policy]:
@@ -61,6 +65,15 @@ def varied(text: str) -> list[Policy]:
 async def measure(parts: Sequence[str], plan: Plan, policies: Sequence[Policy], tries: int, seconds: float) -> Run:
     """Run the parts, the loads with each policy, and return what was measured."""
     run = Run(plan, Policy(), machine(), os.getloadavg()[0])
+    if "model" in parts:
+        run.model = [modelled(name, ModelPlan(seed=plan.seed), policy) for name in SHAPES for policy in policies]
+    if set(parts) != {"model"}:
+        await _with_processes(run, parts, plan, policies, tries, seconds)
+    run.load_after = os.getloadavg()[0]
+    return run
+
+
+async def _with_processes(run: Run, parts: Sequence[str], plan: Plan, policies: Sequence[Policy], tries: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="toolbus-autoscaling-") as folder, EmbeddedServer() as server:
         async with place(server.url, Pool(server.url, plan.slots, Path(folder))) as at:
             if "zero" in parts:
@@ -70,8 +83,6 @@ async def measure(parts: Sequence[str], plan: Plan, policies: Sequence[Policy], 
                     run.loads += [await scaled(at, name, plan, policy) for policy in policies]
             if "half" in parts:
                 run.half = await halved(at, plan, policies[0], seconds)
-    run.load_after = os.getloadavg()[0]
-    return run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m benchmarks.autoscaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("parts", nargs="*", metavar="PART", help=f"what to run, of {', '.join(PARTS)} (all of them)")
+    made.add_argument("parts", nargs="*", metavar="PART", help=f"what to run, of {', '.join(PARTS)} (all but bursts)")
     made.add_argument("--vary", type=varied, default=[Policy()], metavar="NAME=N,N", help="run the loads with each value of a figure")
     made.add_argument("--pace", type=float, default=10.0, help="seconds of the controllers' clock in a real one (%(default)s)")
     made.add_argument("--workers", type=int, default=6, help="workers that the greatest rate asks for (%(default)s)")
@@ -101,7 +112,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not (0 < given.pace <= 100 and 0 < given.seconds <= 30 and 1 <= given.workers <= 10 and 0 < given.half_seconds <= 600):
         made.error("--pace goes up to 100, --seconds to 30, --workers to 10 and --half-seconds to 600, and none of them is 0")
     plan = Plan(seconds=given.seconds, workers=given.workers, pace=given.pace, seed=given.seed)
-    run = asyncio.run(measure(given.parts or PARTS, plan, given.vary, max(1, min(given.tries, 100)), given.half_seconds))
+    run = asyncio.run(measure(given.parts or USUAL, plan, given.vary, max(1, min(given.tries, 100)), given.half_seconds))
     print(tables(run))
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")

@@ -42,9 +42,15 @@ def day(at: float) -> float:
     return max(_DAY_LOW, wave - dip)
 
 
+def bursts(at: float) -> float:
+    """Return the share at a second of bursts of half a minute, every 75 seconds."""
+    return 1.0 if at % 75 < 30 else 0.2
+
+
 SHAPES = {
     "steps": Shape("20, 100, 40 and 80 % of the greatest rate, 90 seconds each", 360.0, steps),
     "spike": Shape("10 %, and from one second to the next 100 % for 90 seconds", 240.0, spike),
+    "bursts": Shape("20 %, and 100 % for 30 of each 75 seconds", 375.0, bursts),
     "day": Shape("a day in eight minutes: night, morning, a dip at noon, evening", 480.0, day),
 }
 

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from benchmarks.autoscaling.model import Modelled, ModelPlan
 from benchmarks.autoscaling.policy import Policy
 from benchmarks.autoscaling.trial import First, Halved, Outcome, Plan
+
+_MODEL = ("load", "varied", "calls", "waited p50 s", "p99 s", "backlog", "workers", "started", "changes", "cost s", "of fixed")
 
 
 class Run(msgspec.Struct):
@@ -20,7 +23,7 @@ class Run(msgspec.Struct):
         policy: the figures that were not varied.
         machine: processors and system.
         load_before, load_after: the machine's load averages over a minute, at the beginning and the end.
-        loads, first, half: the trials that were asked for.
+        model, loads, first, half: the parts that were asked for.
     """
 
     plan: Plan
@@ -28,6 +31,7 @@ class Run(msgspec.Struct):
     machine: str
     load_before: float
     load_after: float = 0.0
+    model: list[Modelled] = []
     loads: list[Outcome] = []
     first: list[First] = []
     half: Halved | None = None
@@ -49,6 +53,8 @@ def tables(run: Run) -> str:
     plan = run.plan
     workers = f"{plan.slots} slots a worker, calls of {plan.seconds:g} s, the greatest rate for {plan.workers} workers"
     parts = [f"{about}\n{workers}, controllers' clock {plan.pace:g} times the real one, seed {plan.seed}"]
+    if run.model:
+        parts.append(_model_about() + "\n" + _table(_MODEL, [_modelled(each, run.policy) for each in run.model]))
     if run.first:
         parts.append(
             "First answer from zero (real clock, seconds)\n" + _table(("KEDA looked", "worker served", "answered"), _first(run.first))
@@ -59,6 +65,21 @@ def tables(run: Run) -> str:
     if run.half is not None:
         parts.append("A busy pool that is cut in half (real clock)\n" + _half(run.half))
     return "\n\n".join(parts)
+
+
+def _model_about() -> str:
+    plan = ModelPlan()
+    workers = f"{plan.slots} slots a worker, calls of {plan.seconds:g} s, the greatest rate for {plan.workers} workers"
+    return f"Model, on a clock of its own: {workers}, a start of {plan.start:g} s, and five minutes after each load"
+
+
+def _modelled(each: Modelled, usual: Policy) -> tuple[object, ...]:
+    times = (f"{each.waited_p50:.2f}", f"{each.waited_p99:.2f}", each.backlog, each.workers, each.started, each.changes)
+    return (each.load, _difference(each.policy, usual), each.calls, *times, f"{each.cost:.0f}", f"{each.cost / each.fixed:.0%}")
+
+
+def _difference(policy: Policy, usual: Policy) -> str:
+    return ", ".join(f"{name}={value}" for name, value in policy._asdict().items() if value != getattr(usual, name)) or "-"
 
 
 def _first(found: Sequence[First]) -> list[tuple[str, ...]]:
@@ -73,10 +94,18 @@ def _half(half: Halved) -> str:
 
 
 def _row(each: Outcome, usual: Policy) -> tuple[object, ...]:
-    varied = ", ".join(f"{name}={value}" for name, value in each.policy._asdict().items() if value != getattr(usual, name))
     share = each.cost / each.fixed if each.fixed else 0.0
     times = (f"{each.p50_ms:.0f}", f"{each.p99_ms:.0f}", each.backlog, each.workers, each.changes)
-    return (each.load, varied or "-", each.calls, each.failed, *times, f"{each.cost:.0f}", f"{share:.0%}", f"{each.start_ms:.0f}")
+    return (
+        each.load,
+        _difference(each.policy, usual),
+        each.calls,
+        each.failed,
+        *times,
+        f"{each.cost:.0f}",
+        f"{share:.0%}",
+        f"{each.start_ms:.0f}",
+    )
 
 
 def _table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
