@@ -184,7 +184,7 @@ class Tenant:
             self.ended[what] += 1
 
     def least(self) -> int:
-        """How many turns every kind of call has had."""
+        """The number of turns that every kind of call has had."""
         return min(self.ended[what] for what in ("echo", "count", "pay", "more", "hold"))
 
 
