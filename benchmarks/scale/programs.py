@@ -23,9 +23,15 @@ TEXT = "x" * 200
 _WAIT = 120.0
 
 
-async def echo(text: str) -> str:
-    """Give a text back."""
-    return text
+def _served(number: int) -> Any:
+    """Return the tool of a service; that of the first one is `echo`."""
+
+    @tool(service=f"scale-{number}", name=f"echo-{number}" if number else "echo", effect="read")
+    async def echo(text: str) -> str:
+        """Give a text back."""
+        return text
+
+    return echo
 
 
 async def _obey(orders: dict[str, Callable[[int], Awaitable[Any]]]) -> None:
@@ -53,10 +59,7 @@ async def workers(options: argparse.Namespace) -> None:
         async def more(count: int) -> None:
             for _ in range(count):
                 for namespace in options.namespaces:
-                    served = [
-                        tool(service=f"scale-{number}", name="echo" if number == 0 else f"echo-{number}", effect="read")(echo)
-                        for number in range(options.services)
-                    ]
+                    served = [_served(number) for number in range(options.services)]
                     await stack.enter_async_context(Worker(served, settings=_settings(options, namespace)))
 
         await more(options.each)
