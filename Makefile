@@ -33,7 +33,8 @@ demo: $(DEMO_STAMP) ## Start a server, workers and an agent, and check what they
 
 test: $(STAMP) ## Run the tests (without chaos and benchmarks)
 	@echo "== tests"
-	@$(PYTEST)
+	@rm -f .pytest_cache/v/cache/lastfailed
+	@$(PYTEST) || $(BIN)/python -m tests.again $$?
 
 test-long: $(STAMP) ## Run the tests with ten times as many made-up examples
 	@echo "== tests, long profile"

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from toolbus import telemetry
@@ -235,9 +235,9 @@ class RedisWorkerBroker:
 
     # -- running ----------------------------------------------------------------------------------
 
-    async def begin(self, delivery: StreamDelivery) -> Beginning:
+    def begin(self, delivery: StreamDelivery) -> Awaitable[Beginning]:
         """Mark that a ``once`` handler begins."""
-        return await self._steps.beginnings.begin(delivery)
+        return self._steps.beginnings.begin(delivery)
 
     async def retry(self, delivery: StreamDelivery) -> StreamDelivery | None:
         """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
