@@ -64,14 +64,20 @@ class Running:
     def __init__(self, process: subprocess.Popen[bytes], file: Path) -> None:
         self._process = process
         self._file = file
+        self._told = False
 
     @property
     def printed(self) -> str:
         """Its output so far."""
         return self._file.read_text("utf-8")
 
-    def stop(self) -> int:
-        """Stop it as Ctrl-C does, and return its exit code."""
-        if self._process.poll() is None:
+    def interrupt(self) -> None:
+        """Tell it to stop, as Ctrl-C does, once."""
+        if self._process.poll() is None and not self._told:
+            self._told = True
             self._process.send_signal(signal.SIGINT)
+
+    def stop(self) -> int:
+        """Stop it, and return its exit code."""
+        self.interrupt()
         return self._process.wait(PATIENCE)

@@ -16,7 +16,9 @@ from tests.servers import eventually_sync
 from toolbus.broker.embedded import free_port
 
 COMMANDS = commands(EXAMPLES / "README.md")
-PORT = "8000"
+[START] = [each for each in COMMANDS if each.endswith("fastapi/app.py")]
+# A call that takes a minute.
+LONG = "/seats?" + "&".join(["train=R61"] * 400)
 
 
 class Application:
@@ -40,9 +42,8 @@ class Application:
 @pytest.fixture(scope="module")
 def application(desk: Desk) -> Iterator[Application]:
     """The application, started by the page's command."""
-    [command] = [each for each in COMMANDS if "uvicorn" in each]
     port = str(free_port())
-    with desk.running(command.replace(PORT, port), "Uvicorn running") as running:
+    with desk.running(f"env PORT={port} {START}", "Uvicorn running") as running:
         yield Application(running, port)
 
 
@@ -71,18 +72,21 @@ def test_failures_have_a_status(application: Application) -> None:
 
 def test_a_client_that_leaves_cancels_its_call(application: Application, desk: Desk) -> None:
     """Closing the connection in the middle of a stream ends the tool's run."""
-    with application.open("/seats?" + "&".join(["train=R61"] * 400)) as answer:
+    with application.open(LONG) as answer:
         assert answer.readline() == b"event: progress\n"
     eventually_sync(lambda: "cancelled" in desk.run("toolbus calls"), timeout=PATIENCE)
 
 
 def test_ctrl_c_ends_it_cleanly(desk: Desk) -> None:
-    """The lifespan ends, which closes the bus, and nothing is said to have gone wrong."""
-    [command] = [each for each in COMMANDS if "uvicorn" in each]
+    """A stream that is open ends with an event that says so, the bus is closed, and nothing is said to have gone wrong."""
     port = str(free_port())
-    with desk.running(command.replace(PORT, port), "Uvicorn running") as running:
-        application = Application(running, port)
-        application.get(application.paths[0])
+    with desk.running(f"env PORT={port} {START}", "Uvicorn running") as running:
+        with Application(running, port).open(LONG) as answer:
+            assert answer.readline() == b"event: progress\n"
+            running.interrupt()
+            rest = answer.read().decode()
         running.stop()
+    assert rest.rpartition("event: ")[2].startswith("end\n")
+    assert "cancelled" in rest.rpartition("event: ")[2]
     assert "Application shutdown complete" in running.printed
     assert "Traceback" not in running.printed

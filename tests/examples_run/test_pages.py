@@ -16,12 +16,15 @@ from toolbus.cli import main
 RUN = {
     "toolbus dev tools.py": "the server and the worker of all tests here",
     "python model.py -m toolbus agent": "test_the_command_line_takes_the_scripted_model",
-    "python -m uvicorn": "test_fastapi",
+    "python fastapi/app.py": "test_fastapi",
     "curl -s": "test_fastapi requests these paths",
     "toolbus protocol scripts": "test_the_worker_in_node_answers",
     "TOOLBUS_SCRIPTS=scripts node": "test_the_worker_in_node_answers",
     "toolbus call node-count": "test_the_worker_in_node_answers",
-    "toolbus platform import": "test_the_records_of_programs_are_imported",
+    "JOBS_TOKEN=secret python": "test_the_recorded_tools_answer",
+    "toolbus platform import": "test_the_recorded_tools_answer",
+    "JOBS_TOKEN=secret toolbus host": "test_the_recorded_tools_answer",
+    "toolbus call job_": "test_the_recorded_tools_answer",
     "toolbus conformance": "the tests of conformance run both programs, for minutes",
 }
 CHECKED = {
@@ -29,7 +32,6 @@ CHECKED = {
     "export OPENAI_API_KEY=": "only a person has a key",
     "python agents/openai_chat.py": "needs a key; the program itself runs with the scripted model",
     "jupyter lab": "needs a browser; test_notebook runs the notebook",
-    "toolbus host": "the programs need packages from the network; tests of the backends run them",
     "docker ": "needs a daemon and images; test_kubernetes compares files, tags and names",
     "kind ": "needs a cluster",
     "kubectl ": "needs a cluster; test_kubernetes builds, validates and compares the manifests and names",

@@ -10,6 +10,7 @@ import toolbus.adapters
 from tests.examples_run.desk import PATIENCE, Desk
 from tests.examples_run.pages import EXAMPLES, Row, commands, rows
 from tests.servers import eventually_sync
+from toolbus.broker.embedded import free_port
 
 NODE = shutil.which("node")
 # Modules of the package that adapt to nothing by themselves.
@@ -68,7 +69,17 @@ def test_the_worker_in_node_answers(desk: Desk) -> None:
         assert "1 2 3" in desk.run(call)
 
 
-def test_the_records_of_programs_are_imported(desk: Desk) -> None:
-    """The folder of recorded tools is imported by the page's command."""
-    [command] = [each for each in commands(EXAMPLES / "README.md") if "platform import" in each]
-    assert "image_stitcher" in desk.run(f"{command} && toolbus platform list")
+def test_the_recorded_tools_answer(desk: Desk) -> None:
+    """The folder of records is imported, a host serves it, and calls reach the API; all by the page's commands, at another port."""
+    found = commands(EXAMPLES / "README.md")
+    [api], [imported], [host] = ([each for each in found if part in each] for part in ("jobs_api.py", "platform import", "toolbus host"))
+    launch, run = (each for each in found if each.startswith("toolbus call job_"))
+    port = str(free_port())
+    sources = desk.folder / "platform" / "sources.json"
+    sources.write_text(sources.read_text("utf-8").replace("8765", port), "utf-8")
+    with desk.running(f"env {api.replace('8765', port)}", port):
+        desk.run(imported)
+        with desk.running(f"env {host}", "service.registered"):
+            eventually_sync(lambda: "job_launch" in desk.run("toolbus tools"), timeout=PATIENCE)
+            assert "j1" in desk.run(launch)
+            assert "train" in desk.run(run)
