@@ -12,10 +12,12 @@ from tests.examples_run.pages import EXAMPLES, commands
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run them all by one process, so that there is one server."""
+    """Run each file by one process, so that few have to start a server."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("tests/examples_run"))
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            # Each command is a program of its own, which takes its time to start on a busy machine.
+            item.add_marker(pytest.mark.timeout(400))
 
 
 @pytest.fixture(scope="session")

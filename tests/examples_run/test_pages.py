@@ -25,6 +25,12 @@ RUN = {
     "toolbus platform import": "test_the_recorded_tools_answer",
     "JOBS_TOKEN=secret toolbus host": "test_the_recorded_tools_answer",
     "toolbus call job_": "test_the_recorded_tools_answer",
+    "sh tls/make_certificates.sh": "test_tls",
+    "export TOOLBUS_": "test_tls",
+    "toolbus worker tools.py": "test_tls",
+    "toolbus doctor": "test_tls",
+    "toolbus call count_free_seats": "test_tls",
+    "python model.py agents/openai_chat.py": "test_tls",
     "toolbus conformance": "the tests of conformance run both programs, for minutes",
 }
 CHECKED = {
@@ -33,6 +39,7 @@ CHECKED = {
     "python agents/openai_chat.py": "needs a key; the program itself runs with the scripted model",
     "jupyter lab": "needs a browser; test_notebook runs the notebook",
     "docker ": "needs a daemon and images; test_kubernetes compares files, tags and names",
+    "valkey-server ": "the Valkey of the tests has no TLS; a proxy speaks it with the same files",
     "kind ": "needs a cluster",
     "kubectl ": "needs a cluster; test_kubernetes builds, validates and compares the manifests and names",
     "helm ": "needs a cluster; test_kubernetes renders the values with Helm's engine",
