@@ -36,7 +36,7 @@ IMPORTS = {"langchain": "langchain", "langgraph": "langchain", "openai-agents": 
 
 CALLS = {
     "workers": ("json_query", ("json_query", "document={}", "expression=a")),
-    "data": ("data_analysis", ("data_query", "sql=SELECT 1", "--session", "s")),
+    "data": ("data_analysis", ("data_analysis", "sql=SELECT 1", "--session", "s")),
 }
 """A service that starts without each extra, and a call of it that says what is missing."""
 
