@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance chaos chaos-platform format constraints dist release-check release-notes sbom licences clean
+.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -77,6 +77,12 @@ bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 
 bench-full: $(STAMP) ## Measure every peer and every workload (hours)
 	@$(BIN)/python -m benchmarks run --full
+
+docs: $(STAMP) ## Build the documentation site into build/site; a warning or a broken link is an error
+	@$(BIN)/python -m website build
+
+docs-serve: $(STAMP) ## Build the site and serve it on http://127.0.0.1:8000
+	@$(BIN)/python -m website serve
 
 mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node
