@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
 from tests.release import licences, sbom
@@ -42,6 +44,11 @@ def test_a_bill_lists_what_is_pinned(kind: str, bills: dict[str, str], built: Co
         assert licences.is_allowed(licences.declared(component))
     assert str(built.folder) not in bills[kind]
     assert "/tmp/" not in bills[kind]
+
+
+def test_a_bill_follows_the_schema(bills: dict[str, str]) -> None:
+    """The schema of CycloneDX's own version accepts it."""
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bills[""]) is None
 
 
 def test_a_bill_is_the_same_each_time(bills: dict[str, str]) -> None:
