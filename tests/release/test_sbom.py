@@ -14,17 +14,7 @@ from tests.release import licences, sbom
 from tests.release.conftest import Copy
 from tests.release.project import PINNED, pins, version
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("release")]
-
-
-@pytest.fixture(scope="module")
-def bills(built: Copy) -> dict[str, str]:
-    """Return the text of each bill that ``make sbom`` writes, by its set."""
-    done = built.make("sbom")
-    assert done.returncode == 0, done.stderr
-    written = {path.name: path.read_text("utf-8") for path in (built.folder / "build" / "sbom").iterdir()}
-    assert len(written) == len(PINNED)
-    return {kind: written[f"toolbus-{version()}{kind and f'-{kind}'}.cdx.json"] for kind in PINNED}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("kind", PINNED)
