@@ -4,6 +4,7 @@
 BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO_STAMP := .venv/.installed-demo
+RELEASE_STAMP := .venv/.installed-release
 PYTHON := python3.13 python3.12 python3.11 python3
 
 # What make mutants changes: names of functions; their files are under [tool.mutmut] in pyproject.toml.
@@ -12,6 +13,11 @@ MUTANTS_WITHIN := 1200
 
 # What the image can do; other tools come with images made from it.
 IMAGE_EXTRAS := gateway mcp otel uvloop workers
+# Everything, with the packages that are adapted to.
+ALL_EXTRAS := all openai anthropic openai-agents langchain langgraph pydantic-ai
+
+# The date of every file of a release, so that it can be made again bit by bit; the image has the same.
+EPOCH := 1577836800
 
 # The tests start hundreds of processes: without compiled modules each would compile toolbus and its packages again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full bench-autoscaling mcp-conformance chaos chaos-platform format constraints clean
+.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full bench-autoscaling mcp-conformance chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -33,7 +39,8 @@ demo: $(DEMO_STAMP) ## Start a server, workers and an agent, and check what they
 
 test: $(STAMP) ## Run the tests (without chaos and benchmarks)
 	@echo "== tests"
-	@$(PYTEST)
+	@rm -f .pytest_cache/v/cache/lastfailed
+	@$(PYTEST) || $(BIN)/python -m tests.again $$?
 
 test-long: $(STAMP) ## Run the tests with ten times as many made-up examples
 	@echo "== tests, long profile"
@@ -74,6 +81,12 @@ bench-full: $(STAMP) ## Measure every peer and every workload (hours)
 bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HPA (three minutes)
 	@$(BIN)/python -m benchmarks.autoscaling
 
+docs: $(STAMP) ## Build the documentation site into build/site; a warning or a broken link is an error
+	@$(BIN)/python -m website build
+
+docs-serve: $(STAMP) ## Build the site and serve it on http://127.0.0.1:8000
+	@$(BIN)/python -m website serve
+
 mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node
 
@@ -87,14 +100,45 @@ format: $(STAMP) ## Format the code and mend what can be mended
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-constraints: $(STAMP) ## Pin the packages of the image again, with their hashes
-	@uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	  $(foreach each,$(IMAGE_EXTRAS),--extra $(each)) pyproject.toml -o deploy/constraints.txt
-	@echo 'hatchling>=1.27' | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header - -o deploy/build-constraints.txt
+constraints: $(RELEASE_STAMP) ## Pin the packages of the image, of every extra and of a release again, with their hashes
+	@$(call pin,deploy/constraints-all.txt,$(ALL_EXTRAS),pyproject.toml)
+	@$(call pin,deploy/constraints-core.txt,,-c deploy/constraints-all.txt pyproject.toml)
+	@$(call pin,deploy/constraints.txt,$(IMAGE_EXTRAS),-c deploy/constraints-all.txt pyproject.toml)
+	@echo 'hatchling>=1.27' | $(call pin,deploy/build-constraints.txt,,-)
+	@sed -n 's/^release = //p' pyproject.toml | tr -d '[]"' | tr ',' '\n' | $(call pin,deploy/release-constraints.txt,,-)
+
+dist: $(RELEASE_STAMP) ## Build the sdist and the wheel, the same bytes each time
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH=$(EPOCH) $(BIN)/uv build --quiet --python $(BIN)/python \
+	  --build-constraints deploy/build-constraints.txt --require-build-hashes -o dist .
+	@rm -f dist/.gitignore
+
+release-check: dist ## Build, and check what would be released; TAG=v1.2.3 also checks the tag and the changelog
+	@$(BIN)/twine check --strict dist/*
+	@$(BIN)/check-wheel-contents dist/*.whl
+	@$(BIN)/python -m tests.release check $(TAG)
+
+release-notes: $(RELEASE_STAMP) ## Write the changelog's section of TAG to build/notes.md
+	@$(BIN)/python -m tests.release notes $(TAG)
+
+sbom: $(RELEASE_STAMP) ## Write what the packages and the image consist of, as CycloneDX, to build/sbom
+	@$(BIN)/python -m tests.release sbom
+
+licences: $(STAMP) ## Write THIRD_PARTY_LICENSES.md from the packages that are installed
+	@$(BIN)/python -m tests.release licences
 
 clean: ## Remove .venv, caches and build results
 	@rm -rf .venv dist build mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A release is made by packages whose hashes are listed; who develops has newer ones of them.
+$(RELEASE_STAMP): deploy/release-constraints.txt
+	@set -e; $(find_python); \
+	if [ ! -x $(BIN)/python ]; then $${found:-python3} -m venv .venv; fi; \
+	if [ -f $(STAMP) ]; then true; \
+	elif [ -x $(BIN)/pip ]; then $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $<; \
+	else uv pip install --quiet --python $(BIN)/python --require-hashes -r $<; fi
+	@touch $@
 
 # Each is only redone when pyproject.toml changes. The demo needs little of what development needs.
 $(DEMO_STAMP): pyproject.toml
@@ -103,15 +147,26 @@ $(DEMO_STAMP): pyproject.toml
 
 $(STAMP): pyproject.toml
 	@$(call install,toolbus and its tools for development,dev)
-	@touch $(DEMO_STAMP) $@
+	@touch $(DEMO_STAMP) $(RELEASE_STAMP) $@
+
+# Set found to the first of the Pythons that is new enough, or to nothing.
+define find_python
+found=; \
+for python in $(PYTHON); do \
+  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
+done
+endef
+
+# pin(file, extras, more words): pin what pyproject.toml or the standard input asks for, for every platform, with hashes.
+define pin
+$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+  $(foreach each,$(2),--extra $(each)) $(3) -o $(1)
+endef
 
 # install(what, extra): make .venv if there is none, and install toolbus with one of its extras.
 define install
 set -e; \
-found=; \
-for python in $(PYTHON); do \
-  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
-done; \
+$(find_python); \
 if command -v uv >/dev/null 2>&1; then \
   if [ ! -x $(BIN)/python ]; then echo "== .venv (uv)"; uv venv --quiet --python "$${found:->=3.11}" .venv; fi; \
   echo "== installing $(1)"; \

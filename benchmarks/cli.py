@@ -187,7 +187,7 @@ def _add_startup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_tails(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    slowest = commands.add_parser("tails", help="the slowest calls at 60 % load: alone, beside others' work, while workers come and go")
+    slowest = commands.add_parser("tails", help="the slowest calls at 60 %% load: alone, beside others' work, while workers come and go")
     slowest.set_defaults(function=_tails)
     slowest.add_argument("--situations", type=_words, metavar="A,B", help=f"only these, of: {', '.join(tails.SITUATIONS)}")
     slowest.add_argument("--rounds", type=_positive(int), default=5, metavar="N", help="repetitions of each (%(default)s)")

@@ -29,6 +29,7 @@ from toolbus.results import ERROR_TYPES
 from toolbus.settings import PREFIX, Settings
 from toolbus.telemetry.exposition import EXPOSED
 from toolbus.testing import InvocationEnvironment
+from website.stage import navigation, pages_of, place
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -62,12 +63,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    """The index of the documentation links to every page, and the index of the decisions to every decision."""
-    for index, pages in (("docs", (ROOT / "docs").rglob("*.md")), ("docs/adr", (ROOT / "docs/adr").glob("*.md"))):
-        linked = {(ROOT / index / target).resolve() for target in re.findall(r"\]\(([^)#]+)", read(f"{index}/README.md"))}
-        for page in pages:
-            if page.name != "README.md" and (index == "docs/adr" or page.parent.name != "adr"):
-                assert page in linked, page.relative_to(ROOT)
+    """The index of the documentation, or that of its folder, links to every page: the site's navigation is made from them."""
+    missing = {place(page) for page in (ROOT / "docs").rglob("*.md")} - set(pages_of(navigation()))
+    assert missing == set(), "add them to docs/README.md, or to the README.md of their folder"
 
 
 def test_every_decision_has_its_parts() -> None:
@@ -181,8 +179,8 @@ def test_the_design_gives_a_reason_for_every_package() -> None:
     table, _, development = read("docs/design.md").partition("## Libraries")[2].partition("To build, test and check")
     cells = re.findall(r"^\| ([^|]+?)(?: \(extras?\))? \|", table, re.MULTILINE)[1:]
     named = {name for cell in cells for name in re.split(r"[,;] ", cell)}
-    assert named == set().union(*(declared(kind) for kind in ("", *extras) if kind not in {"dev", "mutants"}))
-    for name in (declared("dev") | declared("mutants")) - named:
+    assert named == set().union(*(declared(kind) for kind in ("", *extras) if kind not in {"dev", "mutants", "release"}))
+    for name in (declared("dev") | declared("mutants") | declared("release")) - named:
         assert name in development.lower(), name
 
 

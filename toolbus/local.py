@@ -33,7 +33,8 @@ class ToolRegistry:
 
     Args:
         targets: registered at once, see ``register``.
-        user, session: on whose behalf tools run; tools for other tenants are not listed.
+        user: calls the tools; tools for other tenants are not listed.
+        session: of the calls.
         settings: limits and times; the transport is always this process.
         provide: what handlers' parameters of these types are filled in with, as for ``Worker``.
     """

@@ -26,6 +26,7 @@ from toolbus.broker.reading import integer
 from toolbus.broker.recent.reader import after, newest
 from toolbus.broker.recent.records import RecentCall
 from toolbus.broker.registry.follower import read_items, read_services
+from toolbus.broker.registry.moving import misplaced_documents, move_documents
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
 from toolbus.broker.routes.routes import RedisRoutes
@@ -36,6 +37,7 @@ from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.replies import fields_of, info_fields
 from toolbus.broker.transport.short_link import ShortLink
+from toolbus.broker.versions.versions import RedisVersions
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ErrorInfo
@@ -95,6 +97,7 @@ class Admin:
         self.tokens = cast("RedisTokens", NotOpen())
         self.pins = cast("RedisPins", NotOpen())
         self.routes = cast("RedisRoutes", NotOpen())
+        self.versions = cast("RedisVersions", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -111,6 +114,7 @@ class Admin:
         self.tokens = RedisTokens(self._link, self._keys)
         self.pins = RedisPins(self._link, self._keys, self._registry)
         self.routes = RedisRoutes(self._link, self._keys)
+        self.versions = RedisVersions(self._link, self._keys, self._registry)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -177,8 +181,8 @@ class Admin:
         return dict(sorted(found.items()))
 
     async def item(self, key: str) -> bytes | None:
-        """Return one static descriptor, or None."""
-        value: bytes | None = await self._link.execute("HGET", self._keys.items, key)
+        """Return one document, or None."""
+        value: bytes | None = await self._link.execute("HGET", self._keys.table(key), key)
         return value
 
     async def put(self, key: str, document: bytes, owner: str = "") -> None:
@@ -192,6 +196,14 @@ class Admin:
     async def delete(self, key: str) -> bool:
         """Delete a static descriptor; False when there was none."""
         return await self._registry.delete_item(key)
+
+    async def misplaced(self) -> dict[str, bytes]:
+        """Return documents that an older toolbus has put where workers may write, and that nobody uses; see ``move``."""
+        return await misplaced_documents(self._link, self._keys)
+
+    async def move(self, keys: Iterable[str]) -> dict[str, bool]:
+        """Move misplaced documents to the tables of their kinds; return whether each is used now, or there was a newer one."""
+        return await move_documents(self._link, self._keys, self._registry, keys)
 
     async def transfer(self, key: str) -> bool:
         """Free a self-published name for another owner; False when it was free."""

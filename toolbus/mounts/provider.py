@@ -33,7 +33,8 @@ class BusProvider(Provider):
     Args:
         bus: an open bus; the provider opens one of its own when left out.
         user: whom calls are for: a name, or a function of FastMCP's ``Context``.
-        groups, categories: only tools of these.
+        groups: only tools of these groups.
+        categories: only tools of these categories.
         settings: of the provider's own bus.
     """
 

@@ -44,7 +44,8 @@ async def serve(
 
     Args:
         services: mounted servers, and any other services.
-        settings, middleware: as for ``Worker``, and so are further options.
+        settings: as for ``Worker``.
+        middleware: as for ``Worker``, and so are further options.
 
     Raises:
         ConfigurationError: a server can't be started, or does not answer; says why.

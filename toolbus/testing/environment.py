@@ -36,7 +36,10 @@ class InvocationEnvironment:
     results pass through the wire format, so values that JSON can't carry fail here too. Failed runs are not tried again.
 
     Args:
-        user, session, metadata, idempotency_key: the caller's values in ``invocation()``.
+        user: the caller, in ``invocation()``.
+        session: the caller's session there.
+        metadata: of the call there.
+        idempotency_key: of the call there.
         initial: of what services make the state of the session.
         config: values for ``invoke``, added to those of the tool's descriptor.
         timeout: seconds until the deadline; by default the tool's own, else that of the settings.

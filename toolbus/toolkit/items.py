@@ -201,7 +201,8 @@ class ToolGroup:
 
     Args:
         id: id of its vertex; unique in a graph.
-        name, description: for people and models.
+        name: for people and models.
+        description: for people and models.
         tools: all of them.
 
     Raises:

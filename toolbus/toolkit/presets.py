@@ -27,7 +27,8 @@ class LiveGroup(ToolGroup):
     """A group of the tools that a service or a registry group has at the moment.
 
     Args:
-        service, group: id of the service and name of the registry group; each may be empty.
+        service: id of the service; may be empty.
+        group: name of the registry group; may be empty.
     """
 
     def __init__(self, id: str, name: str, description: str = "", tools: tuple[Tool, ...] = (), service: str = "", group: str = "") -> None:

@@ -41,7 +41,9 @@ class Worker:
             them, packages of such modules, or lists of these; None for a worker whose services come with ``add``.
         middleware: around every handler, the first one outermost; see ``toolbus.middleware``.
         provide: what handlers' parameters of these types are filled in with, before what ``toolbus.provide`` was told.
-        url, namespace, concurrency: as in ``Settings``; ``settings`` gives everything else.
+        url: as in ``Settings``; ``settings`` gives everything else.
+        namespace: as in ``Settings``.
+        concurrency: as in ``Settings``.
 
     ``async with``, or ``open()`` and ``aclose()`` (a notebook's cells, for example), serve in the background without touching
     signals; ``run()`` handles them and returns after the drain. When half of the slots are held by handlers that can't be stopped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from toolbus.broker.protocols.delivery import Beginning, Delivery, Ending, Note, Snapshot
@@ -152,7 +152,7 @@ class WorkerBrokerOf(Protocol[D]):
             BrokerError: the server could not be told.
         """
 
-    async def begin(self, delivery: D) -> Beginning:
+    def begin(self, delivery: D) -> Awaitable[Beginning]:
         """Mark that a ``once`` handler begins."""
 
     async def retry(self, delivery: D) -> D | None:

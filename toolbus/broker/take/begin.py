@@ -12,7 +12,7 @@ from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, t
 from toolbus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.broker.transport.mastership import Mastership
 from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.server import may_have_forgotten
+from toolbus.broker.transport.server import accepted_here, may_have_forgotten
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError
 
@@ -53,7 +53,7 @@ class Beginnings:
         """
         while True:
             await self._mastership.wait()
-            if await may_have_forgotten(self._link, delivery.server):
+            if not accepted_here(self._link, delivery.server) and await may_have_forgotten(self._link):
                 return "unsure"
             reply, confirmed = await self._mark(delivery)
             if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:

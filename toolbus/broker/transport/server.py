@@ -54,16 +54,20 @@ async def warn_of_eviction(link: Transport, server: str) -> None:
         telemetry.log.warning("server.evicts", server=server, policy=policy, advice=advice)
 
 
-async def may_have_forgotten(link: Transport, accepted_by: bytes) -> bool:
-    """Return whether this server may lack a mark that the one which accepted the request had.
+def accepted_here(link: Transport, accepted_by: bytes) -> bool:
+    """Return whether this server accepted a request, or it makes no difference.
 
-    ``accepted_by`` is the run id of that server; empty when it makes no difference.
+    ``accepted_by`` is the run id of the server that did; empty when it makes no difference.
+    """
+    return not accepted_by or link.server is None or accepted_by == link.server.run_id.encode()
+
+
+async def may_have_forgotten(link: Transport) -> bool:
+    """Return whether this server may lack a mark that another one had.
 
     Raises:
         BrokerError: the server could not be asked.
     """
-    if not accepted_by or link.server is None or accepted_by == link.server.run_id.encode():
-        return False
     # A restart with an append-only file keeps every mark; a restored snapshot or a promoted replica may not.
     persistence = info_fields(await link.execute("INFO", "persistence", repeatable=True))
     replication = info_fields(await link.execute("INFO", "replication", repeatable=True))

@@ -1,11 +1,11 @@
-"""From what a handler returned or raised to a result or an error."""
+"""From what a handler returned or raised to a result or an error, and to the frame that ends its call."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 _MOST_ERROR = 131_072
 _MOST_MESSAGE = 8_000
 _MOST_CODE = 200
+# Bytes of data that it takes less time to encode once more, for the frame, than to wrap.
+_MOST_ENCODED_TWICE = 400
 # Seconds until which a caller may be told to wait.
 _MOST_AFTER = 1e9
 
@@ -202,3 +204,52 @@ def is_crash(error: BaseException, info: ErrorInfo) -> bool:
 def is_retryable(error: BaseException, info: ErrorInfo) -> bool:
     """Return whether what a handler raised may go well at the next attempt."""
     return error.error.retryable if is_a(error, ToolError) else is_crash(error, info)
+
+
+class PieceStream(Protocol):
+    """The part of a stream that sends what one frame can't hold."""
+
+    has_text: bool
+
+    def send_blob(self, blob: Blob) -> None:
+        """Send a file."""
+
+    def send_pieces(self, kind: Any, text: str) -> None:
+        """Send a text in pieces."""
+
+
+class AnsweredRun(Protocol):
+    """The part of a run that its last frame uses."""
+
+    def open_stream(self) -> PieceStream:
+        """Return what sends pieces."""
+
+    def frame(self, kind: Any, error: ErrorInfo | None = None) -> Frame:
+        """Make the next frame."""
+
+
+def last_frame(run: AnsweredRun, result: ToolResult, error: ErrorInfo | None, limit: int) -> bytes:
+    """Return the frame that ends a call, after sending the files of its result, and texts and data over the ``limit`` in bytes."""
+    for blob in result.content:
+        run.open_stream().send_blob(blob)
+    output, data = result.output, result.data
+    if output is not None and len(output) * 4 > limit and len(output.encode("utf-8", "replace")) > limit:
+        stream = run.open_stream()
+        stream.send_pieces("output" if stream.has_text else "text", output)
+        output = None
+    if data is not None:
+        document = encode_data(data)
+        if len(document) > limit:
+            run.open_stream().send_pieces("data", document.decode())
+            data = None
+        elif len(document) > _MOST_ENCODED_TWICE:
+            data = msgspec.Raw(document)
+    frame = run.frame("end", error)
+    frame.response = output
+    frame.data = data
+    try:
+        return encode(frame)
+    except EnvelopeError:
+        # The one thing left that UTF-8 may not express.
+        frame.response = output and whole_text(output)
+        return encode(frame)

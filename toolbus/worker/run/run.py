@@ -14,9 +14,9 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, Ending, session_of
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.display import shortened
-from toolbus.encoding import exact_text, whole_text
-from toolbus.envelope import Confirm, Frame, Request, encode, encode_data
-from toolbus.results import EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.encoding import exact_text
+from toolbus.envelope import Confirm, Frame, Request, encode
+from toolbus.results import ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.safe_text import is_a, type_name
 from toolbus.worker.isolation.failures import HandlerCrashed
 from toolbus.worker.run import reasons
@@ -24,7 +24,7 @@ from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.keeping import forget, kept
-from toolbus.worker.run.outcome import error_of, is_crash, is_retryable, mismatch, result_of
+from toolbus.worker.run.outcome import error_of, is_crash, is_retryable, last_frame, mismatch, result_of
 from toolbus.worker.run.questions import Questions
 from toolbus.worker.run.report import count_stopped, report_buried, report_end
 from toolbus.worker.run.states import NEXT, RunState
@@ -41,9 +41,6 @@ _GOING_DOWN = 0.05
 
 # Characters of the text beside progress; what is cut is said.
 _MOST_PROGRESS_TEXT = 8_000
-
-# Bytes of data that it takes less time to encode once more, for the frame, than to wrap.
-_MOST_ENCODED_TWICE = 400
 
 # A handler may ask for its invocation in several threads at once.
 _making = threading.Lock()
@@ -103,9 +100,10 @@ class Run(msgspec.Struct, eq=False):
             if self.handler.effect == "once" or request.effect == "once":
                 await self._begin_once()
             around = self.context.middleware or self.served.restores_sessions or telemetry.active()
-            if self.handler.coroutine and self.state is _RUNNING and not around:
+            if self.handler.coroutine and self.state < _ANSWERED and not around:
                 # The most frequent kind, without a coroutine in between.
-                self._answer(result_of(await self.handler.start(request)))
+                start = self.handler.start if self.state is _RUNNING else self._start_once
+                self._answer(result_of(await start(request)))
             else:
                 self._handling = Handling(self)
                 self._answer(await kept(self, self._handling))
@@ -306,6 +304,10 @@ class Run(msgspec.Struct, eq=False):
         if beginning != "started":
             raise reasons.not_begun(beginning)
 
+    def _start_once(self, request: Request) -> Any:
+        self.enter_once(request)
+        return self.handler.start(request)
+
     def enter_once(self, request: Request) -> None:
         """Take note that the handler of ``once`` work is called now; arguments that do not fit are refused before that."""
         if self.handler.check is not None:
@@ -352,30 +354,7 @@ class Run(msgspec.Struct, eq=False):
             error = ErrorInfo("tool_error", message="the tool reported a failure without a reason")
         if error is not None and self._given_up(error, retryable=error.retryable):
             return
-        for blob in result.content:
-            self.open_stream().send_blob(blob)
-        output, data = result.output, result.data
-        limit = self.context.settings.max_frame
-        if output is not None and len(output) * 4 > limit and len(output.encode("utf-8", "replace")) > limit:
-            stream = self.open_stream()
-            stream.send_pieces("output" if stream.has_text else "text", output)
-            output = None
-        if data is not None:
-            document = encode_data(data)
-            if len(document) > limit:
-                self.open_stream().send_pieces("data", document.decode())
-                data = None
-            elif len(document) > _MOST_ENCODED_TWICE:
-                data = msgspec.Raw(document)
-        frame = self.frame("end", error)
-        frame.response = output
-        frame.data = data
-        try:
-            payload = encode(frame)
-        except EnvelopeError:
-            # The one thing left that UTF-8 may not express.
-            frame.response = output and whole_text(output)
-            payload = encode(frame)
+        payload = last_frame(self, result, error, self.context.settings.max_frame)
         frees = error is not None and self.state is not _ENTERED
         self._move(_ANSWERED)
         self.context.broker.finish(self.delivery, payload, frees=frees)

@@ -29,6 +29,7 @@ from toolbus.worker.run.states import RunState
 from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.worker import WorkerSessions
+from toolbus.worker.slots.early import Early
 from toolbus.worker.slots.leaving import give_up, hand_back, sign_off
 from toolbus.worker.slots.lines import Lines
 from toolbus.worker.slots.retries import Retries
@@ -37,7 +38,6 @@ from toolbus.worker.slots.waiting import Waiting
 from toolbus.worker.statistics.answer import answer_of
 from toolbus.worker.statistics.sampling import Sampling
 
-_EARLY_CANCELS = 10_000
 _MOST_GATHERED = 16_384
 _CANCEL_GRACE = 1.0
 # A handler that is told to stop and still runs after so many seconds counts as stuck.
@@ -92,8 +92,7 @@ class Slots:
         self.nested = nested
         self._runs: dict[str, Run] = {}
         self._unwatched: list[Run] = []
-        self._cancelled_early: dict[str, None] = {}
-        self._extended_early: dict[str, float] = {}
+        self._early = Early()
         self.free = settings.concurrency
         self._alone_from = settings.alone_from
         self._failure: ToolbusError | None = None
@@ -238,9 +237,9 @@ class Slots:
         request = delivery.request
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
-        if self._extended_early:
-            delivery.deadline = max(delivery.deadline, self._extended_early.pop(request.id, 0.0))
-        if self._cancelled_early and request.id in self._cancelled_early:
+        if self._early.extended:
+            delivery.deadline = max(delivery.deadline, self._early.extended.pop(request.id, 0.0))
+        if request.id in self._early.cancelled:
             error = ErrorInfo("cancelled", NOT_BEGUN, "cancelled before it ran")
         elif delivery.attempt > self.settings.max_deliveries:
             self._bury(delivery)
@@ -426,10 +425,7 @@ class Slots:
                 run.cancel()
         self._refuse_all(waiting, ErrorInfo("cancelled", NOT_BEGUN, "cancelled by the caller before the tool began"))
         if not running and not waiting:
-            # The request is on its way to this worker.
-            if len(self._cancelled_early) >= _EARLY_CANCELS:
-                del self._cancelled_early[next(iter(self._cancelled_early))]
-            self._cancelled_early[call] = None
+            self._early.cancel(call)
 
     def on_extended(self, call: str, deadline: float) -> None:
         """Give a call the time of one that joined it, or remember that: the request may be on its way to this worker."""
@@ -440,9 +436,7 @@ class Slots:
         for delivery in waiting:
             delivery.deadline = max(delivery.deadline, deadline)
         if not running and not waiting:
-            if len(self._extended_early) >= _EARLY_CANCELS:
-                del self._extended_early[next(iter(self._extended_early))]
-            self._extended_early[call] = deadline
+            self._early.extend(call, deadline)
 
     def on_lost(self, delivery: Delivery) -> None:
         """Stop a run whose delivery another worker has now."""
