@@ -136,6 +136,8 @@ class RedisVersions:
                 raise
         await self._convert_all(batch, tell)
         if raises:
+            # Another operator may have taken the mark back meanwhile.
+            await self._must_all_speak(before)
             await self._link.execute("HSET", self._keys.format, "version", VERSION, repeatable=True)
             await self._link.execute("HDEL", self._keys.format, "raising", repeatable=True)
         return await self.read()
