@@ -32,6 +32,7 @@ class Site:
         self.keys = Keys(namespace)
         self.client = redis.Redis.from_url(url)
         self.marks, self.notes = folder / "marks", folder / "notes"
+        self.marks.touch()
         self._log = folder / "log"
         variables = {"TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "TOOLBUS_LEASE": "2", "TOOLBUS_OWNER": "versions"}
         files = {"VERSIONS_MARKS": str(self.marks), "PLANTED_NOTES": str(self.notes)}
