@@ -43,7 +43,7 @@ if _redis := shutil.which("redis-server"):
 KINDS = tuple(_BINARIES)
 
 # The only keys that may stay without a TTL when nobody uses the namespace any more: items put there by people.
-_KEPT = {"reg:items", "reg:recorded", "reg:pending", "reg:groups", "reg:pins", "tokens"}
+_KEPT = {"reg:items", "reg:recorded", "reg:pending", "reg:groups", "reg:pins", "tokens", "format"}
 
 
 def new_server(kind: str = "valkey", **options: object) -> EmbeddedServer:

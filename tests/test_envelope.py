@@ -131,9 +131,16 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def test_other_version_is_refused() -> None:
-    """A request of another envelope version is refused, naming both."""
-    with pytest.raises(EnvelopeError, match="version 2 is not supported, this side speaks 1"):
-        envelope.decode_request(b'{"id":"a","agent":"b","service":"s","v":2}', limit=LIMIT)
+    """A request of another version is refused with both versions, and says which side is to be upgraded."""
+    for version, behind in ((2, "worker"), (0, "caller")):
+        expected = f"a request of protocol version {version}, and this worker reads 1 to 1: upgrade the {behind}"
+        with pytest.raises(EnvelopeError, match=expected):
+            envelope.decode_request(b'{"id":"a","agent":"b","service":"s","v":%d}' % version, limit=LIMIT)
+
+
+def test_a_request_without_a_version_is_of_the_first() -> None:
+    """A later version does not change what requests without one are."""
+    assert Request("a", "b", "s").v == envelope.decode_request(b'{"id":"a","agent":"b","service":"s"}', limit=LIMIT).v == 1
 
 
 def test_size_is_checked_before_anything_else() -> None:

@@ -147,12 +147,17 @@ class ToolDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The service and tools that a process publishes when it starts, with their digest."""
+    """The service and tools that a process publishes when it starts, with their digest.
+
+    Attributes:
+        versions: the oldest and the newest version of the protocol that the process speaks; None for version 1 alone.
+    """
 
     service: ServiceDescriptor
     tools: tuple[ToolDescriptor, ...] = ()
     owner: str = ""
     digest: str = ""
+    versions: tuple[int, int] | None = None
 
     def with_digest(self) -> Publication:
         """Return the same publication with its digest filled in; the owner is not part of the digest."""

@@ -19,7 +19,8 @@ from toolbus.encoding import encode_json, simpler, whole_text
 from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ResultMeta, ToolResult
 from toolbus.safe_text import reason_of
 
-VERSION = 1
+OLDEST, VERSION = 1, 1
+"""The versions of the protocol that this release reads. It writes the one that the namespace is of."""
 # Bytes of frames that are sent in one entry.
 _MOST_TOGETHER = 262_144
 # Frames of one entry that can't be decoded; the rest of it is not looked at.
@@ -77,7 +78,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         shared: write the frames to the call's own stream, where every caller with the same key reads them.
         metadata: free strings from the caller.
         traceparent: W3C trace context of the calling span.
-        v: envelope version.
+        v: version of the protocol.
         confirmed: digest of the action that a person allowed, see ``confirmations.digest_of``; empty when no confirmation was asked for.
         ordered: it runs after the calls of its session that were published before it.
         state: token of the state of its session that the caller knows; empty when it knows of none.
@@ -100,7 +101,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     idempotency_key: str = ""
     metadata: dict[str, str] = {}
     traceparent: str = ""
-    v: int = VERSION
+    v: int = 1
     shared: bool = False
     confirmed: str = ""
     ordered: bool = False
@@ -276,8 +277,9 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
     for field, value in (("id", request.id), ("agent", request.agent)):
         if not is_ident(value) and (value or field == "id"):
             raise EnvelopeError(f"malformed request: {value[:80]!r} is not 1 to 64 letters, digits, '_' or '-' - at `$.{field}`")
-    if request.v != VERSION:
-        raise EnvelopeError(f"envelope version {request.v} is not supported, this side speaks {VERSION}")
+    if request.v != VERSION and not OLDEST <= request.v < VERSION:
+        behind = "the worker" if request.v > VERSION else "the caller"
+        raise EnvelopeError(f"a request of protocol version {request.v}, and this worker reads {OLDEST} to {VERSION}: upgrade {behind}")
     return request
 
 

@@ -15,7 +15,7 @@ from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
 from toolbus.broker.transport.command import ReplyError
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
-from toolbus.results import BrokerUnavailable, RegistrationRefused
+from toolbus.results import BrokerUnavailable, RegistrationRefused, ToolbusError
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,9 @@ class Registering:
         self.doubts = 0
         bench.link.answers["register"] = lambda keys, args: [b"ok", 4, *FENCE]
         self.registry = RedisRegistry(bench.as_link, KEYS, SETTINGS)
-        self.registration = WorkerRegistration(bench.as_link, KEYS, "mine", self.registry, bench.streams, self.doubt)
+        self.refusals: list[ToolbusError] = []
+        bench.link.answers["HMGET"] = [None, None]
+        self.registration = WorkerRegistration(bench.as_link, KEYS, "mine", self.registry, bench.streams, self.doubt, self.refusals.append)
 
     def doubt(self) -> None:
         """Count."""
@@ -57,7 +59,7 @@ class Registering:
         fence = [has["generation"], has["counter"], has["lease"]]
         self.bench.link.answers |= {
             "HGET": lambda keys, args: has["service"] if args[0] == KEYS.services else has["start"],
-            "HMGET": lambda keys, args: own if args[0] == KEYS.instances("pool") else fence,
+            "HMGET": lambda keys, args: {KEYS.instances("pool"): own, KEYS.format: [None, None]}.get(args[0], fence),
             "EXISTS": has["names"] + has["stream"],
         }
 
@@ -115,7 +117,7 @@ async def test_a_registration_that_fails_again_is_logged(registering: Registerin
     """The next beat, or the next turn, tries once more."""
     registering.bench.link.answers |= {
         "register": lambda keys, args: answer,
-        "HMGET": lambda keys, args: [None],
+        "HMGET": lambda keys, args: [None] * (len(args) - 1),
         "TIME": lambda keys, args: [b"5", b"0"],
     }
     await registering.registration.register_again(["pool"])
@@ -358,3 +360,21 @@ async def test_a_whole_registration_is_left_as_it_is(registering: Registering) -
     registering.registration.active = False
     await registering.registration.register_missing()
     assert registering.doubts == 0, "a worker that leaves looks, and does nothing"
+
+
+async def test_a_worker_that_was_away_does_not_come_back_to_a_version_that_it_does_not_speak(registering: Registering) -> None:
+    """It would take requests that it can't read; so it ends, and says what to do."""
+    before = len(registering.starts)
+    registering.bench.link.answers["HMGET"] = [b"2", None]
+    await registering.registration.register_again(["pool"])
+    assert len(registering.starts) == before
+    [error] = registering.refusals
+    assert str(error) == "the namespace 'unit' is of version 2 of the protocol, and this process speaks version 1: upgrade it"
+
+
+async def test_a_worker_that_can_not_ask_for_the_version_looks_again_later(registering: Registering) -> None:
+    """A lost connection ends no worker, and registers none."""
+    before = len(registering.starts)
+    registering.bench.link.answers["HMGET"] = BrokerUnavailable("gone")
+    await registering.registration.register_again(["pool"])
+    assert (len(registering.starts), registering.refusals) == (before, [])

@@ -51,6 +51,7 @@ ASKING = {
     "doctor": ("doctor",),
     "get": ("get", "tool/other"),
     "list": ("list",),
+    "migrate": ("migrate",),
     "pause": ("pause", "canary"),
     "platform cancel": ("platform", "cancel", "create_00000000"),
     "platform export": ("platform", "export", "exported"),

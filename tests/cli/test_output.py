@@ -84,6 +84,7 @@ ENDING = {
     "get": ("get", "tool/evil_item"),
     "host": ("host", "--label", EVIL),
     "list": ("list",),
+    "migrate": ("migrate", "--dry-run"),
     "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
     "pause": ("pause", EVIL),

@@ -57,6 +57,7 @@ def places(keys: Keys, names: Names) -> dict[str, Place]:
         "names": Place(keys.names, "hash", (f"s:{service}", f"q:{service}", "t:canary_echo")),
         "meta": Place(keys.meta, "hash", ("token", "start")),
         "items": Place(keys.items, "hash", ("tool/other", "tool-service/other", "toolkit/other", "pin/other")),
+        "format": Place(keys.format, "hash", ("version", "raising")),
         "recorded": Place(keys.recorded, "hash", ("recorded/other", "pin/other")),
         "pending": Place(keys.pending, "hash", ("pending/other",)),
         "groups": Place(keys.groups, "hash", ("group/other", "backend-runtime/other")),

@@ -1,4 +1,4 @@
-"""What has to agree before a release, and the licences of pinned packages."""
+"""The things that agree before a release, and the licences of pinned packages."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.replies import fields_of, info_fields
 from toolbus.broker.transport.short_link import ShortLink
+from toolbus.broker.versions.versions import RedisVersions
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ErrorInfo
@@ -96,6 +97,7 @@ class Admin:
         self.tokens = cast("RedisTokens", NotOpen())
         self.pins = cast("RedisPins", NotOpen())
         self.routes = cast("RedisRoutes", NotOpen())
+        self.versions = cast("RedisVersions", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
@@ -112,6 +114,7 @@ class Admin:
         self.tokens = RedisTokens(self._link, self._keys)
         self.pins = RedisPins(self._link, self._keys, self._registry)
         self.routes = RedisRoutes(self._link, self._keys)
+        self.versions = RedisVersions(self._link, self._keys, self._registry)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -26,7 +26,7 @@ from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.tasks.tasks import RedisTasks
 from toolbus.broker.tokens.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
-from toolbus.envelope import Request, encode_request, new_id
+from toolbus.envelope import Request, new_id
 from toolbus.results import BrokerError, BrokerUnavailable
 from toolbus.settings import Settings
 
@@ -136,7 +136,7 @@ class RedisAgentBroker:
         Raises:
             EnvelopeError: the request can't be encoded or is too large.
         """
-        document = encode_request(request, limit=self._settings.max_request)
+        document = self._steps.encode(request, limit=self._settings.max_request)
         session = session_digest(request.user, request.session) if request.ordered else ""
         if request.shared:
             if session:

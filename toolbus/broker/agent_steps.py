@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import scripts
@@ -31,6 +35,9 @@ from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.server import is_replica, tell_time
+from toolbus.broker.versions.namespace import NamespaceVersion, read_version
+from toolbus.broker.versions.spoken import FIRST
+from toolbus.envelope import VERSION, Request, encode_request
 from toolbus.results import BrokerError
 from toolbus.settings import Settings
 
@@ -54,6 +61,8 @@ class AgentSteps:
         self._agent = agent
         self._clock = clock
         self._sweeps = True
+        # Encodes requests in the namespace's version.
+        self.encode: Callable[..., bytes] = encode_request
         # Connections.
         self.links = Links(
             connector,
@@ -107,6 +116,9 @@ class AgentSteps:
         async with self.links.opening():
             # Until here nothing has been missed; from here on a connection may be lost, and come back.
             reader.resync = False
+            version = await read_version(self.link, self._keys)
+            version.check()
+            self._write_in(version)
             self.links.keep("mender", self._key_repair.run, every=0)
             await reader.listen()
             # A worker that finds no reply stream takes the agent for dead, so there must be one before a call is published again.
@@ -152,8 +164,20 @@ class AgentSteps:
                 continue
             if self._clock.monotonic() > next_reconcile:
                 next_reconcile = self._next_reconcile()
+                self.links.start(self._look_at_version())
                 # The reader loads the snapshot between two reads, so that no change is applied twice or out of order.
                 self._load_again()
+
+    async def _look_at_version(self) -> None:
+        """Look whether an operator has raised the namespace's version; workers read the one before as long as this process writes it."""
+        try:
+            self._write_in(await read_version(self.link, self._keys))
+        except BrokerError as error:
+            telemetry.log.warning("upkeep.failed", error=str(error))
+
+    def _write_in(self, version: NamespaceVersion) -> None:
+        written = min(version.written, VERSION)
+        self.encode = encode_request if written == FIRST else functools.partial(_encode_as, written)
 
     def _next_reconcile(self) -> float:
         return self._clock.monotonic() + _RECONCILE * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
@@ -186,3 +210,7 @@ class AgentSteps:
         usage = {self._keys.usage(day): "hash" for day in days_back(1)}
         # A user with an agent's role may write its own keys and no others.
         return [self._keys.of_agent(self._agent) | shared, self._keys.shared_by_all() | usage]
+
+
+def _encode_as(version: int, request: Request, *, limit: int) -> bytes:
+    return encode_request(msgspec.structs.replace(request, v=version), limit=limit)

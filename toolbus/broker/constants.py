@@ -14,7 +14,7 @@ from toolbus.broker.registry.registry import TTL
 from toolbus.broker.replies.reader import LEAST_TTL
 from toolbus.broker.sessions.ownership import OWNER_TTL
 from toolbus.broker.sessions.snapshots import SNAPSHOT_TTL
-from toolbus.envelope import VERSION
+from toolbus.envelope import OLDEST, VERSION
 from toolbus.settings import LONGEST_LEASE, Settings
 
 
@@ -30,7 +30,8 @@ class Constant(NamedTuple):
 def constants(settings: Settings) -> list[Constant]:
     """Return the numbers of the protocol; those that are settings have this process's values."""
     return [
-        Constant("version", VERSION, "", "of the envelope: `v` of a request"),
+        Constant("version", VERSION, "", "the newest version of the protocol that this release speaks: `v` of a request"),
+        Constant("oldest_version", OLDEST, "", "the oldest one that it reads"),
         Constant("lease", settings.lease, "s", "argument of `beat.lua` and `register.lua`; renewed three times in it (setting)"),
         Constant("longest_lease", LONGEST_LEASE, "s", "that any process of a namespace may have; argument of `sweep.lua`"),
         Constant("max_deliveries", settings.max_deliveries, "", "attempts of a request; beyond them it is a dead letter (setting)"),

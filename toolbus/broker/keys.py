@@ -37,6 +37,7 @@ class Keys:
         self.confirmed = f"{self.prefix}confirmed"
         self.conversations = f"{self.prefix}convs"
         self.recent = f"{self.prefix}recent"
+        self.format = f"{self.prefix}format"
         self.creations_queued = f"{self.prefix}creations:queued"
         self.creations_running = f"{self.prefix}creations:running"
         self.creations_ended = f"{self.prefix}creations:ended"
@@ -60,7 +61,7 @@ class Keys:
 
     def shared_by_all(self) -> dict[str, str]:
         """Return the keys of the whole namespace, and the type of each."""
-        hashes = dict.fromkeys((self.services, self.names, self.meta, *self.tables(), self.tokens), "hash")
+        hashes = dict.fromkeys((self.services, self.names, self.meta, *self.tables(), self.tokens, self.format), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
         others |= {self.conversations: "zset", self.recent: "stream", self.hosts: "zset", self.messenger: "string"}
         others |= dict.fromkeys((self.creations_queued, self.creations_running, self.creations_ended), "zset")
@@ -68,7 +69,7 @@ class Keys:
 
     def of_workers(self) -> dict[str, str]:
         """Return those of them that workers use."""
-        others = {self.tokens, self.conversations, self.messenger, self.hosts}
+        others = {self.tokens, self.conversations, self.messenger, self.hosts, self.format}
         others |= {self.creations_queued, self.creations_running, self.creations_ended, *self.tables()} - {self.items}
         return {key: kind for key, kind in self.shared_by_all().items() if key not in others}
 

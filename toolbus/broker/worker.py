@@ -22,6 +22,7 @@ from toolbus.broker.recover.hand_back import hand_back
 from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
+from toolbus.broker.versions.namespace import read_version
 from toolbus.broker.worker_steps import WorkerSteps
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -138,10 +139,13 @@ class RedisWorkerBroker:
 
     async def _begin_to_serve(self, publication: Publication, origin: str, stream: RequestStream) -> None:
         steps, service, clock = self._steps, publication.service, self._clock
+        (await read_version(steps.link, self._keys)).check()
         # A worker that begins finds what others left: a key of a wrong type would end it.
         await steps.key_repair.mend(self._keys.of_workers() | self._keys.of_service(service.id, service.queue))
         answer = await steps.registration.register(publication, f"{socket.gethostname()}:{origin}" if origin else "")
         stream.fence_is(answer.generation, answer.counter)
+        # Whoever raises the version looks at the workers after saying so, and a worker looks after it has registered: one of them sees.
+        (await read_version(steps.link, self._keys)).check()
         if service.sticky_sessions:
             steps.ownership.serve(stream)
         # Cancelled calls are known before the first take.
@@ -335,6 +339,7 @@ class RedisWorkerBroker:
             "writes": link.writes,
             "connects": link.connects,
             "held": sum(len(stream.held) for stream in steps.streams.values()),
+            "depth": sum(stream.depth for stream in steps.streams.values()),
         }
 
 

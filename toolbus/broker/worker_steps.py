@@ -78,7 +78,7 @@ class WorkerSteps:
         registry = RedisRegistry(link, keys, settings)
         self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
         self.snapshots = Snapshots(link, keys, self.ownership)
-        self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt)
+        self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt, listener.on_failed)
         # Finish.
         self.outbox = Outbox(
             link,

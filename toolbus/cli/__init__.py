@@ -41,6 +41,7 @@ _COMMANDS = {
     "learning": ("learning", "Learn the scores of the toolkit's graph from what agents recorded, publish them, and roll them back."),
     "list": ("items", "List static descriptors whose key starts with PREFIX."),
     "mcp": ("mcp", "Serve the tools to an MCP client on stdio."),
+    "migrate": ("migrate", "Bring a namespace to the version of the protocol that this release writes."),
     "mount": ("mount", "Serve the tools of an MCP server, or the operations of an API."),
     "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
     "pause": ("operate", "Make a service's workers stop taking requests."),

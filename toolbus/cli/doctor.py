@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -15,6 +16,8 @@ from toolbus.settings import Settings
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import ServerHealth
+    from toolbus.broker.versions.namespace import NamespaceVersion
+    from toolbus.broker.versions.versions import SpokenBy
 
 _SLOW_MS = 5.0
 _SKEWED = 5.0
@@ -70,6 +73,7 @@ async def _examine(settings: Settings) -> list[Finding]:
             roles = await admin.roles()
             snapshot = await admin.snapshot()
             catalogue = catalogue_of(snapshot, require_approval=settings.require_approval)
+            protocol = _protocol(await admin.versions.read(), await admin.versions.workers())
     except BrokerError as error:
         return [*findings, Finding("server", "fail", str(error))]
     except ToolbusError as error:
@@ -95,6 +99,7 @@ async def _examine(settings: Settings) -> list[Finding]:
             f"server is {round(health.skew, 1) + 0.0:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
         ),
         _role(roles),
+        protocol,
         Finding("registry", "ok", f"{len(snapshot[0])} services in namespace {settings.namespace!r}"),
         *(
             Finding("tool" if tool.service else "preset", "fail", f"{title(tool)} can't be used: {one_line(tool.reason, 300)}")
@@ -109,6 +114,32 @@ async def _examine(settings: Settings) -> list[Finding]:
         *(Finding("tool", "warn", f"{tool.name} waits for {_SERVICE.format(tool.service, tool.name)}") for tool in pending(catalogue)),
         Finding("owner", "ok" if settings.owner else "warn", owner),
     ]
+
+
+def _protocol(namespace: NamespaceVersion, workers: list[SpokenBy]) -> Finding:
+    """Say which versions of the protocol were seen, and what keeps the namespace from the newest."""
+    from toolbus.broker.versions.spoken import OURS, speaks, spoken
+    from toolbus.envelope import VERSION
+
+    seen = Counter(spoken(each.versions) for each in workers)
+    found = "; ".join(
+        [
+            f"the namespace is of version {namespace.written}",
+            f"this process speaks {spoken(OURS)}",
+            *(f"{count} instance{'s speak' if count > 1 else ' speaks'} {versions}" for versions, count in sorted(seen.items())),
+        ]
+    )
+    try:
+        namespace.check()
+    except BrokerError as error:
+        return Finding("protocol", "fail", str(error))
+    if namespace.raising:
+        return Finding("protocol", "warn", f"{found}; it is being raised to version {namespace.raising}: run `toolbus migrate` again")
+    if namespace.written < VERSION:
+        behind = [each for each in workers if not speaks(each.versions, VERSION)]
+        advice = f"upgrade {behind[0].service}/{behind[0].instance} and all like it" if behind else "`toolbus migrate` raises it"
+        return Finding("protocol", "warn", f"{found}; {advice}")
+    return Finding("protocol", "ok", found)
 
 
 def _role(roles: list[str] | None) -> Finding:

@@ -36,7 +36,7 @@ _APART = "reg:recorded reg:pending reg:groups reg:pins"
 _READ_REGISTRY = {
     "hscan": Touched(reads=f"reg:services reg:items {_APART}"),
     "hget": Touched(reads="reg:meta reg:services"),
-    "hmget": Touched(reads=f"reg:names reg:s {_APART}"),
+    "hmget": Touched(reads=f"reg:names reg:s {_APART} format"),
     "xrevrange": Touched(reads="log"),
 }
 _CALL = ("publish/publish", "publish/cancel", "publish/share", "publish/leave", "publish/listen", "recover/mend")
@@ -200,8 +200,8 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 _READ_PLATFORM,
                 {
                     "hget": Touched(reads=f"reg:items {_APART} tokens"),
-                    "hset": Touched(writes="tokens"),
-                    "hdel": Touched(writes="tokens reg:items"),
+                    "hset": Touched(writes="tokens format"),
+                    "hdel": Touched(writes="tokens reg:items format"),
                     "hscan": Touched(reads="tokens usage"),
                     "scan": Touched(),
                     "srem": Touched(writes="reg:paused"),

@@ -6,6 +6,7 @@ import msgspec
 
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.registry.pieces import elements, member
+from toolbus.broker.versions.spoken import check_versions
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
 from toolbus.display import one_line
 from toolbus.results import DescriptorError
@@ -27,6 +28,7 @@ class _Apart(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw(b"[]")
     owner: str = ""
     digest: str = ""
+    versions: tuple[int, int] | None = None
 
 
 _publications = msgspec.json.Decoder(Publication)
@@ -46,6 +48,7 @@ def read_record(value: bytes) -> ServiceRecord:
     live, document = value[:1] == b"+", value[1:]
     try:
         publication = _publications.decode(document)
+        check_versions(publication.versions)
         check_service(publication.service)
         for tool in publication.tools:
             check_tool(tool)
@@ -57,6 +60,7 @@ def read_record(value: bytes) -> ServiceRecord:
 def _read_apart(document: bytes, *, live: bool) -> ServiceRecord:
     try:
         apart = _service_of(document)
+        check_versions(apart.versions)
         check_service(apart.service)
     except _UNREADABLE as error:
         raise DescriptorError(_reason(error)) from None
@@ -68,7 +72,8 @@ def _read_apart(document: bytes, *, live: bool) -> ServiceRecord:
             tools.append(check_tool(_tools.decode(raw)))
         except _UNREADABLE as error:
             refused.append(RefusedTool(_name(raw, index), service, _reason(error)))
-    return ServiceRecord(Publication(apart.service, tuple(tools), apart.owner, apart.digest), live, tuple(refused))
+    found = Publication(apart.service, tuple(tools), apart.owner, apart.digest, apart.versions)
+    return ServiceRecord(found, live, tuple(refused))
 
 
 def _service_of(document: bytes) -> _Apart:

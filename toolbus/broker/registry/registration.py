@@ -14,8 +14,9 @@ from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
 from toolbus.broker.take.requests import RequestStream
 from toolbus.broker.transport.transport import Transport
+from toolbus.broker.versions.namespace import read_version
 from toolbus.descriptors import Publication
-from toolbus.results import BrokerError, DescriptorError, EnvelopeError, RegistrationRefused
+from toolbus.results import BrokerError, BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused, ToolbusError
 
 # What the instances of a service share, in their table.
 _SHARED = ("owner", "queue", "scale_to_zero", "current")
@@ -34,6 +35,7 @@ class WorkerRegistration:
     Args:
         streams: the request streams by service.
         on_doubt: called when the registry has lost this worker, which may have lost its sessions, too.
+        on_refused: called when this process may not serve the namespace any more.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class WorkerRegistration:
         registry: RedisRegistry,
         streams: Mapping[str, RequestStream],
         on_doubt: Callable[[], None],
+        on_refused: Callable[[ToolbusError], None],
     ) -> None:
         self._link = link
         self._keys = keys
@@ -51,6 +54,7 @@ class WorkerRegistration:
         self._registry = registry
         self._streams = streams
         self._on_doubt = on_doubt
+        self._on_refused = on_refused
         self._published: dict[str, Published] = {}
         self.active = True
 
@@ -98,6 +102,16 @@ class WorkerRegistration:
     async def register_again(self, services: list[str]) -> None:
         """Register services that the registry has lost; what goes wrong is logged."""
         self._on_doubt()
+        try:
+            # While this worker was away the namespace may have come to a version that it does not speak.
+            (await read_version(self._link, self._keys)).check()
+        except BrokerUnavailable as error:
+            telemetry.log.warning("service.register_failed", service=", ".join(services), error=str(error))
+            return
+        except BrokerError as error:
+            telemetry.log.error("service.refused", service=", ".join(services), error=str(error))
+            self._on_refused(error)
+            return
         for service in services:
             # The stream goes with its last worker, and a read that still waits on it reports a missing group.
             if not self.active:

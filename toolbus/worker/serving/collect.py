@@ -21,7 +21,7 @@ from toolbus.descriptors import (
     parse_tool,
 )
 from toolbus.effects import Effect
-from toolbus.envelope import Request
+from toolbus.envelope import OLDEST, VERSION, Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
@@ -136,7 +136,8 @@ class _Tools:
         """Return what is published of them, and log what was corrected."""
         if self._corrections:
             telemetry.log.warning("descriptor.mended", service=service.id, **summary(self._corrections))
-        return Publication(service, tuple(self._descriptors[name] for name in sorted(self._descriptors)), owner).with_digest()
+        tools = tuple(self._descriptors[name] for name in sorted(self._descriptors))
+        return Publication(service, tools, owner, versions=None if VERSION == 1 else (OLDEST, VERSION)).with_digest()
 
 
 # -- services -----------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
+import msgspec
+
 from toolbus import telemetry
 from toolbus.broker.protocols import WorkerBroker
-from toolbus.descriptors import Publication
 from toolbus.results import RegistrationRefused
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
@@ -46,7 +47,7 @@ async def publish(broker: WorkerBroker, served: Served) -> None:
         if not kept or any(not name.startswith("tool/") for name in refusal.names):
             raise
         telemetry.log.warning("tools.refused", service=served.id, error=str(refusal))
-        left = Publication(publication.service, kept, publication.owner).with_digest()
+        left = msgspec.structs.replace(publication, tools=kept).with_digest()
         await broker.register(left, served.origin)
         served.publication = left
     undeclared = served.undeclared()

@@ -1,0 +1,1 @@
+"""Procedures of the runbooks, carried out as they are written."""

@@ -1,0 +1,1 @@
+"""Releases with different versions of the protocol side by side."""

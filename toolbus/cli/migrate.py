@@ -1,0 +1,81 @@
+"""``migrate``: bring a namespace to the version of the protocol that this release writes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from toolbus.cli.common import output_option, with_admin
+from toolbus.cli.output import print_json, print_table, say
+
+if TYPE_CHECKING:
+    from toolbus.broker.admin import Admin
+    from toolbus.broker.versions.namespace import NamespaceVersion
+    from toolbus.broker.versions.versions import Change
+
+
+@click.command("migrate")
+@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@click.option("--batch", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Documents that are written at once.")
+@output_option
+@click.pass_context
+def migrate_command(ctx: click.Context, dry_run: bool, batch: int, output: str) -> None:
+    """Bring a namespace to the version of the protocol that this release writes.
+
+    Run it after an upgrade, when all workers, agents and gateways are of the new release: stored documents get their new form, and
+    requests are published in the new version. Workers and agents go on meanwhile. It may be stopped and run again, and does nothing twice.
+    It refuses while a worker does not speak the new version. `toolbus doctor` shows who speaks which.
+
+    \b
+    Examples:
+      toolbus migrate --dry-run
+      toolbus migrate
+    """
+    if dry_run:
+        with_admin(ctx, lambda admin: _show(admin, output))
+        return
+    told = 0
+
+    def tell(done: int, failed: list[Change]) -> None:
+        nonlocal told
+        if done != told:
+            say(f"{done} documents converted", err=True)
+        told = done
+
+    async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion]:
+        return await admin.versions.read(), await admin.versions.migrate(batch, tell)
+
+    before, after = with_admin(ctx, main)
+    if output == "json":
+        print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told})
+    elif (before.written, told) == (after.written, 0):
+        say(f"{after} is of version {after.written} already; nothing was to be changed")
+    else:
+        say(f"{after} is of version {after.written} now; {told} documents converted")
+
+
+async def _show(admin: Admin, output: str) -> None:
+    from toolbus.broker.versions.spoken import spoken
+    from toolbus.envelope import VERSION
+
+    namespace, behind = await asyncio.gather(admin.versions.read(), admin.versions.behind())
+    namespace.check()
+    changes = [each async for each in admin.versions.changes()]
+    if output == "json":
+        print_json(
+            {
+                "namespace": namespace.namespace,
+                "before": namespace.written,
+                "version": max(VERSION, namespace.written),
+                "changes": [{"key": each.key, "migration": each.migration.name, "problem": each.problem} for each in changes],
+                "behind": [{"service": each.service, "instance": each.instance, "speaks": each.versions or (1, 1)} for each in behind],
+            }
+        )
+        return
+    say(f"{namespace} is of version {namespace.written}, and this release writes version {VERSION}", err=True)
+    for each in behind:
+        say(f"{each.service}/{each.instance} speaks {spoken(each.versions)} only: upgrade it first", err=True)
+    rows = [(each.key, each.migration.name, each.problem or each.migration.about) for each in changes]
+    print_table(("KEY", "MIGRATION", "CHANGE"), rows, empty="no stored document has an older form")
