@@ -81,9 +81,6 @@ bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 bench-full: $(STAMP) ## Measure every peer and every workload (hours)
 	@$(BIN)/python -m benchmarks run --full
 
-bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HPA (three minutes)
-	@$(BIN)/python -m benchmarks.autoscaling
-
 docs: $(STAMP) ## Build the documentation site into build/site; a warning or a broken link is an error
 	@$(BIN)/python -m website build
 
